@@ -38,7 +38,10 @@ class Metrics(RunCallback):
             return
         line: Tree = {"step": module.step}
         for metric in LINE:
-            line |= metric(module.trainer, module)
+            numbers = metric(module.trainer, module)
+            if taken := line.keys() & numbers.keys():  # one of the objective's figures: ours have names of their own
+                raise ConfigError(f"objective: '{min(taken)}' is in each line of metrics already. Give its figure in `told` another name.")
+            line |= numbers
         for name, added in self._added.items():
             numbers = added(module.trainer, module)
             if not isinstance(numbers, dict) or not all(isinstance(value, int | float) for value in numbers.values()):
@@ -72,6 +75,8 @@ def loss(trainer: Trainer, module: TrainModule) -> Tree:
 
 def told(trainer: Trainer, module: TrainModule) -> Tree:
     """The objective's further metrics of the last step, as means over all ranks and micro-batches."""
+    if wrong := [name for name, pair in module.told.items() if pair.shape != (2,)]:
+        raise ConfigError(f"objective: its figure '{wrong[0]}' in `told` is no pair. Give torch.stack([a sum, how many are in it]).")
     sums = {name: pair.tolist() for name, pair in module.told.items()}
     return {name: total / n if n else math.nan for name, (total, n) in sums.items()}
 

@@ -1,11 +1,19 @@
+import re
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from lm.data.rows.causal import CausalConfig
+from lm.errors import ConfigError
+from lm.losses.tokens import causal_reader
 from lm.training.budget import peak_flops
 from lm.training.callbacks.metrics import memory_gib, utilisation
+from lm.training.objectives.base import LOSSES
+from lm.training.run import train
+from tests.training.conftest import Configure
 
 
 def test_peaks_are_found_by_the_names_that_cuda_reports() -> None:
@@ -42,3 +50,24 @@ def test_the_share_of_the_peak_is_of_all_gpus(monkeypatch: pytest.MonkeyPatch) -
     module: Any = SimpleNamespace(device=torch.device("cuda"), run=run, counts=SimpleNamespace(train_flops_per_token=989e9))
     trainers: list[Any] = [SimpleNamespace(world_size=n) for n in (1, 2)]
     assert [utilisation(trainer, module) for trainer in trainers] == [{"mfu_pct": 200.0}, {"mfu_pct": 100.0}]
+
+
+@pytest.mark.parametrize(
+    ("name", "figure", "said"),
+    [
+        ("loss", torch.tensor([6.0, 2.0]), "objective: 'loss' is in each line of metrics already"),
+        ("lr", torch.tensor([6.0, 2.0]), "objective: 'lr' is in each line of metrics already"),
+        ("kl", torch.tensor(6.0), "objective: its figure 'kl' in `told` is no pair"),
+    ],
+)
+def test_a_figure_of_the_objective_replaces_none_of_ours(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, name: str, figure: torch.Tensor, said: str
+) -> None:
+    """Seen to fail: the figure stood in metrics.jsonl as the loss, or was lost without a word."""
+
+    def build(cfg: Any, run: Any) -> Any:
+        return lambda model, batch, step, first_row: replace(model(batch, read=causal_reader(batch.labels)), told={name: figure})
+
+    monkeypatch.setitem(LOSSES, CausalConfig, build)
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        train(configure())

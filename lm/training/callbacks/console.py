@@ -39,7 +39,7 @@ class Console:
         self._silent = silent
 
     def log(self, record: Tree) -> None:
-        """Prints a record of training, validation, test or an event; their keys tell these apart."""
+        """Prints a record of training, validation, test or an event; their keys tell these apart. A plugin's own is not shown."""
         if "event" in record:
             rest = "  ".join(f"{key}={value}" for key, value in record.items() if key not in ("step", "event"))
             self._print(f"{self._progress(record)}  {record['event']}  {rest}".rstrip(), "yellow")
@@ -47,7 +47,7 @@ class Console:
             self._held_out(record, "val_", "validation")
         elif "test_loss" in record:
             self._held_out(record, "test_", "test")
-        else:
+        elif "loss" in record:
             self._training_line(record)
 
     def say(self, text: str) -> None:

@@ -38,6 +38,14 @@ def test_durations_read_at_a_glance(seconds: float, text: str) -> None:
     assert clock(seconds) == text
 
 
+def test_a_record_of_a_callback_of_ones_own_is_no_row_of_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    """Seen to fail: it took a line with nothing but its step, and a header of its own."""
+    out = console()
+    for line in (record(10), {"step": 10, "grad_norm/0": 0.5}, record(20)):
+        out.log(line)
+    assert [row.split()[0] for row in capsys.readouterr().out.splitlines()] == ["step", "10", "20"]
+
+
 def test_lines_align_under_their_header(capsys: pytest.CaptureFixture[str]) -> None:
     out = console()
     for line in (record(10), record(20, loss=12.5, lr=3.2e-7, grad_norm=123.4), validation(20), record(1000)):

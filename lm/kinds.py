@@ -21,11 +21,15 @@ from lm.data.kinds import (
 )
 from lm.data.layout.windows import PADDING
 from lm.data.order import Ids, uniforms
+from lm.data.records.chat import ChatRecord
+from lm.data.records.pair import PairRecord
+from lm.data.records.preference import PreferenceRecord
 from lm.data.rows.base import LikelihoodConfig, Material, PackedRows, Rows
 from lm.data.rows.causal import CausalRows
-from lm.data.sources.base import Document, Source, document
+from lm.data.sources.base import Document, Source, Turn, document, turns_document
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
+from lm.losses.measure import Measure
 from lm.losses.tokens import LossSums, causal_reader
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.block import BlockConfig, BlockParts
@@ -37,10 +41,11 @@ from lm.nn.init import Declares, Start
 from lm.nn.kept import Kept
 from lm.nn.linear import Linear, Out
 from lm.nn.mixers.base import AttentionConfig, Mixer, RecurrentConfig
-from lm.nn.mixers.gqa import GQAConfig
+from lm.nn.mixers.gqa import GQA, GQAConfig
 from lm.nn.norm import NormConfig, RMSNormConfig
 from lm.nn.parametrization import Growth, ParametrizationConfig
 from lm.nn.position.base import Angles, Dims, Position, PositionConfig
+from lm.nn.position.rope import Rope, RopeConfig
 from lm.nn.transformer import LM
 from lm.ops.attention.mask import Mask
 from lm.ops.cache.cache import Cache, Fixed, PerToken
@@ -57,14 +62,14 @@ if TYPE_CHECKING:
     from lm.training.module import TrainModule
 
 __all__ = [
-    "IGNORED", "LM", "PADDING", "Angles", "Answer", "AttentionConfig", "Batch", "BlockConfig", "BlockParts", "Cache", "CallbackConfig",
-    "CausalConfig", "CausalRows", "Config", "ConfigError", "Context", "DPOConfig", "DataConfig", "Declares", "Dims", "Document",
-    "FFNConfig", "Fixed", "GQAConfig", "Group", "Growth", "Head", "Ids", "Kept", "LikelihoodConfig", "Linear", "LossSums", "MLMConfig",
-    "MLPConfig", "Mask", "Material", "MetricConfig", "Mixer", "NamedWeights", "NormConfig", "Objective", "ObjectiveConfig", "OptimConfig",
-    "Out", "PackedRows", "ParametrizationConfig", "PerToken", "Position", "PositionConfig", "RMSNormConfig", "RecordConfig",
-    "RecurrentConfig", "RewardConfig", "Rows", "RunCallback", "ScheduleConfig", "Skippable", "Slot", "Source", "SourceConfig", "Start",
-    "Tokenizer", "TokenizerConfig", "TrainConfig", "TrainModule", "Traits", "causal_reader", "decaying", "document", "grouped", "loss_of",
-    "momentum_state", "uniforms",
+    "GQA", "IGNORED", "LM", "PADDING", "Angles", "Answer", "AttentionConfig", "Batch", "BlockConfig", "BlockParts", "Cache",
+    "CallbackConfig", "CausalConfig", "CausalRows", "ChatRecord", "Config", "ConfigError", "Context", "DPOConfig", "DataConfig", "Declares",
+    "Dims", "Document", "FFNConfig", "Fixed", "GQAConfig", "Group", "Growth", "Head", "Ids", "Kept", "LikelihoodConfig", "Linear",
+    "LossSums", "MLMConfig", "MLPConfig", "Mask", "Material", "Measure", "MetricConfig", "Mixer", "NamedWeights", "NormConfig", "Objective",
+    "ObjectiveConfig", "OptimConfig", "Out", "PackedRows", "PairRecord", "ParametrizationConfig", "PerToken", "Position", "PositionConfig",
+    "PreferenceRecord", "RMSNormConfig", "RecordConfig", "RecurrentConfig", "RewardConfig", "Rope", "RopeConfig", "Rows", "RunCallback",
+    "ScheduleConfig", "Skippable", "Slot", "Source", "SourceConfig", "Start", "Tokenizer", "TokenizerConfig", "TrainConfig", "TrainModule",
+    "Traits", "Turn", "causal_reader", "decaying", "document", "grouped", "loss_of", "momentum_state", "turns_document", "uniforms",
 ]  # fmt: skip
 
 

@@ -31,13 +31,14 @@ _HOMES = {
     "generate": "lm.generation.load",
     "import_model": "lm.hf.io.export",
     "load": "lm.generation.load",
+    "save": "lm.generation.load",
     "train": "lm.training.launch.start",
 }
 
 if TYPE_CHECKING:
     from lm.data.batches import Batches
     from lm.generation.examine import evaluate
-    from lm.generation.load import complete, generate, load
+    from lm.generation.load import complete, generate, load, save
     from lm.hf.io.export import export, import_model
     from lm.nn.batch import Batch
     from lm.nn.transformer import DecoderConfig, EncoderConfig, EncoderDecoderConfig, build_model
@@ -61,6 +62,7 @@ __all__ = [
     "generate",
     "import_model",
     "load",
+    "save",
     "train",
 ]
 

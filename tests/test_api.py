@@ -72,6 +72,24 @@ def test_trains_loads_generates_evaluates_and_compares(folder: Path, capsys: pyt
     capsys.readouterr()
 
 
+def test_a_model_of_a_loop_of_ones_own_is_saved_and_loaded(folder: Path) -> None:
+    cfg = lm.config(overrides=overrides(folder))
+    data = lm.batches(cfg)
+    model = lm.build_model(cfg.model.replace(vocab_size=data.tokenizer.vocab_size, max_seq_len=cfg.data.seq_len), seed=5)
+    saved = lm.save(model, data.tokenizer, folder / "saved")
+    loaded, tokenizer = lm.load(saved, device="cpu")
+    weights = dict(model.named_parameters())
+    assert loaded.cfg == model.cfg and tokenizer.hash == data.tokenizer.hash
+    assert all(p.equal(weights[name]) for name, p in loaded.named_parameters())
+    assert lm.evaluate(saved, cfg.data) == lm.evaluate((model, data.tokenizer), cfg.data)
+    with pytest.raises(ConfigError, match="exists already"):
+        lm.save(model, tokenizer, saved)
+    with pytest.raises(ConfigError, match="its weights are not those of its config"):
+        lm.save(lm.load(saved, device="cpu", dtype="saved")[0], tokenizer, folder / "other")
+    with pytest.raises(ConfigError, match="model: OptimizedModule was given"):
+        lm.save(torch.compile(model), tokenizer, folder / "other")
+
+
 def test_a_training_leaves_the_process_as_it_was(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen to fail: each call of a notebook kept the model, the optimizer and five open files of the one before."""
 

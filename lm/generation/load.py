@@ -18,9 +18,11 @@ from lm.generation.text import Completion
 from lm.generation.weights.prepare import prepare
 from lm.nn.transformer import LM, EncoderConfig, EncoderDecoderConfig, ModelConfig, build_model, model_config
 from lm.ops.cache.cache import PerToken
+from lm.plugins import used
 from lm.schema import Tree, did_you_mean, from_tree
 from lm.storage.adapted import Adapted, read_apart, read_merged
-from lm.storage.model_folder import copy_weights, resolve_model
+from lm.storage.model_folder import copy_weights, resolve_model, save_model
+from lm.storage.out import require_free
 
 
 def load(
@@ -63,6 +65,24 @@ def load(
     hold(model)
     model.cache_form = cache
     return model.eval() if dtype is None else prepare(model, dtype, compile), tokenizer
+
+
+def save(model: LM, tokenizer: Tokenizer, out: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+    """Writes a model folder, such as of a model that a loop of one's own has trained, for `load`, `evaluate`, `export` and all verbs.
+
+    overwrite: replace a folder that lm has written before. Raises ConfigError for a model that is not as `build_model` makes it (prepared
+    for decoding, or with an adapter) and for a folder that is in the way, NumericsError for weights that are not finite.
+    """
+    expect("model", model, LM, "Give what lm.build_model or lm.load returned")
+    expect("tokenizer", tokenizer, Tokenizer, "Give that of lm.batches or lm.load")
+    weights = dict(model.named_parameters())
+    made = {name: p.shape for name, p in build_model(model.cfg, device="meta").named_parameters()}
+    if made != {name: p.shape for name, p in weights.items()}:
+        raise ConfigError("model: its weights are not those of its config, as of one with a dtype or an adapter. Save it as it was built.")
+    text.require_fit(tokenizer, model.vocab_size, "tokenizer")
+    target, extra = require_free(Path(out), overwrite), {"tokenizer_hash": tokenizer.hash, "plugins": used(model.cfg)}
+    save_model(target, model.cfg.tree(), weights, tokenizer.save, extra, overwrite)
+    return target
 
 
 @overload

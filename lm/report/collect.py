@@ -85,17 +85,24 @@ class Comparison:
         return not all(texts) or texts[0] == texts[1]
 
     def difference(self, row: Row) -> str:
-        """Returns a row's difference to the baseline as text: over the seeds that both have, with its interval and `*` where that excludes
-        0; where there is no interval, the difference of the means."""
+        """Returns `measured` as text, with `*` where the interval excludes 0."""
+        mean, low, high, p = self.measured(row).values()
+        if mean is None:
+            return "baseline" if row is self.baseline else "-"
+        if low is None or high is None or p is None:
+            return f"{mean:+.4f}"
+        return f"{mean:+.4f} [{low:+.4f}, {high:+.4f}]" + (" *" if p < ALPHA else "")
+
+    def measured(self, row: Row) -> dict[str, float | None]:
+        """Returns a row's difference to the baseline over the seeds that both have, the ends of its interval, and p by Holm; where there is
+        no interval, the difference of the means alone. None of the baseline itself, and where nothing can be compared."""
         mine, theirs, found = row.mean(self.metric), self.baseline.mean(self.metric), self._differences.get(row.name)
-        if row is self.baseline:
-            return "baseline"
-        if mine is None or theirs is None or found is None or not self.comparable(row):
-            return "-"
-        if found.interval is None or found.mean is None or found.p is None:
-            return f"{mine - theirs:+.4f}"
-        low, high = found.interval
-        return f"{found.mean:+.4f} [{low:+.4f}, {high:+.4f}]" + (" *" if found.p < ALPHA else "")
+        away, low, high, p = None, None, None, None
+        if row is not self.baseline and mine is not None and theirs is not None and found is not None and self.comparable(row):
+            away = mine - theirs
+            if found.interval is not None and found.mean is not None and found.p is not None:
+                away, (low, high), p = found.mean, found.interval, found.p
+        return {"difference": away, "difference_low": low, "difference_high": high, "p_holm": p}
 
     @cached_property
     def _differences(self) -> dict[str, Difference]:

@@ -95,6 +95,19 @@ def test_csv_and_json_hold_the_numbers_in_full(sweep: Path) -> None:
     assert tree["metric"] == "val_bits_per_byte" and any("Left out" in note for note in tree["notes"])
 
 
+def test_differences_are_numbers_in_csv_and_json(tmp_path: Path, write_run: WriteRun) -> None:
+    """Seen to fail: they were text, '+0.0200 [-0.0700, +0.1100]', of four digits."""
+    finals = {"gelu": [1.5, 1.6, 1.7], "relu": [1.62, 1.55, 1.69], "swiglu": [2.5]}
+    for activation, values in finals.items():
+        for seed, value in enumerate(values):
+            write_run(tmp_path / "all" / f"{activation}{seed}", seed=seed, ffn=activation, val_bits_per_byte=value)
+    rows = {row["model.ffn.activation"]: row for row in csv.DictReader(compare([tmp_path / "all"], format="csv").splitlines())}
+    assert [rows["gelu"][key] for key in ("difference", "difference_low", "difference_high", "p_holm")] == [""] * 4
+    assert float(rows["swiglu"]["difference"]) == pytest.approx(0.9) and rows["swiglu"]["difference_low"] == ""
+    away, low, high = (float(rows["relu"][key]) for key in ("difference", "difference_low", "difference_high"))
+    assert away == pytest.approx(0.02) and low < 0 < high and low + high == pytest.approx(2 * away) and float(rows["relu"]["p_holm"]) > 0.05
+
+
 HOSTILE = r"<img src=x onerror=alert(1)>&_x_*b*`c`[l](u)|\%$#{}~^" + "\n\x1b[31m"
 
 

@@ -107,6 +107,8 @@ def small_run(config: Slot, where: Tree, folder: Path) -> TrainConfig:
         tree["data"] |= {key: value for key, value in config.tree().items() if key not in DataConfig.model_fields}
     elif slot is not None:
         tree[slot] = {config.kind: config.tree()} if slot in ("callbacks", "metrics") else config.tree()
+    if slot == "schedule":
+        tree[slot]["warmup_steps"] = min(tree[slot]["warmup_steps"], 2)  # a recipe's may be longer than this run
     for section, values in where.items():
         tree[section] = tree[section] | values if isinstance(values, dict) else values
     return from_tree(TrainConfig, tree)

@@ -1,8 +1,10 @@
 import math
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
+from lm.testing.runs import small_run
 from lm.training.optim.schedule import ConstantConfig, CosineConfig, LinearConfig, ScheduleConfig, WSDConfig
 
 ALL: list[ScheduleConfig] = [
@@ -47,3 +49,9 @@ def test_a_decay_over_the_whole_run_starts_after_the_warm_up() -> None:
     wsd = WSDConfig(warmup_steps=20, decay_frac=1.0)
     assert wsd.factor(19, 100) == 1.0
     assert wsd.factor(60, 100) == pytest.approx(0.5)
+
+
+def test_a_check_of_a_schedule_shortens_a_warm_up_that_its_run_does_not_hold(tmp_path: Path) -> None:
+    """Seen to fail: with the 20 steps that a recipe had given it, which `check_kind` was told as the fault of a config."""
+    cfg = small_run(WSDConfig(warmup_steps=20, decay_frac=0.25), {}, tmp_path)
+    assert cfg.schedule == WSDConfig(warmup_steps=2, decay_frac=0.25) and cfg.trainer.max_steps == 6

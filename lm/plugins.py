@@ -101,7 +101,7 @@ def require(tree: Tree, where: object) -> None:
     for name, sha256 in named.items():
         known = _loaded.get(name)
         if known is None:
-            remedy = f"Give its file, as in plugins={name}.py, or install the package that brings it"
+            remedy = f"Give its file, as in plugins={name}.py or, in Python, lm.config('plugins={name}.py'); or install its package"
             raise ConfigError(f"{where}: it needs the plugin {name!r} (SHA-256 {sha256}), and code is never taken from a config. {remedy}.")
         if known.sha256 != sha256:
             which = f"the plugin {name!r} of SHA-256 {sha256}, and {known.origin} has {known.sha256}"

@@ -114,7 +114,7 @@ def test_a_model_says_which_plugin_it_wants(plugged: Plugged, tmp_path: Path) ->
     verbs += [["export", "from=runs/own", "format=hf", "out=exported"], ["train", "init_from=runs/own", "run.name=child"]]
     *refused, compared, resumed = plugged(None, {}, *verbs, ["compare", "runs/own"], [*run, "model/norm=dyt"])
     for code, _, said in refused:
-        assert code == 2 and "it needs the plugin 'dyt' (SHA-256 " in said and "Give its file, as in plugins=dyt.py" in said, said
+        assert code == 2 and "it needs the plugin 'dyt' (SHA-256 " in said and "plugins=dyt.py or, in Python, lm.config(" in said, said
     assert compared[0] == 0 and resumed[0] == 2 and "One of your own comes with plugins=FILE.py." in resumed[2]
     file.write_text(file.read_text() + "\n# a word\n")
     code, _, said = plugged(None, {}, ["eval", "from=runs/own", f"plugins={file}"])[0]

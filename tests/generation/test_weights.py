@@ -40,6 +40,7 @@ MODELS: list[dict[str, Any]] = [
     {"attention": ATTENTIONS[10], "ffn": MIXTURES[2]},
     {"attention": ATTENTIONS[11]},
     {"attention": ATTENTIONS[12]},
+    {"attention": ATTENTIONS[1] | {"dropout": 0.5}},
     MIXING[5],
 ]
 

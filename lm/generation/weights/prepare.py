@@ -74,10 +74,11 @@ def prepare(model: LM, dtype: Dtype = "saved", compiled: bool = False) -> LM:
         from lm.generation.weights.compiled import Step, require_compiler  # and torch's tools for graphs
 
         require_compiler()
-    model.eval().requires_grad_(False)
+    model.requires_grad_(False)
     if dtype == "fp32":
         model.float()
     _Preparing(model, dtype, in_pieces).run()
+    model.eval()  # not before: fused layers begin in training mode, with dropout
     if compiled:
         model.quick = Step(model) if in_pieces else Replayed(model)
     return model

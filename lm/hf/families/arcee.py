@@ -19,4 +19,4 @@ class Arcee(Llama):
     fixed: ClassVar[Tree] = {**Llama.fixed, "ffn.gated": False}
 
 
-FAMILY = Arcee()
+FAMILY = Arcee(even_heads=True)

@@ -60,4 +60,4 @@ class DeepSeekV2(DeepSeekV3):
 
 
 _METHODS = ("greedy", "group_limited_greedy")
-FAMILY = DeepSeekV2()
+FAMILY = DeepSeekV2(even_heads=True)

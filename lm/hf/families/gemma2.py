@@ -48,4 +48,4 @@ class Gemma2(Llama):
             yield from module(f"{here}.{name}_residual.norm_out", f"{there}.{behind}")
 
 
-FAMILY = Gemma2()
+FAMILY = Gemma2(even_heads=True)

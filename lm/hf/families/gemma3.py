@@ -23,4 +23,4 @@ class Gemma3(Gemma2):
     fixed_there: ClassVar[Tree] = {**Gemma2.fixed_there, "attn_logit_softcapping": None}  # transformers does nothing by it
 
 
-FAMILY = Gemma3()
+FAMILY = Gemma3(even_heads=True)

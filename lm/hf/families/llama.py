@@ -64,4 +64,4 @@ class Llama(Family):
             yield from module(f"{here}.ffn.{name}", f"{there}.mlp.{name}_proj")
 
 
-FAMILY = Llama()
+FAMILY = Llama(even_heads=True)

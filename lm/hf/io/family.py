@@ -94,6 +94,10 @@ class Family(ABC):
     fixed: ClassVar[Tree] = {}  # values of our options that all models of the family share
     fixed_there: ClassVar[Tree] = {}  # values of keys of config.json that all models share which we support
 
+    def __init__(self, even_heads: bool = False) -> None:
+        """even_heads: transformers' class takes no d_model that is not a multiple of n_heads, whatever head_dim is."""
+        self.even_heads = even_heads
+
     def read(self, hf: Tree) -> Tree:
         """Returns further options of ours, from config.json."""
         return {}
@@ -157,7 +161,8 @@ class Family(ABC):
         return {"model_type": self.name, "architectures": [self.architecture], **self.fixed_there, **mapped, **rope, **self.write(ours)}
 
     def homeless(self, cfg: ModelConfig) -> list[str]:
-        """Returns the options that change when written to this family's config.json and read back: 'model.name=value must be other'.
+        """Returns the options that change when written to this family's config.json and read back, or that transformers refuses:
+        'model.name=value must be other'.
 
         Empty where the family can hold the model.
         """
@@ -171,7 +176,9 @@ class Family(ABC):
             return [str(error).removeprefix("config.json: ").rstrip(".")]
         idle = TRAINING_ONLY if "attention" in ours["pattern"] else (*TRAINING_ONLY, "attention.")
         keys = [key for key in dict.fromkeys([*ours, *back]) if not key.startswith(idle)]
-        return [_differs(key, ours, back) for key in keys if not alike(ours.get(key), back.get(key))]
+        uneven = self.even_heads and ours["d_model"] % ours["attention.n_heads"] != 0
+        said = f"model.d_model={ours['d_model']} must be a multiple of model.attention.n_heads={ours['attention.n_heads']}"
+        return ([said] if uneven else []) + [_differs(key, ours, back) for key in keys if not alike(ours.get(key), back.get(key))]
 
 
 _NEEDED = object()

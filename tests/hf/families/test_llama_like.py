@@ -7,9 +7,14 @@ import pytest
 
 transformers = pytest.importorskip("transformers")
 
+from lm.errors import ConfigError  # noqa: E402
 from lm.hf.io.family import families  # noqa: E402
+from lm.hf.io.reading import read_hf  # noqa: E402
+from lm.hf.io.writing import family_for, write_hf  # noqa: E402
 from lm.hf.options.keys import unheard  # noqa: E402
-from tests.hf.harness import VOCAB, verify  # noqa: E402
+from lm.nn.transformer import ModelConfig  # noqa: E402
+from tests.hf.harness import VOCAB, logits_agree, ours_of, verify  # noqa: E402
+from tests.nn.models import config, redrawn  # noqa: E402
 
 BASE: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 72, "num_hidden_layers": 3, "num_attention_heads": 6,
@@ -75,3 +80,29 @@ def test_a_config_of_published_sizes_is_understood(name: str) -> None:
     family, there = families()[name], PUBLISHED[name]
     cfg = family.config(there)
     assert unheard("config.json", there, family, cfg) == [] and family.homeless(cfg) == []
+
+
+def uneven() -> ModelConfig:
+    """Five heads of 4 of a width of 12, which the class of Llama refuses."""
+    return config(d_model=12, attention={"n_heads": 5, "head_dim": 4})
+
+
+def test_where_heads_must_divide_the_width_there_is_no_home_for_others(tmp_path: Path) -> None:
+    """Seen to fail: the export as Llama ended in a traceback of transformers."""
+    with pytest.raises(ConfigError, match=r"family=llama .* model\.d_model=12 must be a multiple of model\.attention\.n_heads=5\. Train"):
+        family_for(uneven(), "llama")
+    family = family_for(uneven())
+    write_hf(tmp_path / "out", family, uneven(), dict(redrawn(uneven()).named_parameters()), None)
+    logits_agree(transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out"), ours_of(read_hf(tmp_path / "out")))
+
+
+@pytest.mark.parametrize("name", families())
+def test_the_heads_that_transformers_refuses_are_those_of_its_class(name: str) -> None:
+    sizes = {"hidden_size": 12, "num_attention_heads": 5, "num_key_value_heads": 5, "head_dim": 4}
+    known, refused = vars(transformers.AutoConfig.for_model(name)), False
+    if sizes.keys() <= known.keys() and "mamba_n_heads" not in known:
+        try:
+            transformers.AutoConfig.for_model(name, **sizes)
+        except Exception as error:  # of a class of theirs that other versions lack
+            refused = "not a multiple" in str(error)
+    assert families()[name].even_heads == refused

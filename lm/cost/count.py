@@ -33,10 +33,9 @@ def count(cfg: ModelConfig, seq_len: int, bytes_per_number: int = 2) -> Counts:
     total = sum(p.numel() for p in named.values())
     embeddings = {"embed.weight", "position.weight", "encoder.position.weight", "head.weight"}
     per_token, per_row = numbers(model.states())
-    forward = sum(2 * module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
-    forward += sum(parts.flops(seq_len) for stack in model.stacks() for parts in stack.parts)
+    forward = _flops_of_linears(model) + sum(parts.flops(seq_len) for stack in model.stacks() for parts in stack.parts)
     further = sum(cfg.parts(cfg.n_layers + k).flops(seq_len) for k in range(len(model.mtp)))
-    forward += further + 2 * model.head.weight.numel() * len(model.mtp)
+    forward += further + _flops_of_linears(model.head) * len(model.mtp)
     return Counts(
         parameters=total,
         non_embedding=sum(p.numel() for name, p in named.items() if name not in embeddings),
@@ -46,3 +45,7 @@ def count(cfg: ModelConfig, seq_len: int, bytes_per_number: int = 2) -> Counts:
         cache_bytes_per_token=per_token * bytes_per_number,
         cache_bytes_per_row=per_row * bytes_per_number,
     )
+
+
+def _flops_of_linears(module: nn.Module) -> int:
+    return sum(2 * each.weight.numel() for each in module.modules() if isinstance(each, nn.Linear))

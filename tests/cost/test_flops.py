@@ -13,7 +13,9 @@ from lm.schema import Tree
 from tests.nn.models import config
 
 
-@pytest.mark.parametrize("more", [{}, {"head": {"tied": False}}, {"mtp": {"depth": 1}}, {"mtp": {"depth": 2}}])
+@pytest.mark.parametrize(
+    "more", [{}, {"head": {"tied": False}}, {"mtp": {"depth": 1}}, {"mtp": {"depth": 2}, "head": {"tied": True, "transform": "gelu"}}]
+)
 def test_a_forward_in_training_has_the_flops_of_the_formula(more: Tree) -> None:
     cfg = config(**more)
     assert cfg.vocab_size is not None and cfg.max_seq_len is not None

@@ -49,8 +49,8 @@ MaybeEmpty = Annotated[str, Field(min_length=0)]
 
 
 class Config(BaseModel):
-    """Base of every config: strict types, no unknown keys, no empty text, no number that 64 bits do not hold, immutable. A string under
-    a field documents it."""
+    """Base of every config: strict types, no unknown keys, no empty text, no number that tensors do not hold, immutable. A string under a
+    field documents it."""
 
     model_config = ConfigDict(
         strict=True,
@@ -190,6 +190,8 @@ def _unfit_leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
             yield from _unfit_leaves(each, f"{path}.{key}".removeprefix("."))
     elif isinstance(value, int) and not -(2**63) <= value < 2**63:
         yield path, f"a number of {value.bit_length()} bits does not fit. The value must be one that 64 bits hold."
+    elif isinstance(value, float) and 3.4e38 < abs(value) < float("inf"):
+        yield path, f"{value} does not fit. The value must be one that float32 holds, up to 3.4e38."
     elif isinstance(value, str) and not value.isascii() and re.search("[\ud800-\udfff]", value):
         yield path, f"{value[:80]!r} does not fit. The value must be text in UTF-8. Rename what it names."
 
@@ -271,18 +273,16 @@ def _path(cls: type[Config], tree: Tree, loc: Iterable[str | int]) -> list[str]:
 
 def _explain(cls: type[Config], tree: Tree, problem: dict[str, Any]) -> str:
     path = _path(cls, tree, problem["loc"])
+    owner, field = find_field(cls, tree, path)
     where, kind, given = ".".join(path) or "config", problem["type"], problem.get("input")
     if kind == "extra_forbidden":
-        owner, _ = find_field(cls, tree, path)
         return f"{where}: there is no such key. {did_you_mean(path[-1], owner.model_fields)}"
     if kind == "missing":
-        _, field = find_field(cls, tree, path)
         kinds = [name for name in variants(field.annotation) if name] if field else []
         one = f"Set its kind, one of {', '.join(kinds)}, as in {path[-1]}={{'kind': '{kinds[0]}'}}" if kinds else "Set it"
         what = f" ({field.description.partition('.')[0]})" if field is not None and field.description and not kinds else ""
         return f"{where}: a value is missing{what}. {one}."
     if kind == "union_tag_invalid":
-        _, field = find_field(cls, tree, path)
         options = variants(field.annotation) if field else {}
         tag = given.get("kind") if isinstance(given, dict) else given
         return f"{where}.kind: {str(tag)[:80]!r} is not an option. {did_you_mean(str(tag)[:80], options)}"

@@ -1,11 +1,11 @@
 """The entry point of training: in this process, or in ranks that are started for it."""
 
-import gc
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
+from lm import collector
 from lm.errors import ConfigError
 from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
@@ -51,8 +51,7 @@ def _as_before() -> Iterator[None]:
     environment = dict(os.environ)
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # no GPU is woken up to be asked
     try:
-        with torch.random.fork_rng(devices):
+        with collector.nothing_left(), torch.random.fork_rng(devices):
             yield
     finally:
         os.environ.update({name: value for name, value in environment.items() if name not in os.environ})
-        gc.collect()

@@ -123,6 +123,8 @@ def beside(group: str, option: str) -> list[str]:
             return [*TEXT, *WIDTH, *BESIDE[f"{group}={option}"]]
         case "data", "mix":
             return [*WIDTH, "tokenizer=bytes", MIXED]
+        case "data", "arithmetic":
+            return [*for_data(option), "data.problems=500"]
         case "data", _:
             return for_data(option)
         case "tokenizer", _:

@@ -1,12 +1,15 @@
 """Kinds of one's own: Python files and installed packages that a person names, whose `Slot` classes are options beside ours.
 
 Code comes from the command line (`plugins=my_norm.py`), from LM_PLUGINS or from an installed package's entry point of the group
-`slotlm.kinds`, and never from a config: what a run or a model records is a plugin's name and the SHA-256 of its code.
+`slotlm.kinds`, and never from a config: what a run or a model records is a plugin's name and the SHA-256 of its code, which comments and
+blank lines do not change.
 """
 
 import hashlib
+import io
 import os
 import sys
+import tokenize
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -34,6 +37,9 @@ class Plugin:
     """The file, or the entry point's value."""
     module: str
     sha256: str
+    """Of the code without comments and blank lines."""
+    whole: str
+    """SHA-256 with them, which earlier versions recorded."""
 
     @property
     def kinds(self) -> list[type[Slot]]:
@@ -92,7 +98,8 @@ def used(config: Config) -> dict[str, str]:
 
 
 def require(tree: Tree, where: object) -> None:
-    """Raises ConfigError unless the plugins that a saved tree records under `plugins` are loaded, and the same."""
+    """Raises ConfigError unless the plugins that a saved tree records under `plugins` are loaded, and the same. A hash that was recorded
+    with comments and blank lines is replaced."""
     named = tree.get("plugins") or {}
     if not isinstance(named, dict):
         raise ConfigError(f"{where}: its plugins must be names with hashes. Restore the file.")
@@ -103,7 +110,9 @@ def require(tree: Tree, where: object) -> None:
         if known is None:
             remedy = f"Give its file, as in plugins={name}.py or, in Python, lm.config('plugins={name}.py'); or install its package"
             raise ConfigError(f"{where}: it needs the plugin {name!r} (SHA-256 {sha256}), and code is never taken from a config. {remedy}.")
-        if known.sha256 != sha256:
+        if sha256 == known.whole:
+            named[name] = known.sha256
+        elif sha256 != known.sha256:
             which = f"the plugin {name!r} of SHA-256 {sha256}, and {known.origin} has {known.sha256}"
             raise ConfigError(f"{where}: it needs {which}. Give the file that it was made with, or train anew under another run.name.")
 
@@ -136,7 +145,7 @@ def _from_file(path: Path) -> Plugin:
         raise ConfigError(f"plugins: {path.name} must be named like a Python module, such as my_norm.py. Rename it.")
     with path.open("rb") as file:
         code = file.read(_MOST_BYTES)
-    plugin = Plugin(name, str(path), module, hashlib.sha256(code).hexdigest())
+    plugin = Plugin(name, str(path), module, _sha256(_bare(code)), _sha256(code))
     if _loaded.get(name) == plugin:
         return plugin
     package = sys.modules.setdefault(_PACKAGE, ModuleType(_PACKAGE))
@@ -159,8 +168,30 @@ def _installed(point: metadata.EntryPoint) -> Plugin:
         raise _refusal(f"{point.name} ({GROUP} = {point.value})", error) from error
     file = Path(module.__file__ or "")
     files = sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
-    code = b"".join(path.relative_to(file.parent).as_posix().encode() + b"\0" + path.read_bytes() for path in files)
-    return Plugin(point.name, point.value, point.module, hashlib.sha256(code).hexdigest())
+    codes = {path.relative_to(file.parent).as_posix().encode() + b"\0": path.read_bytes() for path in files}
+    bare, whole = b"".join(name + _bare(code) for name, code in codes.items()), b"".join(name + code for name, code in codes.items())
+    return Plugin(point.name, point.value, point.module, _sha256(bare), _sha256(whole))
+
+
+def _sha256(code: bytes) -> str:
+    return hashlib.sha256(code).hexdigest()
+
+
+def _bare(code: bytes) -> bytes:
+    """The code without comments and blank lines; as it is where it is no Python."""
+    try:
+        tokens = list(tokenize.tokenize(io.BytesIO(code).readline))
+    except (SyntaxError, tokenize.TokenError):
+        return code
+    lines: list[str | None] = [*code.decode(tokens[0].string).replace("\r\n", "\n").split("\n")]
+    for token in tokens:
+        row, column = token.start[0] - 1, token.start[1]
+        line = lines[row] if row < len(lines) else None
+        if line is not None and token.type == tokenize.COMMENT:
+            lines[row] = line[:column].rstrip()
+        elif line is not None and token.type == tokenize.NL and not line.strip():  # in a string of several lines there is no such token
+            lines[row] = None
+    return "\n".join(line for line in lines if line is not None).rstrip().encode()
 
 
 def _refusal(origin: str, error: BaseException) -> ConfigError:

@@ -1,6 +1,7 @@
 """examples/plugins/: each holds the invariants and is an option like ours: swept, resumed, explained, misspelt, exported or refused."""
 
 import ast
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.server import Process
 from tests.training.conftest import settled
@@ -116,8 +118,16 @@ def test_a_model_says_which_plugin_it_wants(plugged: Plugged, tmp_path: Path) ->
     for code, _, said in refused:
         assert code == 2 and "it needs the plugin 'dyt' (SHA-256 " in said and "plugins=dyt.py or, in Python, lm.config(" in said, said
     assert compared[0] == 0 and resumed[0] == 2 and "One of your own comes with plugins=FILE.py." in resumed[2]
-    file.write_text(file.read_text() + "\n# a word\n")
-    code, _, said = plugged(None, {}, ["eval", "from=runs/own", f"plugins={file}"])[0]
+    resume = settled(*run, "trainer.max_steps=6", "model/norm=dyt", f"plugins={file}")
+    recorded = tmp_path / "runs" / "own" / "config.yaml"
+    said_before = yaml.safe_load(recorded.read_text())["plugins"]["dyt"]
+    recorded.write_text(recorded.read_text().replace(said_before, hashlib.sha256(file.read_bytes()).hexdigest()))
+    assert plugged(None, {}, resume)[0][0] == 0, "a run of an earlier version, which took the hash of comments too, goes on"
+    file.write_text("# a word\n\n" + file.read_text().replace("\n\n\n", "  # and another\n\n"))
+    code, _, said = plugged(None, {}, resume)[0]
+    assert code == 0, said
+    file.write_text(file.read_text() + "SOMETHING = 1\n")
+    code, _, said = plugged(None, {}, resume)[0]
     assert code == 2 and f"{file} has" in said and "Give the file that it was made with" in said
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from lm import plugins
 from lm.adapters.adapter import adapting
 from lm.data.kinds import TokenizerFileConfig
 from lm.data.store.prepare import Prepared, changed_files
@@ -145,6 +146,7 @@ def _require_same_config(folder: RunFolder, saved: Tree, cfg: TrainConfig, step:
     """Raises ConfigError listing every difference that a resume does not allow. trainer.max_steps may grow; it may shrink only where all
     steps so far would have been the same in the shorter run.  newest: what the run's weights can be taken from."""
     saved = _as_of_today(saved)
+    plugins.require(saved, folder.config_file)
     before, after = flatten(saved), flatten(cfg.tree())
     there = flatten(placed(saved, folder.path, whole=True))  # since one file may be spelled in two ways
     here = flatten(placed(cfg.tree(), Path.cwd(), whole=True))

@@ -14,6 +14,7 @@ import yaml
 from lm.cli.compose import catalog
 from lm.cli.compose.keys import at
 from lm.errors import internal
+from lm.plugins import _bare
 from lm.schema import Slot
 from tests.conftest import Lm
 from tests.training.conftest import TINY, settled, write_text
@@ -164,7 +165,7 @@ def test_a_run_with_a_plugin_is_swept_resumed_read_and_asks_for_its_file(tmp_pat
     done = lm_process(tmp_path, *settled("train", *base, "plugins=swept.py", "model/norm=rms,swept", "-m"))
     assert done.returncode == 0, done.stderr
     ours, theirs = sorted(tmp_path.glob("runs/*"), key=lambda path: "swept" in path.name)
-    sha256 = hashlib.sha256((tmp_path / "swept.py").read_bytes()).hexdigest()
+    sha256 = hashlib.sha256(_bare((tmp_path / "swept.py").read_bytes())).hexdigest()
     assert json.loads((theirs / "model" / "config.json").read_text())["plugins"] == {"swept": sha256}
     assert json.loads((ours / "model" / "config.json").read_text())["plugins"] == {}
     assert yaml.safe_load((theirs / "config.yaml").read_text())["plugins"] == {"swept": sha256}
@@ -176,7 +177,7 @@ def test_a_run_with_a_plugin_is_swept_resumed_read_and_asks_for_its_file(tmp_pat
     assert lm_process(tmp_path, "eval", f"from={theirs}", LM_PLUGINS="swept.py").returncode == 0
     longer = ["train", *base, "model/norm=swept", "trainer.max_steps=6", f"run.name={theirs.name}"]
     assert lm_process(tmp_path, *settled(*longer, "plugins=swept.py", "strategy=ddp", "launch.devices=2")).returncode == 0
-    (tmp_path / "swept.py").write_text(norm("swept") + "# changed\n")
+    (tmp_path / "swept.py").write_text(norm("swept") + "CHANGED = True\n")
     for args in (["generate", f"from={theirs}", "prompt=a"], [*longer, "trainer.max_steps=8"]):
         done = lm_process(tmp_path, *settled(*args, "plugins=swept.py"))
         assert done.returncode == 2 and f"the plugin 'swept' of SHA-256 {sha256}, and " in done.stderr.splitlines()[-1], done.stderr
@@ -275,3 +276,24 @@ def test_an_error_that_a_plugin_may_have_caused_outside_of_its_lines_names_its_f
     assert "given. If it is about what mine.py defines, mend it there" in internal(error).sentence
     monkeypatch.setenv("LM_PLUGINS", "")
     assert internal(error).sentence.endswith("given. Run again with traceback=true to see where, and report it.")
+
+
+def test_comments_and_blank_lines_are_not_the_code() -> None:
+    code = b'''"""Doc
+
+# of the doc
+"""
+# why
+import os  # how
+
+
+def f(x):
+
+    # what
+    return f"{x!r:>{3}}#"   # so
+'''
+    same = b'"""Doc\n\n# of the doc\n"""\nimport os\ndef f(x):\n    return f"{x!r:>{3}}#"'
+    assert _bare(code) == _bare(same) == _bare(code.replace(b"\n", b"\r\n")) == same
+    assert _bare(code.replace(b"# of the doc", b"# of it")) != same, "what a string holds is code"
+    assert _bare(code.replace(b"    return", b"     return")) != same
+    assert _bare(b"def f(:\n  # not Python") == b"def f(:\n  # not Python" and _bare(b"") == b""

@@ -99,7 +99,16 @@ def test_a_diverged_run_names_the_loss_and_the_step_and_not_the_sampler(steps: i
     """The first step takes all weights to infinity. Seen to fail with samples before the validation."""
     text = write_text(tmp_path / "text.txt")
     args = settled(
-        *("train", *TINY, f"data.files={text}", "run.dir=runs", "data.cache_dir=cache", "optim=sgd", "optim.lr=1e300"),
+        *(
+            "train",
+            *TINY,
+            f"data.files={text}",
+            "run.dir=runs",
+            "data.cache_dir=cache",
+            "optim=sgd",
+            "optim.lr=1e38",
+            "optim.weight_decay=1e38",
+        ),
         *("schedule.warmup_steps=0", f"trainer.max_steps={steps}", "trainer.val_every=1", "trainer.sample_prompts=[a]"),
     )
     code, _, err = lm(*args)

@@ -102,6 +102,7 @@ def _record(row: Row, comparison: Comparison) -> Tree:
         "seeds": " ".join(row.seeds),
         **{key: row.mean(key) for key in numbers},
         "standard_error": row.error(comparison.metric),
+        "baseline": row is comparison.baseline,
         **comparison.measured(row),
         **changes,
     }

@@ -1,5 +1,6 @@
 """Studies of runs of a second: planned, run, killed, gone on with, refused."""
 
+import csv
 import json
 import random
 import shutil
@@ -69,7 +70,7 @@ def test_a_study_is_run_once_judged_at_any_time_and_takes_more_seeds(
     report = (tmp_path / "ffn/report.md").read_text()
     assert "| gelu | " in report and "Holm-corrected p" in report and "Say tune=optim.lr" in report
     _, out, err = lm("compare", "ffn", "format=csv")
-    baseline = [line.partition(" ")[0] for line in out.splitlines() if ",baseline," in line]
+    baseline = [row["run"].partition(" ")[0] for row in csv.DictReader(out.splitlines()) if row["baseline"] == "true"]
     assert baseline == ["swiglu-seed-0"] and "the baseline is that of the study, swiglu" in err  # not gelu, which comes first
     shutil.rmtree(tmp_path / "ffn/gelu-seed-2/model")
     assert [job.name for job in read_study(tmp_path / "ffn").missing()] == ["gelu-seed-2"]

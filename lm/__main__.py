@@ -1,5 +1,3 @@
-import sys
+from lm.cli.main import program
 
-from lm.cli.main import main
-
-sys.exit(main())
+program()

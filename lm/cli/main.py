@@ -1,10 +1,13 @@
 """`lm VERB ...`: finds the verb, maps errors to exit codes. Imports nothing heavy, so that `lm --help` answers at once."""
 
+import atexit
 import errno
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from importlib import import_module
+from typing import NoReturn
 
 from lm import collector, printing
 from lm.errors import ConfigError, LmError, ResourceError, internal
@@ -47,6 +50,27 @@ _EXAMPLES = """\
   lm generate from=runs/base prompt="def main("              sample
   lm export from=runs/base format=hf out=exported            hand on
   lm compare runs/a runs/b                                   compare"""
+
+
+def program() -> NoReturn:
+    """What `lm` runs. The process ends once threads and exit handlers are through: to take apart all modules would take Python seconds."""
+    code = main()
+    if _is_watched():
+        sys.exit(code)
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        printing.shut_door()
+    finally:
+        os._exit(code)
+
+
+def _is_watched() -> bool:
+    """Whether a profiler or a debugger runs the program, which writes what it has learned at Python's usual end."""
+    if sys.getprofile() is not None or sys.gettrace() is not None:
+        return True
+    monitoring = getattr(sys, "monitoring", None)  # since Python 3.12
+    return monitoring is not None and any(monitoring.get_tool(number) for number in range(6))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

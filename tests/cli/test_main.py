@@ -91,6 +91,35 @@ def test_version(lm: Lm) -> None:
     assert out.startswith("lm 0.")
 
 
+ENDING = """
+import atexit, sys, threading, time
+
+class Kept:
+    def __del__(self):
+        print("taken apart")
+
+def late():
+    time.sleep(0.2)
+    print("thread")
+
+kept, sys.argv = Kept(), ["lm", "nonsense"]
+atexit.register(print, "exit handler")
+threading.Thread(target=late).start()
+from lm.cli.main import program
+program()
+"""
+
+
+def test_the_program_waits_for_threads_and_handlers_and_takes_nothing_apart() -> None:
+    done = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "thread\nexit handler\n") and done.stderr.startswith("lm: 'nonsense' is not a verb.")
+
+
+def test_the_program_can_be_profiled(tmp_path: Path) -> None:
+    profiled = [sys.executable, "-m", "cProfile", "-o", tmp_path / "profile", "-m", "lm", "version"]
+    assert subprocess.run(profiled, capture_output=True, check=False).returncode == 0 and (tmp_path / "profile").exists()
+
+
 def test_closed_pipe_is_no_error() -> None:
     read, write = os.pipe()
     os.close(read)

@@ -1,5 +1,6 @@
 PYTHON ?= python3
-JOBS ?= 2
+# tests side by side: one for each core, 8 at most, since each takes 1.5 GB
+JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
 # TORCH=cpu, cu128, ...: the build of torch, by its name on download.pytorch.org; empty: the one that pip finds
 TORCH ?=
 BIN := .venv/bin

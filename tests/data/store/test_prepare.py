@@ -356,6 +356,7 @@ def test_long_preparation_tells_how_far_how_fast_and_how_long_off_a_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("lm.progress._SILENT_S", 0.004)
+    monkeypatch.setattr("lm.progress._RARELY", (1, 2, 3))
     for name in "abcdefghijkl":  # the thread that tells may come late, and there is more to tell of
         write(tmp_path / f"{name}.txt", name + TEXT * 100)
     config = TextConfig(files=str(tmp_path / "*.txt"), cache_dir=str(tmp_path / "cache"), val_frac=0.5)

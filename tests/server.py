@@ -16,9 +16,10 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn
 
 from lm import progress
+from tests.client import ask
 
 ROOT = Path(__file__).parents[1]
 HEAVY = ("lightning", "lm.report.curves", "lm.training.run", "torch.utils.tensorboard", "torch.distributed.run")
@@ -34,7 +35,7 @@ class Process:
         with ExitStack() as stack:
             names: tuple[str | Path, ...] = (os.devnull, self._folder / "stdout", self._folder / "stderr")
             files = [stack.enter_context(open(name, "w" if number else "r")) for number, name in enumerate(names)]
-            found = _ask(str(server), args, env or os.environ, str(folder), [file.fileno() for file in files])
+            found = ask(str(server), args, env or os.environ, str(folder), [file.fileno() for file in files])
         self.pid, self._answers = found
 
     def wait(self) -> int:
@@ -55,17 +56,6 @@ class Process:
     @property
     def stderr(self) -> str:
         return (self._folder / "stderr").read_text()
-
-
-def _ask(server: str, args: Sequence[str], env: Mapping[str, str], folder: str, outputs: Sequence[int]) -> tuple[int, TextIO]:
-    """The process of `python ARGS`, and where the line with its exit code will come.  outputs: stdin, stdout and stderr."""
-    connection = socket.socket(socket.AF_UNIX)
-    connection.connect(server)
-    socket.send_fds(connection, [b"."], list(outputs))
-    answers = connection.makefile("rw", encoding="utf-8")
-    connection.close()  # `answers` keeps it open
-    print(json.dumps({"args": list(args), "env": dict(env), "cwd": folder}), file=answers, flush=True)
-    return int(answers.readline()), answers
 
 
 class Forked:

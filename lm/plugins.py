@@ -5,6 +5,7 @@ Code comes from the command line (`plugins=my_norm.py`), from LM_PLUGINS or from
 blank lines do not change.
 """
 
+import codecs
 import hashlib
 import io
 import os
@@ -179,11 +180,12 @@ def _sha256(code: bytes) -> str:
 
 def _bare(code: bytes) -> bytes:
     """The code without comments and blank lines; as it is where it is no Python."""
+    code = code.removeprefix(codecs.BOM_UTF8).replace(b"\r\n", b"\n").replace(b"\r", b"\n")  # all that Python takes for line ends
     try:
         tokens = list(tokenize.tokenize(io.BytesIO(code).readline))
-    except (SyntaxError, tokenize.TokenError):
+    except (SyntaxError, UnicodeError, LookupError, tokenize.TokenError):
         return code
-    lines: list[str | None] = [*code.decode(tokens[0].string).replace("\r\n", "\n").split("\n")]
+    lines: list[str | None] = [*code.decode(tokens[0].string).split("\n")]
     for token in tokens:
         row, column = token.start[0] - 1, token.start[1]
         line = lines[row] if row < len(lines) else None

@@ -296,4 +296,5 @@ def f(x):
     assert _bare(code) == _bare(same) == _bare(code.replace(b"\n", b"\r\n")) == same
     assert _bare(code.replace(b"# of the doc", b"# of it")) != same, "what a string holds is code"
     assert _bare(code.replace(b"    return", b"     return")) != same
-    assert _bare(b"def f(:\n  # not Python") == b"def f(:\n  # not Python" and _bare(b"") == b""
+    assert all(_bare(not_python) == not_python for not_python in (b"def f(:\n  # no", b"x = 1\ny = 2\n# \xff\n", b""))
+    assert _bare(b"# why\rx = 1\ry = 2\r") == _bare(b"\xef\xbb\xbfx = 1# why\ny = 2") == b"x = 1\ny = 2"

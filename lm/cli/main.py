@@ -55,7 +55,7 @@ _EXAMPLES = """\
 def program() -> NoReturn:
     """What `lm` runs. The process ends once threads and exit handlers are through: to take apart all modules would take Python seconds."""
     code = main()
-    if _is_watched():
+    if _counts_on_pythons_end():
         sys.exit(code)
     try:
         threading._shutdown()  # type: ignore[attr-defined]
@@ -65,8 +65,10 @@ def program() -> NoReturn:
         os._exit(code)
 
 
-def _is_watched() -> bool:
-    """Whether a profiler or a debugger runs the program, which writes what it has learned at Python's usual end."""
+def _counts_on_pythons_end() -> bool:
+    """Whether a plugin is loaded, whose open files are written then, or a profiler or a debugger, which writes what it has learned."""
+    if "lm.plugins" in sys.modules and sys.modules["lm.plugins"].loaded():
+        return True
     if sys.getprofile() is not None or sys.gettrace() is not None:
         return True
     monitoring = getattr(sys, "monitoring", None)  # since Python 3.12

@@ -120,6 +120,26 @@ def test_the_program_can_be_profiled(tmp_path: Path) -> None:
     assert subprocess.run(profiled, capture_output=True, check=False).returncode == 0 and (tmp_path / "profile").exists()
 
 
+WRITES = """
+from typing import Literal
+
+from lm.schema import Slot
+
+class PartConfig(Slot, group="parts"):
+    kind: Literal["kept"] = "kept"
+
+file = open("written", "w")
+file.write("held back")
+"""
+
+
+def test_what_a_plugin_has_open_is_written(tmp_path: Path) -> None:
+    (tmp_path / "kept.py").write_text(WRITES)
+    args = [sys.executable, "-m", "lm", "explain", "plugins=kept.py", "seed"]
+    done = subprocess.run(args, cwd=tmp_path, capture_output=True, check=False)
+    assert done.returncode == 0 and (tmp_path / "written").read_text() == "held back", done
+
+
 def test_closed_pipe_is_no_error() -> None:
     read, write = os.pipe()
     os.close(read)

@@ -99,8 +99,7 @@ def used(config: Config) -> dict[str, str]:
 
 
 def require(tree: Tree, where: object) -> None:
-    """Raises ConfigError unless the plugins that a saved tree records under `plugins` are loaded, and the same. A hash that was recorded
-    with comments and blank lines is replaced."""
+    """Raises ConfigError unless the plugins that a saved tree records under `plugins` are loaded, and the same."""
     named = tree.get("plugins") or {}
     if not isinstance(named, dict):
         raise ConfigError(f"{where}: its plugins must be names with hashes. Restore the file.")
@@ -111,11 +110,14 @@ def require(tree: Tree, where: object) -> None:
         if known is None:
             remedy = f"Give its file, as in plugins={name}.py or, in Python, lm.config('plugins={name}.py'); or install its package"
             raise ConfigError(f"{where}: it needs the plugin {name!r} (SHA-256 {sha256}), and code is never taken from a config. {remedy}.")
-        if sha256 == known.whole:
-            named[name] = known.sha256
-        elif sha256 != known.sha256:
+        if sha256 not in (known.sha256, known.whole):
             which = f"the plugin {name!r} of SHA-256 {sha256}, and {known.origin} has {known.sha256}"
             raise ConfigError(f"{where}: it needs {which}. Give the file that it was made with, or train anew under another run.name.")
+
+
+def with_todays_hashes(named: Tree) -> Tree:
+    """Returns recorded names with hashes, where those of loaded plugins leave out comments and blank lines."""
+    return {name: known.sha256 if (known := _loaded.get(name)) and sha256 == known.whole else sha256 for name, sha256 in named.items()}
 
 
 def _parts(value: Any) -> Iterator[Config]:

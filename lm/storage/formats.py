@@ -1,5 +1,5 @@
 """The number of the format of a checkpoint's meta.json and a model folder's config.json, which goes up when their meaning changes; and
-today's names of the keys of saved configs."""
+today's names of the keys of saved configs, and hashes of their plugins."""
 
 from pathlib import Path
 
@@ -23,8 +23,11 @@ def current(tree: Tree, where: Path) -> Tree:
 
 
 def with_todays_keys(saved: Tree) -> Tree:
-    """Returns a run's config, or a tree that contains such configs, with today's keys: trainer.recompute was trainer.checkpoint_blocks."""
+    """Returns a run's config, or a tree that contains such configs, with today's keys: trainer.recompute was trainer.checkpoint_blocks. The
+    hashes of plugins once were of comments and blank lines too."""
     tree = {key: with_todays_keys(value) if isinstance(value, dict) else value for key, value in saved.items()}
+    if isinstance(named := tree.get("plugins"), dict):
+        tree["plugins"] = plugins.with_todays_hashes(named)
     trainer = tree.get("trainer")
     if isinstance(trainer, dict) and "checkpoint_blocks" in trainer:
         every = trainer.pop("checkpoint_blocks")

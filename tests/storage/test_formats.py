@@ -2,7 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from lm.errors import CheckpointError
+from lm import plugins
+from lm.errors import CheckpointError, ConfigError
+from lm.plugins import Plugin
 from lm.schema import Tree
 from lm.storage.formats import FORMAT, current, with_todays_keys
 
@@ -30,3 +32,12 @@ def test_keys_of_older_configs_are_read_as_those_of_today(every: int | None, now
     assert with_todays_keys({"configs": {"a": old}}) == {"configs": {"a": new}}
     assert current({"format": FORMAT, "config": old}, WHERE)["config"] == new
     assert old["trainer"] == {"max_steps": 3, "checkpoint_blocks": every}
+
+
+def test_hashes_of_plugins_with_their_comments_are_read_as_those_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "_loaded", {"mine": Plugin("mine", "mine.py", "lm_plugins.mine", sha256="bare", whole="whole")})
+    old, new = ({"seed": 0, "plugins": {"mine": sha256, "other": "whole"}} for sha256 in ("whole", "bare"))
+    assert with_todays_keys({"study": {}, "configs": {"a": old}}) == {"study": {}, "configs": {"a": new}}
+    assert current({"format": FORMAT, "plugins": {"mine": "whole"}}, WHERE)["plugins"] == {"mine": "bare"}
+    with pytest.raises(ConfigError, match="SHA-256 another"):
+        current({"format": FORMAT, "plugins": {"mine": "another"}}, WHERE)

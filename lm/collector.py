@@ -29,6 +29,7 @@ def nothing_left() -> Iterator[None]:
     loaded it takes half a second."""
     global _ours
     if freezes := not _ours and not gc.get_freeze_count():
+        gc.collect(1)  # what was dropped a moment ago, such as a model, would stay to the end
         gc.freeze()
     _ours += freezes
     try:

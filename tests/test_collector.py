@@ -43,3 +43,14 @@ def test_an_error_in_the_block_does_not_leave_it_off() -> None:
     with pytest.raises(KeyError), collector.paused():
         raise KeyError
     assert gc.isenabled()
+
+
+def test_nothing_is_left_of_a_block_nor_held_within_it_of_what_was_dropped_before() -> None:
+    dropped = weakref.ref(Node())  # such as a model of the caller's own, of whose memory the block has need
+    with collector.nothing_left():
+        assert dropped() is None and gc.get_freeze_count() > 0
+        within = weakref.ref(Node())
+        with collector.nothing_left(), collector.paused():
+            pass
+        assert gc.get_freeze_count() > 0
+    assert within() is None and gc.get_freeze_count() == 0

@@ -4,7 +4,8 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_ours = 0  # blocks of nothing_left that are open. Asking gc.get_freeze_count() counts one by one, 50 ms within such a block
+_OF_PYTHON = 1000  # Python 3.12 begins with 375 frozen objects
+_ours = 0  # blocks of nothing_left that are open
 
 
 @contextmanager
@@ -16,7 +17,7 @@ def paused() -> Iterator[None]:
     try:
         yield
     finally:
-        if not _ours and not gc.get_freeze_count():  # else what another has frozen would thaw
+        if not _ours and not _frozen():
             gc.freeze()
             gc.unfreeze()  # into the oldest generation, unseen
         if was_on:
@@ -28,7 +29,7 @@ def nothing_left() -> Iterator[None]:
     """Behind the block, no cycle that was made in it is left. What was there before is not looked through for that: with all libraries
     loaded it takes half a second."""
     global _ours
-    if freezes := not _ours and not gc.get_freeze_count():
+    if freezes := not _ours and not _frozen():
         gc.collect(1)  # what was dropped a moment ago, such as a model, would stay to the end
         gc.freeze()
     _ours += freezes
@@ -39,3 +40,8 @@ def nothing_left() -> Iterator[None]:
         _ours -= freezes
         if freezes:
             gc.unfreeze()
+
+
+def _frozen() -> bool:
+    """Whether another has frozen objects, which would thaw with ours. They are counted one by one: 50 ms within `nothing_left`."""
+    return gc.get_freeze_count() > _OF_PYTHON

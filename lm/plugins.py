@@ -185,9 +185,9 @@ def _bare(code: bytes) -> bytes:
     code = code.removeprefix(codecs.BOM_UTF8).replace(b"\r\n", b"\n").replace(b"\r", b"\n")  # all that Python takes for line ends
     try:
         tokens = list(tokenize.tokenize(io.BytesIO(code).readline))
+        lines: list[str | None] = [*code.decode(tokens[0].string).split("\n")]
     except (SyntaxError, UnicodeError, LookupError, tokenize.TokenError):
         return code
-    lines: list[str | None] = [*code.decode(tokens[0].string).split("\n")]
     for token in tokens:
         row, column = token.start[0] - 1, token.start[1]
         line = lines[row] if row < len(lines) else None

@@ -75,7 +75,7 @@ def loss(trainer: Trainer, module: TrainModule) -> Tree:
 
 def told(trainer: Trainer, module: TrainModule) -> Tree:
     """The objective's further metrics of the last step, as means over all ranks and micro-batches."""
-    if wrong := [name for name, pair in module.told.items() if pair.shape != (2,)]:
+    if wrong := [name for name, pair in module.told.items() if getattr(pair, "shape", ()) != (2,)]:
         raise ConfigError(f"objective: its figure '{wrong[0]}' in `told` is no pair. Give torch.stack([a sum, how many are in it]).")
     sums = {name: pair.tolist() for name, pair in module.told.items()}
     return {name: total / n if n else math.nan for name, (total, n) in sums.items()}

@@ -58,6 +58,7 @@ def test_the_share_of_the_peak_is_of_all_gpus(monkeypatch: pytest.MonkeyPatch) -
         ("loss", torch.tensor([6.0, 2.0]), "objective: 'loss' is in each line of metrics already"),
         ("lr", torch.tensor([6.0, 2.0]), "objective: 'lr' is in each line of metrics already"),
         ("kl", torch.tensor(6.0), "objective: its figure 'kl' in `told` is no pair"),
+        ("kl", 6.0, "objective: its figure 'kl' in `told` is no pair"),
     ],
 )
 def test_a_figure_of_the_objective_replaces_none_of_ours(

@@ -29,7 +29,7 @@ Process = Callable[..., subprocess.CompletedProcess[str]]
 
 def statuses(output: str) -> list[str]:
     """The status column of the table that ends the output."""
-    return re.findall(r"^\S.*?  (ok|skipped|not run|failed\(\d+\)|killed\(\w+\)) +[\d.-]+ +\d+$", output, re.MULTILINE)
+    return re.findall(r"^\S.*?  (ok|skipped|not run|failed\(\d+\)|(?:killed|stopped)\(\w+\)) +[\d.-]+ +\d+$", output, re.MULTILINE)
 
 
 def wait_for(condition: Callable[[], object], timeout_s: float = 120) -> None:

@@ -57,12 +57,10 @@ def program() -> NoReturn:
     code = main()
     if _counts_on_pythons_end():
         sys.exit(code)
-    try:
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
-        printing.shut_door()
-    finally:
-        os._exit(code)
+    threading._shutdown()  # type: ignore[attr-defined]  # Python's own way, for which there is no public name: joining by hand would wait
+    atexit._run_exitfuncs()  # forever for the idle threads of an executor, which are told here to end
+    printing.shut_door()
+    os._exit(code)
 
 
 def _counts_on_pythons_end() -> bool:

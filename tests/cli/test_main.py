@@ -93,6 +93,7 @@ def test_version(lm: Lm) -> None:
 
 ENDING = """
 import atexit, sys, threading, time
+from concurrent.futures import ThreadPoolExecutor
 
 class Kept:
     def __del__(self):
@@ -105,13 +106,15 @@ def late():
 kept, sys.argv = Kept(), ["lm", "nonsense"]
 atexit.register(print, "exit handler")
 threading.Thread(target=late).start()
+idle = ThreadPoolExecutor(1)
+idle.submit(int).result()
 from lm.cli.main import program
 program()
 """
 
 
 def test_the_program_waits_for_threads_and_handlers_and_takes_nothing_apart() -> None:
-    done = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout) == (2, "thread\nexit handler\n") and done.stderr.startswith("lm: 'nonsense' is not a verb.")
 
 

@@ -95,7 +95,8 @@ class Family(ABC):
     fixed_there: ClassVar[Tree] = {}  # values of keys of config.json that all models share which we support
 
     def __init__(self, even_heads: bool = False) -> None:
-        """even_heads: transformers' class takes no d_model that is not a multiple of n_heads, whatever head_dim is."""
+        """even_heads: transformers' class takes no d_model that is not a multiple of n_heads, whatever head_dim is. Families that inherit
+        from this one need not say so too."""
         self.even_heads = even_heads
 
     def read(self, hf: Tree) -> Tree:

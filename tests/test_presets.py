@@ -148,6 +148,7 @@ PUBLISHED: dict[str, Published] = {  # class, and the sizes in config.json of th
             "tie_word_embeddings": True,
         },
     ),
+    "nanochat_d20": llama_like("NanoChatForCausalLM", (65536, 1280, 5120, 20, 10, 10, 128), 2048, tied=False, **UNBIASED),
     "gpt_oss_20b": llama_like(
         "GptOssForCausalLM", (201088, 2880, 2880, 24, 64, 8, 64), 131072, tied=False, num_local_experts=32, attention_bias=True
     ),
@@ -222,6 +223,7 @@ TINY = {
     "recurrent_gemma_2b": "model.attention.n_heads=4 model.recurrent.n_heads=4 model.recurrent.width=32 model.attention.window=5"
     " model.ffn.hidden=64 model.n_layers=3 model.embed.scale=5.66",
     "mamba2_130m": "model.recurrent.n_heads=4 model.recurrent.head_dim=16 model.recurrent.state_dim=8",
+    "nanochat_d20": "model.attention.n_heads=4",
     "gpt_oss_20b": f"{GQA} model.attention.head_dim=8 model.attention.window=5 model.ffn.top_k=2 {MOE}",
 }
 SMALL = "model.vocab_size=96 model.max_seq_len=16 model.d_model=32 model.n_layers=2 data.seq_len=16 optim=adamw optim.lr=1e-2"

@@ -2,10 +2,10 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -33,10 +33,19 @@ class RMSNormConfig(NormConfig):
     kind: Literal["rms"] = "rms"
     eps: float = Field(1e-6, ge=1e-30)
     """Added to the mean square before the root."""
+    weight: bool = True
+    """Learn a factor on each channel (false in nanochat)."""
     zero_centered: bool = False
     """The learned weight is the difference from 1 (Gemma)."""
 
+    @model_validator(mode="after")
+    def _weight_is_there(self) -> Self:
+        require_weight(self.weight, zero_centered=self.zero_centered)
+        return self
+
     def build(self, d: int) -> nn.Module:
+        if not self.weight:
+            return BareRMSNorm(d, self.eps)
         return ZeroCenteredRMSNorm(d, self.eps) if self.zero_centered else RMSNorm(d, self.eps)
 
 
@@ -48,30 +57,58 @@ class LayerNormConfig(NormConfig):
     """Added to the variance before the root."""
     bias: bool = True
     """Learn an additive bias beside the weight (false in PaLM)."""
+    weight: bool = True
+    """Learn a factor on each channel (false in OLMo 1, which has no bias either)."""
     zero_centered: bool = False
     """The learned weight is the difference from 1 (Nemotron)."""
 
+    @model_validator(mode="after")
+    def _weight_is_there(self) -> Self:
+        require_weight(self.weight, zero_centered=self.zero_centered, bias=self.bias)
+        return self
+
     def build(self, d: int) -> nn.Module:
+        if not self.weight:
+            return nn.LayerNorm(d, self.eps, elementwise_affine=False)
         return (ZeroCenteredLayerNorm if self.zero_centered else nn.LayerNorm)(d, self.eps, bias=self.bias)
 
 
-class RMSNorm(nn.Module):
-    """rms_norm with a learned weight of ones."""
+def require_weight(weight: bool, **beside: bool) -> None:
+    """Raises ValueError for the first option of `beside` that is true where there is no weight, which it needs."""
+    if wrong := [name for name, wanted in beside.items() if wanted and not weight]:
+        raise ValueError(f"weight=false leaves nothing to learn, and {wrong[0]}=true. Set {wrong[0]}=false, or weight=true.")
+
+
+class BareRMSNorm(nn.Module):
+    """rms_norm without a weight."""
 
     def __init__(self, d: int, eps: float) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(d))
         self.d, self.eps = d, eps
 
     def gain(self) -> Tensor:
         """Returns what each element is multiplied by, (d,)."""
+        return torch.ones(self.d)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return fast_rms_norm(x, None, self.eps)
+
+    def extra_repr(self) -> str:
+        return str(self.d)
+
+
+class RMSNorm(BareRMSNorm):
+    """rms_norm with a learned weight of ones."""
+
+    def __init__(self, d: int, eps: float) -> None:
+        super().__init__(d, eps)
+        self.weight = nn.Parameter(torch.ones(d))
+
+    def gain(self) -> Tensor:
         return self.weight
 
     def forward(self, x: Tensor) -> Tensor:
         return fast_rms_norm(x, self.gain(), self.eps)
-
-    def extra_repr(self) -> str:
-        return str(self.d)
 
 
 class ZeroCenteredRMSNorm(Declares, RMSNorm):

@@ -23,28 +23,32 @@ class _RMSNormCPU(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32).square_().div_(x.shape[-1])
         inverse = mean_square.add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, inverse)
-        return (x.float() * inverse).mul_(weight).to(x.dtype)
+        out = x.float() * inverse
+        return (out if weight is None else out.mul_(weight)).to(x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
         x, weight, inverse = ctx.saved_tensors
-        g, wide, w, d = (*(t.to(inverse.dtype) for t in (grads[0], x, weight)), x.shape[-1])
+        w, d = None if weight is None else weight.to(inverse.dtype), x.shape[-1]
+        g, wide = grads[0].to(inverse.dtype), x.to(inverse.dtype)
         dx, dw, _ = torch.ops.aten.native_layer_norm_backward(
-            g, wide, [d], torch.zeros_like(inverse), inverse, w, None, [True, True, False]
+            g, wide, [d], torch.zeros_like(inverse), inverse, w, None, [True, w is not None, False]
         )
-        dx.addcmul_((g @ w).unsqueeze(-1), inverse / d)
-        return dx.to(x.dtype), dw.to(weight.dtype), None
+        dx.addcmul_((g.sum(-1) if w is None else g @ w).unsqueeze(-1), inverse / d)
+        return dx.to(x.dtype), None if weight is None else dw.to(weight.dtype), None
 
 
-def fast_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """rms_norm of one weight for all rows, (d,), by the fastest path that is exact here."""
+def fast_rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """rms_norm of one weight for all rows, (d,), by the fastest path that is exact here.  weight: None is a weight of ones."""
     if x.device.type == "cpu" and x.requires_grad and x.dtype != torch.float64 and not torch.compiler.is_compiling():
         out: Tensor = _RMSNormCPU.apply(x, weight, eps)
         return out
+    if weight is None:
+        return F.rms_norm(x, x.shape[-1:], None, eps).to(x.dtype)  # under autocast CUDA's gives float32
     return F.rms_norm(x, weight.shape, weight, eps) if x.dtype == weight.dtype else rms_norm(x, weight, eps)
 
 

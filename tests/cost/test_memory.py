@@ -36,6 +36,7 @@ FUSED = {  # none has a window, a soft-cap or MLA, for which no kernel on a CPU 
     " model.ffn.hidden=256",
     "olmo2_1b": "model.attention.n_heads=4 model.ffn.hidden=256",
     "granite_3_1_2b": "model/attention=differential model.attention.n_heads=4 model.attention.n_kv_heads=2 model.ffn.hidden=256",
+    "nanochat_d20": "model.attention.n_heads=4",
     "nano": "model.attention.n_heads=4 model.mtp.depth=3",
     "llama3_8b": "model.attention.n_heads=4 model.attention.n_kv_heads=4 model.ffn.hidden=256"
     " model/recurrent=gated_delta model.pattern=[recurrent,recurrent,attention]",

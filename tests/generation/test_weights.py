@@ -32,6 +32,7 @@ from tests.nn.models import ATTENTIONS, HEADS, MIXING, MIXTURES, NORMS, POSITION
 MODELS: list[dict[str, Any]] = [
     {"attention": ATTENTIONS[1], "norm": NORMS[6], "head": HEADS[2]},
     {"attention": ATTENTIONS[2], "position": POSITIONS[5]},
+    {"attention": ATTENTIONS[2], "norm": NORMS[8], "embed": {"norm": True}},
     {"attention": ATTENTIONS[3], "head": HEADS[4]},
     {"attention": ATTENTIONS[4], "block": {"kind": "parallel"}},
     {"attention": ATTENTIONS[1], "block": {"kind": "sequential", "layer_scale": 0.5}},

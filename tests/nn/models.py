@@ -22,6 +22,8 @@ NORMS: list[dict[str, Any]] = [
     {"kind": "layer", "place": "output"},
     {"kind": "rms", "zero_centered": True, "place": "sandwich"},
     {"kind": "rms", "zero_centered": True, "place": "pre"},
+    {"kind": "rms", "weight": False, "place": "pre"},
+    {"kind": "layer", "weight": False, "bias": False, "place": "pre"},
 ]
 SCALINGS: list[dict[str, Any]] = [
     {"kind": "linear", "factor": 4.0},

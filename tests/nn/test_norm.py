@@ -43,7 +43,16 @@ def test_a_zero_centred_weight_starts_at_zero_and_others_at_one(kind: str) -> No
         assert (model.norm.weight == start).all() and (model.blocks[0].ffn_residual.norm.weight == start).all()
 
 
-@pytest.mark.parametrize("cfg", [RMSNormConfig(place="pre"), LayerNormConfig(place="pre")])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_a_norm_without_weight_is_one_whose_weight_is_one(requires_grad: bool) -> None:
+    x = 3 * torch.randn(3, D, requires_grad=requires_grad)
+    rms, layer = RMSNormConfig(weight=False).build(D), LayerNormConfig(weight=False, bias=False).build(D)
+    assert not [*rms.parameters(), *layer.parameters()]
+    torch.testing.assert_close(rms(x), rms_norm(x, torch.ones(D), 1e-6), **CLOSE)
+    torch.testing.assert_close(layer(x), F.layer_norm(x, (D,), torch.ones(D), torch.zeros(D)), **CLOSE)
+
+
+@pytest.mark.parametrize("cfg", [RMSNormConfig(place="pre"), LayerNormConfig(place="pre"), RMSNormConfig(weight=False)])
 @pytest.mark.parametrize("factor", [1.0, 0.3])
 @pytest.mark.parametrize("learned", [False, True])
 def test_each_place_of_the_norm_follows_its_formula(cfg: NormConfig, factor: float, learned: bool) -> None:

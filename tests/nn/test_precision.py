@@ -9,7 +9,7 @@ from lm.nn.ffn import experts as experts_module
 from lm.nn.ffn.experts import Experts
 from lm.nn.ffn.mlp import MLPConfig
 from lm.nn.norm import RMSNorm
-from lm.ops.norm import rms_norm
+from lm.ops.norm import fast_rms_norm, rms_norm
 from lm.ops.rotation import rotate, rotate_half
 from lm.schema import from_tree
 from tests.nn.models import EXPERT, GPT_OSS
@@ -51,6 +51,15 @@ def test_fast_rms_norm_equals_the_reference(dtype: torch.dtype, tolerance: float
     torch.testing.assert_close(fast, plain, atol=tolerance, rtol=tolerance)
     for a, b in zip(grads(fast, x, norm.weight), grads(plain, x, norm.weight), strict=True):
         torch.testing.assert_close(a, b, atol=10 * tolerance, rtol=10 * tolerance)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])  # gradients differ by some roundings
+def test_fast_rms_norm_without_weight_equals_that_of_ones_to_the_bit(dtype: torch.dtype, tolerance: float) -> None:
+    ones, x = torch.ones(48), torch.randn(3, 7, 48).to(dtype).requires_grad_()
+    bare, weighted = fast_rms_norm(x, None, 1e-5), fast_rms_norm(x, ones, 1e-5)
+    assert bare.dtype == dtype and torch.equal(bare, weighted)
+    assert torch.equal(fast_rms_norm(x.detach(), None, 1e-5), fast_rms_norm(x.detach(), ones.to(dtype), 1e-5))
+    torch.testing.assert_close(*grads(bare, x), *grads(weighted, x), atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -11,6 +11,7 @@ def test_float64_stays_float64_with_a_gradient() -> None:
     assert torch.autograd.gradcheck(lambda x, weight: fast_rms_norm(x, weight, 1e-6), (x, weight))
     expected = x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight
     torch.testing.assert_close(fast_rms_norm(x, weight, 1e-6), expected, rtol=1e-12, atol=1e-12)
+    assert torch.autograd.gradcheck(lambda x: fast_rms_norm(x, None, 1e-6), (x,))
 
 
 def test_groups_are_normed_each_by_itself_with_weights_of_all_or_of_one() -> None:

@@ -12,7 +12,7 @@ from lm.nn.context import Context
 from lm.nn.ffn.mlp import GatedMLP
 from lm.nn.linear import PLAIN
 from lm.nn.mixers.gqa import GQA
-from lm.nn.norm import Branch, PreNorm, RMSNorm
+from lm.nn.norm import BareRMSNorm, Branch, PreNorm
 from lm.nn.position.base import Angles, Position
 from lm.nn.position.rope import Rope
 from lm.ops.attention.mask import Mask
@@ -148,7 +148,7 @@ class FusedGQA(GQA):
             order = QuickRope.order(rope, of.head_dim)
             rows[: self.qk] = rows[: self.qk, order]
         self.qkv = stacked([of.q, of.k, of.v], hold, rows.flatten())
-        if isinstance(of.q_norm, RMSNorm) and isinstance(of.k_norm, RMSNorm):
+        if isinstance(of.q_norm, BareRMSNorm) and isinstance(of.k_norm, BareRMSNorm):
             gains = [norm.gain()[order].expand(heads, 1, -1) for norm, heads in zip((of.q_norm, of.k_norm), self.heads, strict=False)]
             self.norm = QuickRMSNorm(torch.cat(gains), of.q_norm.eps)  # (h+g, 1, c)
 
@@ -156,7 +156,7 @@ class FusedGQA(GQA):
     def fits(of: GQA) -> bool:
         """Returns whether queries and keys have no norms, or RMS norms of each head; the head dimension is even, as pairs need; and there
         is no adapter beside the matrices."""
-        normed = isinstance(of.q_norm, nn.Identity) or (isinstance(of.q_norm, RMSNorm) and not of.norm_full)
+        normed = isinstance(of.q_norm, nn.Identity) or (isinstance(of.q_norm, BareRMSNorm) and not of.norm_full)
         return normed and of.head_dim % 2 == 0 and all(type(linear) in PLAIN for linear in (of.q, of.k, of.v))
 
     def extra_repr(self) -> str:

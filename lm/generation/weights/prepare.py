@@ -22,7 +22,7 @@ from lm.nn.head import Head
 from lm.nn.linear import PLAIN
 from lm.nn.mixers.base import Attention, Mixer
 from lm.nn.mixers.gqa import GQA, CrossAttention
-from lm.nn.norm import RMSNorm, ZeroCenteredRMSNorm
+from lm.nn.norm import BareRMSNorm, RMSNorm, ZeroCenteredRMSNorm
 from lm.nn.position.rope import Rope
 from lm.nn.transformer import LM
 
@@ -113,7 +113,7 @@ class _Preparing:
                 self.model.set_submodule(path, HeldHead(module, self._held(path, module.weight, module.bias)))
             elif type(module) in PLAIN:
                 self.model.set_submodule(path, self._held(path, module.weight, module.bias))
-            elif type(module) in (RMSNorm, ZeroCenteredRMSNorm) and fused:
+            elif type(module) in (BareRMSNorm, RMSNorm, ZeroCenteredRMSNorm) and fused:
                 self.model.set_submodule(path, QuickRMSNorm(module.gain(), module.eps))
         for path, module in [*self.model.named_modules()] if fused else []:
             if type(module) is Block and FusedBlock.fits(module):

@@ -77,6 +77,19 @@ class SplitHeads:
         return [torch.cat([t.unflatten(0, (self.n_heads, -1)) for t in ours], dim=1).flatten(0, 1)]
 
 
+@dataclass(frozen=True)
+class ExchangeHalves:
+    """The rows of each head, of which the first and the second half change places."""
+
+    head_dim: int
+
+    def to_ours(self, theirs: list[Tensor]) -> list[Tensor]:
+        return [t.unflatten(0, (-1, 2, self.head_dim // 2)).flip(1).flatten(0, 2) for t in theirs]  # (h*c, ...) -> (h, 2, c/2, ...)
+
+    def to_theirs(self, ours: list[Tensor]) -> list[Tensor]:
+        return self.to_ours(ours)
+
+
 class Stack:
     """Several tensors there, one for each expert; here one tensor with a new first dimension."""
 

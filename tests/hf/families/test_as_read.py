@@ -99,6 +99,9 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "modernbert", SIZES | {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling is of layers with a window too",
     ),
     "phi 3, yarn without lists": ("phi3", SIZES | {"rope_scaling": YARN}, "rope_type='yarn' is not one that phi3 has"),
+    "nanochat, a scaling that its norms undo": (
+        "nanochat", SIZES | {"rope_theta": 500.0, "rope_scaling": YARN}, r"rope_type=yarn makes queries and keys 1.139 times as long",
+    ),
     "t5, an activation that is not known": ("t5", T5 | {"dense_act_fn": "tanh"}, "dense_act_fn='tanh' is not known"),
     "mamba 2, weights that transformers divides": (
         "mamba2", {"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 2, "num_heads": 6, "head_dim": 16, "n_groups": 2,

@@ -1,4 +1,4 @@
-"""Families that differ from Llama in one thing or two: Arcee, DiffLlama, ERNIE 4.5 and Seed-OSS."""
+"""Families that differ from Llama in one thing or two: Arcee, DiffLlama, ERNIE 4.5, nanochat and Seed-OSS."""
 
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie, tied": ("Ernie4_5", {"head_dim": 10}),
     "ernie, untied, biases, another width of heads": (
         "Ernie4_5", {"tie_word_embeddings": False, "use_bias": True, "head_dim": None, "num_key_value_heads": 3},
+    ),
+    "nanochat": ("NanoChat", {}),
+    "nanochat, biases, another width of heads and activation, no soft-cap, tied": (
+        "NanoChat",
+        {"attention_bias": True, "head_dim": 10, "hidden_act": "gelu", "final_logit_softcapping": None, "tie_word_embeddings": True},
     ),
     "seed-oss": ("SeedOss", {"head_dim": 10}),
     "seed-oss, biases out of the heads alone": (

@@ -1,4 +1,4 @@
-"""Families that differ from Llama in one thing or two: Arcee, DiffLlama, ERNIE 4.5, nanochat and Seed-OSS."""
+"""Families that differ from Llama in one thing or two: Arcee, DiffLlama, ERNIE 4.5, nanochat, OLMo 1 and Seed-OSS."""
 
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "NanoChat",
         {"attention_bias": True, "head_dim": 10, "hidden_act": "gelu", "final_logit_softcapping": None, "tie_word_embeddings": True},
     ),
+    "olmo": ("Olmo", {}),
+    "olmo, biases, another width of heads, tied": (
+        "Olmo", {"attention_bias": True, "head_dim": 10, "hidden_act": "gelu", "tie_word_embeddings": True},
+    ),
     "seed-oss": ("SeedOss", {"head_dim": 10}),
     "seed-oss, biases out of the heads alone": (
         "SeedOss", {"attention_bias": False, "attention_out_bias": True, "mlp_bias": True, "head_dim": None},
@@ -62,6 +66,12 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "rope_theta": 500000.0, "rope_scaling": None, "tie_word_embeddings": True, "use_bias": False, "use_cache": True,
         "vocab_size": 103424,
     },
+    "olmo": {
+        "architectures": ["OlmoForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "clip_qkv": None, "eos_token_id": 50279,
+        "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 8192, "max_position_embeddings": 2048,
+        "model_type": "olmo", "num_attention_heads": 16, "num_hidden_layers": 16, "num_key_value_heads": 16, "pad_token_id": 1,
+        "rope_scaling": None, "rope_theta": 10000.0, "tie_word_embeddings": True, "use_cache": True, "vocab_size": 50304,
+    },
     "seed_oss": {
         "architectures": ["SeedOssForCausalLM"], "attention_bias": True, "attention_dropout": 0.1, "attention_out_bias": False,
         "head_dim": 128, "hidden_act": "silu", "hidden_size": 5120, "intermediate_size": 27648, "max_position_embeddings": 524288,
@@ -81,7 +91,7 @@ def test_a_family_like_llama(case: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_config_of_published_sizes_is_understood(name: str) -> None:
-    """The sizes of the 4.5B, the 0.3B and the 36B in the spelling of transformers 4."""
+    """The sizes of the 4.5B, the 0.3B, the 1B and the 36B in the spelling of transformers 4."""
     family, there = families()[name], PUBLISHED[name]
     cfg = family.config(there)
     assert unheard("config.json", there, family, cfg) == [] and family.homeless(cfg) == []

@@ -1,4 +1,5 @@
-"""Windows in some of the layers: `layer_types` and `sliding_window` of config.json, and our window, global_every and global_at."""
+"""Windows in some of the layers: `layer_types` and `sliding_window` of config.json, and our window, global_every, global_at; and which of
+these layers rotate."""
 
 from lm.errors import ConfigError
 from lm.nn.mixers.grouped import evenly
@@ -29,6 +30,18 @@ def read_windows(hf: Tree, usual: list[str], window: int | None, said_by: str = 
             " lm has no other pattern; import another model."
         )
     return {"attention.window": window, "attention.global_every": every, "attention.global_at": at}
+
+
+def read_rotating_windows(hf: Tree, usual: list[str], window: int | None) -> Tree:
+    """As `read_windows`, of families whose layers without a window do not rotate. Raises ConfigError also where these are not the last of
+    every n, and where no layer has a window."""
+    found = read_windows(hf, usual, window)
+    if found["attention.window"] is None or found["attention.global_at"] is not None:
+        raise ConfigError(
+            f"config.json: layer_types={hf.get('layer_types')!r}: layers without a window do not rotate, and in lm the last of every n"
+            " layers alone may do without. Import another model."
+        )
+    return {**found, "position.none_every": found["attention.global_every"]}
 
 
 def write_windows(ours: Tree) -> Tree:

@@ -1,4 +1,4 @@
-"""Gemma 3, OLMo 3, SmolLM3, Phi, StableLM, Command R, GLM-4 and OPT."""
+"""Gemma 3, OLMo 3, SmolLM3, Phi, StableLM, Command R and R7B, EXAONE 4, GLM-4 and OPT."""
 
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,10 @@ transformers = pytest.importorskip("transformers")
 
 from lm.errors import ConfigError  # noqa: E402
 from lm.hf.families.smollm3 import FAMILY as SMOLLM3  # noqa: E402
+from lm.hf.io.family import families  # noqa: E402
+from lm.hf.options.keys import unheard  # noqa: E402
+from lm.hf.options.windows import FULL, SLIDING  # noqa: E402
+from lm.nn.position.rope import RopeConfig  # noqa: E402
 from tests.hf.harness import VOCAB, cases, verify  # noqa: E402
 
 SIZES: dict[str, Any] = {
@@ -46,6 +50,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Cohere",
         {"attention_bias": True, "tie_word_embeddings": False, "logit_scale": 0.5, "layer_norm_eps": 1e-3, "rope_parameters": ROPE},
     ),
+    "command r7b, as usual": ("Cohere2", {"sliding_window": 7, "logit_scale": 1.0}),
+    "command r7b, a window in half of the layers, untied, biases, another width of heads": (
+        "Cohere2",
+        {"attention_bias": True, "tie_word_embeddings": False, "logit_scale": 0.5, "rope_parameters": YARN, "head_dim": 10, **HALF},
+    ),
+    "command r7b, a window in every layer": ("Cohere2", {"logit_scale": 1.0, "sliding_window": 9, "layer_types": [SLIDING] * 4}),
+    "exaone 4, as usual": ("Exaone4", {"sliding_window": 7, "rope_parameters": ROPE}),
+    "exaone 4, no windows, tied": (
+        "Exaone4",
+        {"sliding_window": None, "layer_types": [FULL] * 4, "head_dim": 10, "tie_word_embeddings": True, "rope_parameters": YARN},
+    ),
+    "exaone 4, a window in half of the layers": ("Exaone4", {"num_key_value_heads": 6, "hidden_act": "gelu", **HALF}),
     "glm 4, as usual": ("Glm4", {"head_dim": 12}),
     "glm 4, all of a head, no biases": (
         "Glm4", {"head_dim": 8, "attention_bias": False, "rope_parameters": ROPE | {"partial_rotary_factor": 1.0}, "hidden_act": "gelu"},
@@ -75,3 +91,46 @@ def test_opt(case: str, tmp_path: Path) -> None:
 def test_layers_without_positions_in_another_pattern_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"no_rope_layers=\[1, 0, 0, 1\] are not 0 in every n-th layer"):
         SMOLLM3.config({**SIZES, "no_rope_layers": [1, 0, 0, 1]})
+
+
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "cohere2": {
+        "architectures": ["Cohere2ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "cache_implementation": "hybrid",
+        "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336, "layer_norm_eps": 1e-05, "layer_switch": 4,
+        "logit_scale": 0.25, "max_position_embeddings": 132096, "model_type": "cohere2", "num_attention_heads": 32, "num_hidden_layers": 32,
+        "num_key_value_heads": 8, "order_of_interleaved_layers": "local_attn_first", "position_embedding_type": "rope_gptj",
+        "rope_scaling": None, "rope_theta": 50000, "rotary_pct": 1.0, "sliding_window": 4096, "sliding_window_pattern": 4,
+        "use_embedding_sharing": True, "use_gated_activation": True, "use_parallel_block": True, "use_parallel_embedding": True,
+        "vocab_size": 256000,
+    },
+    "exaone4": {
+        "architectures": ["Exaone4ForCausalLM"], "attention_dropout": 0.0, "head_dim": 128, "hidden_act": "silu", "hidden_size": 5120,
+        "intermediate_size": 27392, "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"] * 16,
+        "max_position_embeddings": 131072, "model_type": "exaone4", "num_attention_heads": 40, "num_hidden_layers": 64,
+        "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 1000000, "sliding_window": 4096, "sliding_window_pattern": "LLLG",
+        "rope_scaling": {
+            "factor": 16.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+        "tie_word_embeddings": False, "vocab_size": 102400,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_config_of_published_sizes_is_understood(name: str) -> None:
+    """The sizes of the 7B and the 32B in the spelling of transformers 4."""
+    family, there = families()[name], PUBLISHED[name]
+    cfg = family.config(there)
+    assert unheard("config.json", there, family, cfg) == [] and family.homeless(cfg) == []
+    assert isinstance(cfg.position, RopeConfig) and cfg.position.none_every == 4
+
+
+NOT_ROTATING = [[FULL, SLIDING] * 2, [FULL] * 4, [SLIDING, FULL, SLIDING, SLIDING]]
+
+
+@pytest.mark.parametrize("name", ["cohere2", "exaone4"])
+@pytest.mark.parametrize("types", NOT_ROTATING, ids=str)
+def test_layers_without_rotation_in_another_pattern_are_refused(name: str, types: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"layers without a window do not rotate, and in lm the last of every n layers alone"):
+        families()[name].config({**SIZES, "sliding_window": 9, "layer_types": types})

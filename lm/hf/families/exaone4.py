@@ -1,0 +1,34 @@
+"""EXAONE 4.0.  LG AI Research 2025, arXiv:2507.11407."""
+
+from typing import Any, ClassVar
+
+from lm.hf.families.olmo2 import OLMo2
+from lm.hf.options.windows import WINDOW_KEYS, layer_types, read_rotating_windows, read_windows, write_windows
+from lm.schema import Tree
+
+
+class Exaone4(OLMo2):
+    """Norms behind the sublayers and on each head's queries and keys; where there are windows, layers without one do not rotate."""
+
+    name = "exaone4"
+    architecture = "Exaone4ForCausalLM"
+    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+        **{ours: theirs for ours, theirs in OLMo2.fields.items() if not ours.endswith("bias")},
+        "attention.n_kv_heads": ("num_key_value_heads", 32),
+    }
+    further: ClassVar[tuple[str, ...]] = (*WINDOW_KEYS, "sliding_window_pattern")
+    fixed: ClassVar[Tree] = {**OLMo2.fixed, "attention.qk_norm": "head"}
+
+    def read(self, hf: Tree) -> Tree:
+        """As transformers, looks at sliding_window_pattern where there are no layer_types; without sliding_window all layers rotate."""
+        n_layers, window = hf["num_hidden_layers"], hf.get("sliding_window", 4096)
+        if window is None:
+            return read_windows(hf, layer_types(n_layers, 1), None)
+        every = 4 if hf.get("layer_types") else hf.get("sliding_window_pattern", 4)
+        return read_rotating_windows(hf, layer_types(n_layers, every), window)
+
+    def write(self, ours: Tree) -> Tree:
+        return {"sliding_window": None, **write_windows(ours)}
+
+
+FAMILY = Exaone4()

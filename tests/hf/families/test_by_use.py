@@ -1,4 +1,5 @@
-"""Gemma 3, OLMo 3, SmolLM3, Phi, StableLM, Command R and R7B, EXAONE 4, GLM-4 and OPT."""
+"""Gemma 3, OLMo 3, SmolLM3, Phi, StableLM, Command R and R7B, EXAONE 4, Gemma 1, both GLM-4, Helium, Ministral
+and OPT."""
 
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,24 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"sliding_window": None, "layer_types": [FULL] * 4, "head_dim": 10, "tie_word_embeddings": True, "rope_parameters": YARN},
     ),
     "exaone 4, a window in half of the layers": ("Exaone4", {"num_key_value_heads": 6, "hidden_act": "gelu", **HALF}),
+    "gemma 1, as usual": ("Gemma", {"head_dim": 10, "rope_parameters": ROPE}),
+    "gemma 1, untied, biases, gelu in its first files": (
+        "Gemma", {"head_dim": 12, "num_key_value_heads": 1, "attention_bias": True, "tie_word_embeddings": False, "hidden_act": "gelu"},
+    ),
+    "gemma 1, another activation": ("Gemma", {"head_dim": 10, "hidden_act": "silu"}),
+    "glm, as usual": ("Glm", {"head_dim": 12}),
+    "glm, all of a head, no biases": (
+        "Glm", {"head_dim": 8, "attention_bias": False, "rope_parameters": ROPE | {"partial_rotary_factor": 1.0}, "hidden_act": "gelu"},
+    ),
+    "helium, as usual": ("Helium", {"head_dim": 8, "rope_parameters": ROPE}),
+    "helium, tied, biases": ("Helium", {"head_dim": 8, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "ministral, a window in half of the layers": ("Ministral", {"head_dim": 10, "rope_parameters": YARN, **HALF}),
+    "ministral, the first of four has none": (
+        "Ministral",
+        {"head_dim": 8, "sliding_window": 7, "layer_types": [FULL, SLIDING, SLIDING, SLIDING], "tie_word_embeddings": True},
+    ),
+    "ministral, as its class is": ("Ministral", {"head_dim": 8, "sliding_window": 7}),
+    "ministral, no windows": ("Ministral", {"head_dim": 10, "layer_types": [FULL] * 4}),
     "glm 4, as usual": ("Glm4", {"head_dim": 12}),
     "glm 4, all of a head, no biases": (
         "Glm4", {"head_dim": 8, "attention_bias": False, "rope_parameters": ROPE | {"partial_rotary_factor": 1.0}, "hidden_act": "gelu"},
@@ -114,16 +133,27 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         },
         "tie_word_embeddings": False, "vocab_size": 102400,
     },
+    "gemma": {
+        "architectures": ["GemmaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "head_dim": 256, "hidden_act": "gelu",
+        "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 2048, "intermediate_size": 16384, "max_position_embeddings": 8192,
+        "model_type": "gemma", "num_attention_heads": 8, "num_hidden_layers": 18, "num_key_value_heads": 1, "rms_norm_eps": 1e-06,
+        "rope_scaling": None, "rope_theta": 10000.0, "vocab_size": 256000,
+    },
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_config_of_published_sizes_is_understood(name: str) -> None:
-    """The sizes of the 7B and the 32B in the spelling of transformers 4."""
+    """The sizes of the 7B, the 32B and the 2B in the spelling of transformers 4."""
     family, there = families()[name], PUBLISHED[name]
     cfg = family.config(there)
     assert unheard("config.json", there, family, cfg) == [] and family.homeless(cfg) == []
-    assert isinstance(cfg.position, RopeConfig) and cfg.position.none_every == 4
+    assert isinstance(cfg.position, RopeConfig) and cfg.position.none_every == (None if name == "gemma" else 4)
+
+
+def test_heads_of_helium_that_are_not_as_wide_as_the_model_are_refused() -> None:
+    with pytest.raises(ConfigError, match="the heads of a helium are as wide together as hidden_size=48, and not 60"):
+        families()["helium"].config({**SIZES, "head_dim": 10})
 
 
 NOT_ROTATING = [[FULL, SLIDING] * 2, [FULL] * 4, [SLIDING, FULL, SLIDING, SLIDING]]

@@ -21,7 +21,7 @@ def read_windows(hf: Tree, usual: list[str], window: int | None, said_by: str = 
     Raises ConfigError for layers that no global_every describes, naming the key `said_by`.
     """
     types, window = hf.get("layer_types") or usual, hf.get("sliding_window", window)
-    if SLIDING not in types and len(types) == hf["num_hidden_layers"]:
+    if types == [FULL] * hf["num_hidden_layers"]:
         return {"attention.window": None, "attention.global_every": None}
     every, at = evenly([kind == FULL for kind in types]) or (None, None)
     if types != layer_types(hf["num_hidden_layers"], every, at) or window is None:

@@ -103,6 +103,9 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "nanochat", SIZES | {"rope_theta": 500.0, "rope_scaling": YARN}, r"rope_type=yarn makes queries and keys 1.139 times as long",
     ),
     "olmo 1, clipped queries, keys and values": ("olmo", SIZES | {"clip_qkv": 8.0}, r"clip_qkv=8\.0 has no place in lm's olmo"),
+    "qwen 3, a kind of layer that is not known": (
+        "qwen3", SIZES | {"layer_types": ["chunked_attention"] * 4}, "chunked_attention.* is not a window in all layers but every n-th",
+    ),
     "t5, an activation that is not known": ("t5", T5 | {"dense_act_fn": "tanh"}, "dense_act_fn='tanh' is not known"),
     "mamba 2, weights that transformers divides": (
         "mamba2", {"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 2, "num_heads": 6, "head_dim": 16, "n_groups": 2,

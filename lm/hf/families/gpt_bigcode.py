@@ -1,0 +1,51 @@
+"""SantaCoder and StarCoder 1.  Li et al. 2023, arXiv:2305.06161."""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from lm.hf.families.gpt2 import GPT2
+from lm.hf.io.family import Pair, module, modules, same
+from lm.hf.io.transforms import Split, SplitHeads
+from lm.schema import Tree
+
+
+class GPTBigCode(GPT2):
+    """GPT-2 with one head of keys and values for all queries, or with as many, and then q, k and v are stored by head."""
+
+    name = "gpt_bigcode"
+    architecture = "GPTBigCodeForCausalLM"
+    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+        **GPT2.fields,
+        "ffn.activation": ("activation_function", "gelu_pytorch_tanh"),
+    }
+    further: ClassVar[tuple[str, ...]] = (
+        "multi_query", "num_key_value_heads", "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "inference_runner",
+        "max_batch_size", "max_sequence_length", "pad_key_length", "pre_allocate_kv_cache", "validate_runner_input",
+    )  # fmt: skip
+    fixed_there: ClassVar[Tree] = {"scale_attn_weights": True, "add_cross_attention": False}
+
+    def read(self, hf: Tree) -> Tree:
+        return {"attention.n_kv_heads": 1 if hf.get("multi_query", True) else hf["n_head"]}
+
+    def write(self, ours: Tree) -> Tree:
+        return {"multi_query": ours.get("attention.n_kv_heads") == 1, "embd_pdrop": ours["dropout"]}
+
+    def pairs(self, ours: Tree) -> Iterator[Pair]:
+        yield same("embed.weight", "transformer.wte.weight")
+        yield same("position.weight", "transformer.wpe.weight")
+        yield same("head.weight", "lm_head.weight")
+        yield from module("norm", "transformer.ln_f")
+        heads, width = ours["attention.n_heads"], ours["attention.head_dim"]
+        one = ours["attention.n_kv_heads"] == 1
+        joined = Split([ours["d_model"], width, width]) if one else SplitHeads(heads, [width] * 3)
+        for i in range(ours["n_layers"]):
+            here, there = f"blocks.{i}", f"transformer.h.{i}"
+            yield from module(f"{here}.attention_residual.norm", f"{there}.ln_1")
+            yield from module(f"{here}.ffn_residual.norm", f"{there}.ln_2")
+            yield from modules(tuple(f"{here}.attention.{name}" for name in "qkv"), f"{there}.attn.c_attn", joined)
+            yield from module(f"{here}.attention.o", f"{there}.attn.c_proj")
+            yield from module(f"{here}.ffn.up", f"{there}.mlp.c_fc")
+            yield from module(f"{here}.ffn.down", f"{there}.mlp.c_proj")
+
+
+FAMILY = GPTBigCode()

@@ -1,0 +1,69 @@
+"""GPT-Neo, and models of TinyStories.  Black et al. 2021, doi:10.5281/zenodo.5297715; Eldan & Li 2023, arXiv:2305.07759."""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from lm.hf.families.gpt2 import GPT2
+from lm.hf.io.family import Pair, module, same
+from lm.hf.options.windows import FULL, SLIDING, read_windows, write_windows
+from lm.schema import Tree
+
+_LOCAL = {"global": FULL, "local": SLIDING}
+
+
+class GPTNeo(GPT2):
+    """GPT-2 with a window in every second layer; scores are not scaled, and queries, keys and values have no bias."""
+
+    name = "gpt_neo"
+    architecture = "GPTNeoForCausalLM"
+    ignored = (r"(transformer\.)?h\.\d+\.attn\.attention\.(masked_)?bias",)
+    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+        "vocab_size": "vocab_size",
+        "max_seq_len": "max_position_embeddings",
+        "d_model": "hidden_size",
+        "n_layers": "num_layers",
+        "norm.eps": ("layer_norm_epsilon", 1e-5),
+        "attention.n_heads": "num_heads",
+        "attention.dropout": ("attention_dropout", 0.0),
+        "dropout": ("resid_dropout", 0.0),
+        "ffn.hidden": ("intermediate_size", None),
+        "ffn.activation": ("activation_function", "gelu_new"),
+        "head.tied": ("tie_word_embeddings", True),
+    }
+    further: ClassVar[tuple[str, ...]] = ("attention_types", "attention_layers", "window_size")
+    respelled: ClassVar[tuple[str, ...]] = ("attention_types", "window_size")  # [[["global", "local"], 2]] is written as one list of four
+    fixed: ClassVar[Tree] = {**GPT2.fixed, "attention.qkv_bias": False, "attention.scale": 1.0}
+    fixed_there: ClassVar[Tree] = {}
+
+    def read(self, hf: Tree) -> Tree:
+        told = hf.get("attention_types") or [[["global", "local"], 12]]
+        types = [_LOCAL.get(name, name) for names, times in told for _ in range(times) for name in names]
+        there = {"num_hidden_layers": hf["num_layers"], "attention_types": told, "sliding_window": hf.get("window_size", 256)}
+        return read_windows(there, types, None, "attention_types")
+
+    def write(self, ours: Tree) -> Tree:
+        found = write_windows(ours)
+        names = ["global" if kind == FULL else "local" for kind in found["layer_types"]]
+        return {
+            **super().write(ours),
+            "attention_types": [[names, 1]],
+            "window_size": found.get("sliding_window", 256),
+            "embed_dropout": ours["dropout"],
+        }
+
+    def pairs(self, ours: Tree) -> Iterator[Pair]:
+        yield same("embed.weight", "transformer.wte.weight")
+        yield same("position.weight", "transformer.wpe.weight")
+        yield same("head.weight", "lm_head.weight")
+        yield from module("norm", "transformer.ln_f")
+        for i in range(ours["n_layers"]):
+            here, there = f"blocks.{i}", f"transformer.h.{i}"
+            yield from module(f"{here}.attention_residual.norm", f"{there}.ln_1")
+            yield from module(f"{here}.ffn_residual.norm", f"{there}.ln_2")
+            for name, theirs in (("q", "q_proj"), ("k", "k_proj"), ("v", "v_proj"), ("o", "out_proj")):
+                yield from module(f"{here}.attention.{name}", f"{there}.attn.attention.{theirs}")
+            yield from module(f"{here}.ffn.up", f"{there}.mlp.c_fc")
+            yield from module(f"{here}.ffn.down", f"{there}.mlp.c_proj")
+
+
+FAMILY = GPTNeo()

@@ -16,7 +16,7 @@ class GPTJ(Family):
     architecture = "GPTJForCausalLM"
     prefix = "transformer."
     partial = True
-    ignored = (r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias|embed_positions)",)
+    ignored: ClassVar[tuple[str, ...]] = (r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias|embed_positions)",)
     fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
         "vocab_size": "vocab_size",
         "max_seq_len": "n_positions",
@@ -54,11 +54,15 @@ class GPTJ(Family):
         for i in range(ours["n_layers"]):
             here, there = f"blocks.{i}", f"transformer.h.{i}"
             yield from module(f"{here}.attention_norm", f"{there}.ln_1")
-            for name in "qkv":
-                yield same(f"{here}.attention.{name}.weight", f"{there}.attn.{name}_proj.weight")
+            yield from self.projections(here, there, ours)
             yield same(f"{here}.attention.o.weight", f"{there}.attn.out_proj.weight")
             yield from module(f"{here}.ffn.up", f"{there}.mlp.fc_in")
             yield from module(f"{here}.ffn.down", f"{there}.mlp.fc_out")
+
+    def projections(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
+        """Yields the pairs of the projections to queries, keys and values."""
+        for name in "qkv":
+            yield same(f"{here}.attention.{name}.weight", f"{there}.attn.{name}_proj.weight")
 
 
 FAMILY = GPTJ()

@@ -1,5 +1,5 @@
-"""Gemma 3, OLMo 3, SmolLM3, Phi, StableLM, Command R and R7B, EXAONE 4, Gemma 1, both GLM-4, Helium, Ministral
-and OPT."""
+"""Gemma 3, OLMo 3, SmolLM3, Phi, StableLM, Command R and R7B, EXAONE 4, Gemma 1, VaultGemma, both GLM-4, Helium,
+Ministral and OPT."""
 
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma", {"head_dim": 12, "num_key_value_heads": 1, "attention_bias": True, "tie_word_embeddings": False, "hidden_act": "gelu"},
     ),
     "gemma 1, another activation": ("Gemma", {"head_dim": 10, "hidden_act": "silu"}),
+    "vaultgemma": ("VaultGemma", {"head_dim": 10, "query_pre_attn_scalar": 12, "sliding_window": 7}),
+    "vaultgemma, no soft-caps, untied, biases": (
+        "VaultGemma",
+        {"head_dim": 8, "attn_logit_softcapping": None, "final_logit_softcapping": None, "tie_word_embeddings": False,
+         "attention_bias": True, "hidden_activation": "silu", "layer_types": [FULL] * 4},
+    ),
     "glm, as usual": ("Glm", {"head_dim": 12}),
     "glm, all of a head, no biases": (
         "Glm", {"head_dim": 8, "attention_bias": False, "rope_parameters": ROPE | {"partial_rotary_factor": 1.0}, "hidden_act": "gelu"},

@@ -1,4 +1,4 @@
-"""GPT-J."""
+"""GPT-J and CodeGen."""
 
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ transformers = pytest.importorskip("transformers")
 
 from lm.errors import ConfigError  # noqa: E402
 from lm.hf.families.gptj import FAMILY  # noqa: E402
+from lm.hf.io.family import families  # noqa: E402
 from lm.hf.options.keys import unheard  # noqa: E402
 from tests.hf.harness import VOCAB, cases, verify  # noqa: E402
 
@@ -30,6 +31,16 @@ PUBLISHED: dict[str, Any] = {  # of the 6B
 @pytest.mark.parametrize("case", cases(CASES))
 def test_gptj(case: str, tmp_path: Path) -> None:
     verify(transformers.GPTJForCausalLM(transformers.GPTJConfig(**BASE | CASES[case])), tmp_path)
+
+
+@pytest.mark.parametrize("changes", [{}, {"n_head": 8, "tie_word_embeddings": True, "n_inner": 72}], ids=str)
+def test_codegen(changes: dict[str, Any], tmp_path: Path) -> None:
+    verify(transformers.CodeGenForCausalLM(transformers.CodeGenConfig(**BASE | changes)), tmp_path)
+
+
+def test_heads_of_codegen_are_a_multiple_of_four() -> None:
+    with pytest.raises(ConfigError, match="n_head=6 is no multiple of 4"):
+        families()["codegen"].config(BASE | {"n_head": 6})
 
 
 def test_a_config_of_published_sizes_is_understood() -> None:

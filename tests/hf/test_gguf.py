@@ -184,6 +184,16 @@ def test_a_tokenizer_that_llama_cpp_lacks_is_refused_with_the_remedy(case: str) 
 
 CANNOT: dict[str, tuple[dict[str, Any], str, list[str]]] = {
     "narrow heads": ({}, "qwen2", ["vLLM cannot take it: heads are 16 numbers wide, and it has 32, 64, ", "llama.cpp: lm export from="]),
+    "a family that vLLM lacks": (
+        {
+            "norm": {"kind": "layer"},
+            "position": {"kind": "learned"},
+            "ffn": MLP | {"activation": "gelu", "gated": False, "bias": True},
+            "attention": {"kind": "gqa", "n_heads": 2, "head_dim": 32, "out_bias": True, "scale": 1.0},
+        },
+        "qwen2",
+        ["vLLM cannot take it: it has no GPTNeoForCausalLM", "llama.cpp cannot take it: "],
+    ),
     "our split": ({"attention": HEADS | {"head_dim": 32}}, "own", ["vLLM: vllm serve ", "llama.cpp cannot take it: tokenizer: it splits "]),
     "an activation": ({"ffn": MLP | {"activation": "gelu"}}, "qwen2", ["llama.cpp cannot take it: llama.cpp's llama has no model.ffn.act"]),
 }

@@ -23,6 +23,7 @@ from tests.test_presets import SMALL, TINY, composed
 PRESETS = (
     *("llama3_8b", "gpt2", "gpt_neox_20b", "phi3_mini", "bloom_560m", "olmo2_1b", "starcoder2_3b", "mixtral_8x7b", "moe_tiny"),
     *("deepseek_v3", "gpt_oss_20b", "t5_small", "t5_1_1_base", "switch_base_8", "bart_base", "bert_base", "olmo_hybrid_7b"),
+    "nanochat_d20",
 )
 FUSED = LoRAConfig(rank=3, alpha=5.0, rslora=True)
 PARTS = {
@@ -58,7 +59,7 @@ CASES = {preset: (preset, FUSED) for preset in PRESETS}
 CASES |= {f"parts of {preset}": (preset, LoRAConfig(rank=2, alpha=3.0, targets=targets)) for preset, targets in PARTS.items()}
 CASES |= {
     f"dora of {preset}": (preset, FUSED.replace(dora=True))
-    for preset in ("llama3_8b", "gpt2", "gpt_neox_20b", "phi3_mini", "t5_small", "olmo_hybrid_7b")
+    for preset in ("llama3_8b", "gpt2", "gpt_neox_20b", "phi3_mini", "t5_small", "olmo_hybrid_7b", "nanochat_d20")
 }
 CASES["dora of parts"] = ("gpt2", LoRAConfig(rank=2, alpha=3.0, dora=True, targets=PARTS["gpt2"]))
 

@@ -215,9 +215,10 @@ def require_documents(documents: Mapping[str, int], looked_at: str, n_skipped: i
         skipped = f" ({counted(n_skipped, 'record')} left out, broken or with a blank answer)" if n_skipped else ""
         raise ConfigError(f"data: 0 documents for training in {looked_at}{skipped}. Give files with text in them.")
     if not documents.get("val"):
+        test = f" and {documents['test']} for the test (data.test_frac={test_frac:g})" if documents.get("test") else ""
         raise ConfigError(
-            f"data: 0 documents for validation in {looked_at}, and {documents['train']} for training."
-            " Raise data.val_frac, or name held-out data."
+            f"data: 0 documents for validation in {looked_at}, and {documents['train']} for training{test}."
+            f" {'Lower data.test_frac, raise' if test else 'Raise'} data.val_frac, or name held-out data."
         )
     if test_frac and not documents.get("test"):
         raise ConfigError(

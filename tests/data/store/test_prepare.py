@@ -174,6 +174,10 @@ def test_a_corpus_without_validation_documents_is_refused(prepare_text: Prepare,
     path = write(tmp_path / "a.jsonl", '{"text": "only"}\n')
     with pytest.raises(ConfigError, match=r"0 documents for validation in .*a.jsonl, and 1 for training. Raise data.val_frac"):
         prepare_text(path)
+    some = write(tmp_path / "b.jsonl", "".join(f'{{"text": "text {i}"}}\n' for i in range(20)))
+    took_all = r"0 documents for validation in .*, and \d+ for training and \d+ for the test \(data.test_frac=0.999\). Lower data.test_frac"
+    with pytest.raises(ConfigError, match=took_all):
+        prepare_text(some, val_frac=0.3, test_frac=0.999)
 
 
 @pytest.mark.parametrize("tokenizer", [BytesConfig(), BPEConfig(vocab_size=300)])

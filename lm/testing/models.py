@@ -1,10 +1,13 @@
 """Small random models for tests: every tensor is drawn, so that no bias or norm is invisible, and comparisons are in float64."""
 
-from typing import Any
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import wraps
+from typing import Any, ClassVar
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from lm.nn.transformer import LM, ModelConfig, build_model
 from lm.schema import Config, Slot, Tree, entry_type, members
@@ -41,15 +44,45 @@ def tokens(b: int, s: int, seed: int = 1) -> Tensor:
     return torch.randint(0, VOCAB, (b, s), generator=torch.Generator().manual_seed(seed))
 
 
-class Doubles(TorchFunctionMode):
-    """Within it, who asks for float32 gets float64: norms, softmax, angles, routers and losses ask for it, on either side."""
+class Doubles:
+    """Within it, who asks for float32 gets float64: norms, softmax, angles, routers and losses ask for it, on either side.
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        if func is Tensor.float:
-            return Tensor.double(*args)
-        if not kwargs and len(args) < 2:  # most calls: they ask for nothing
-            return func(*args)
-        return func(*map(_wider, args), **{key: _wider(value) for key, value in (kwargs or {}).items()})
+    Torch's functions that take a dtype are replaced. A TorchFunctionMode would do the same, and takes as long as all that it looks at.
+    """
+
+    _BY_OWNER: ClassVar[dict[Any, str]] = {
+        torch: "arange as_tensor cumsum empty empty_like eye full full_like linspace ones ones_like rand randn softmax sum tensor zeros"
+        " zeros_like",
+        torch.linalg: "norm vector_norm",
+        torch.nn.functional: "log_softmax softmax",
+        Tensor: "cumsum log_softmax mean new_empty new_full new_ones new_tensor new_zeros norm prod softmax sum to type",
+    }
+
+    def __enter__(self) -> None:
+        with torch.device("cpu"):
+            torch.empty(0)  # torch lists the functions that make tensors when it first needs them, and shall not find ours
+        self._patches = ExitStack()
+        for owner, names in self._BY_OWNER.items():
+            for name in names.split():
+                self._patches.enter_context(patch.object(owner, name, self._widening(getattr(owner, name))))
+        self._patches.enter_context(patch.object(Tensor, "float", self._widening(Tensor.float, Tensor.double)))
+        self._on = True
+
+    def __exit__(self, *error: object) -> None:
+        self._patches.close()
+        self._on = False
+
+    def _widening(self, function: Callable[..., Any], instead: Callable[..., Any] | None = None) -> Callable[..., Any]:
+        """Returns the function as one that takes float64 for float32 as long as the block lasts: a module that is imported in it may keep
+        what it finds.  instead: a function that does so."""
+
+        @wraps(function)
+        def wider(*args: Any, **kwargs: Any) -> Any:
+            if not self._on:
+                return function(*args, **kwargs)
+            return (instead or function)(*map(_wider, args), **{key: _wider(value) for key, value in kwargs.items()})
+
+        return wider
 
 
 def _wider(value: Any) -> Any:

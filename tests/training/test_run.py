@@ -41,7 +41,12 @@ def wait_for_steps(run: Path, steps: int, most_s: float = 30) -> None:
 
 @pytest.mark.parametrize(
     ("number", "group", "workers"),
-    [(signal.SIGINT, False, 0), (signal.SIGTERM, False, 0), (signal.SIGINT, True, 2), (signal.SIGTERM, True, 2)],
+    [
+        pytest.param(signal.SIGINT, False, 0, marks=pytest.mark.slow),
+        (signal.SIGTERM, False, 0),
+        (signal.SIGINT, True, 2),
+        (signal.SIGTERM, True, 2),
+    ],
     ids=["ctrl-c", "term", "ctrl-c from a terminal, with workers", "term to the group, with workers"],
 )
 def test_a_signal_finishes_the_step_saves_and_tells_how_to_resume(

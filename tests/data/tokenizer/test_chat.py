@@ -189,6 +189,9 @@ BOMBS = {
 
 
 ALIKE = (
+    "replace",
+    "concatenation",
+    "join",
     "of a list",
     "width",
     "format",

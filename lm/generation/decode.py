@@ -4,6 +4,7 @@ draft of several tokens.
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -66,6 +67,7 @@ def decode(
     on_token: OnToken | None = None,
     drafter: Drafter | None = None,
     grammar: Grammar | None = None,
+    before: Counter[tuple[int, ...]] | None = None,
 ) -> list[Row]:
     """Returns cfg.n rows of each prompt in turn with their new tokens, without the end token. The tokens of a row do not depend on which
     prompts are decoded together.
@@ -78,11 +80,11 @@ def decode(
 
     vocabulary: None: all of the model's tokens, none of which ends a row.  drafter: proposes tokens for speculative decoding. It changes no
     token, unless two are so near to each other that the rounding of one forward over several tokens decides.  grammar: constrains the
-    output; given just where cfg.form asks for one. cfg.stop is not looked at here, but in lm/generation/text.py. Raises ConfigError for a
-    prompt that is empty, or longer than such a fixed number of places.
+    output; given just where cfg.form asks for one.  before: as in `row_keys`. cfg.stop is not looked at here, but in lm/generation/text.py.
+    Raises ConfigError for a prompt that is empty, or longer than such a fixed number of places.
     """
     vocabulary = vocabulary or Vocabulary(model.vocab_size)
-    rows = rows_of(model, prompts, cfg, vocabulary.n_tokens, grammar)
+    rows = rows_of(model, prompts, cfg, vocabulary.n_tokens, grammar, before)
     go_on(model, rows, cfg, vocabulary, on_token, drafter)
     return rows
 
@@ -127,14 +129,21 @@ def eager(compiled: bool) -> AbstractContextManager[None]:
     return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
 
-def rows_of(model: LM, prompts: Sequence[Sequence[int]], cfg: SamplingConfig, n_tokens: int, grammar: Grammar | None = None) -> list[Row]:
-    """Returns cfg.n rows of each prompt in turn, without new tokens. Raises ConfigError for a prompt that the model cannot continue, and
-    for a cfg whose logit_bias names a token that is not below n_tokens."""
+def rows_of(
+    model: LM,
+    prompts: Sequence[Sequence[int]],
+    cfg: SamplingConfig,
+    n_tokens: int,
+    grammar: Grammar | None = None,
+    before: Counter[tuple[int, ...]] | None = None,
+) -> list[Row]:
+    """Returns cfg.n rows of each prompt in turn, without new tokens.  before: as in `row_keys`. Raises ConfigError for a prompt that the
+    model cannot continue, and for a cfg whose logit_bias names a token that is not below n_tokens."""
     cfg.require(n_tokens)
     assert (cfg.form is None) == (grammar is None)
     reads, given = model.cfg.kind == "encoder_decoder", [list(prompt) for prompt in prompts for _ in range(cfg.n)]
     rows = []
-    for i, (prompt, key) in enumerate(zip(given, row_keys(given, cfg.seed), strict=True)):
+    for i, (prompt, key) in enumerate(zip(given, row_keys(given, cfg.seed, before), strict=True)):
         matcher = grammar.matcher() if grammar is not None else None
         rows.append(Row(key, begin(model, prompt), [], prompt if reads else [], matcher, i, room(model, prompt, cfg)))
     return rows

@@ -1,5 +1,6 @@
 """Text in, text out: prompts to token ids, new tokens to text as they are sampled, and stop strings."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -69,9 +70,10 @@ def continued(
     on_text: OnText | None = None,
     drafter: Drafter | None = None,
     alone: bool = False,
+    before: Counter[tuple[int, ...]] | None = None,
 ) -> list[Completion]:
     """As `complete`, for prompts that are token ids already.  ends: the tokens that end a completion.  alone: a completion is a text of its
-    own, such as a chat answer, and not the rest of the prompt's text."""
+    own, such as a chat answer, and not the rest of the prompt's text.  before: as in `row_keys`."""
     grammar, vocabulary = grammar_of(tokenizer, cfg, ends), Vocabulary(tokenizer.vocab_size, ends, tokenizer.pad)
     if cfg.beams > 1:
         best = _by_beams(model, tokenizer, encoded, cfg, vocabulary, grammar, alone)
@@ -79,8 +81,8 @@ def continued(
             for row, completion in enumerate(best):
                 on_text(row, completion.text)
         return best
-    before = [[] if alone else begin(model, ids) for ids in encoded]
-    texts = [Continuation(primed(tokenizer, ids), cfg.stops) for ids in before for _ in range(cfg.n)]
+    begun = [[] if alone else begin(model, ids) for ids in encoded]
+    texts = [Continuation(primed(tokenizer, ids), cfg.stops) for ids in begun for _ in range(cfg.n)]
 
     def tell(row: int, piece: str) -> None:
         if piece and on_text is not None:
@@ -90,7 +92,7 @@ def continued(
         tell(row, texts[row].push(token))
         return texts[row].stopped
 
-    rows = decode(model, encoded, cfg, vocabulary, on_token=on_token, drafter=drafter, grammar=grammar)
+    rows = decode(model, encoded, cfg, vocabulary, on_token=on_token, drafter=drafter, grammar=grammar, before=before)
     for row, text in enumerate(texts):
         tell(row, text.finish())
     given = [ids for ids in encoded for _ in range(cfg.n)]

@@ -1,28 +1,33 @@
 """`lm generate from=FOLDER prompt=TEXT`: continues text, or answers it."""
 
 import json
+import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from lm import collector
 from lm.cli.verb import Verb
 from lm.errors import ConfigError
-from lm.generation.config import CacheForm, Dtype, GenerateConfig
-from lm.printing import answer, note, raw
+from lm.generation.config import CacheForm, Dtype, GenerateConfig, SamplingConfig
+from lm.printing import answer, moves, note, raw, silent_s, status
 from lm.progress import quiet
 from lm.schema import MaybeEmpty
-from lm.storage.model_folder import resolve_model
+from lm.storage.model_folder import folder_hash, resolve_model
 from lm.units import counted
 
 if TYPE_CHECKING:
     from lm.data.tokenizer.tokenizer import Tokenizer
+    from lm.generation.answering import Prompt
     from lm.generation.drafting.base import Drafter
     from lm.generation.text import Completion
     from lm.nn.transformer import LM
 
+_SILENT_S = 30.0  # off a terminal, so long without a line
 _REMEDY = "Write prompt=TEXT, or echo TEXT | lm generate ..."
 
 
@@ -39,14 +44,25 @@ class Generate(Verb, GenerateConfig):
     Without a prompt, a model with a chat template holds a conversation: each
     line that you type, or that comes from a pipe, is answered. /reset forgets
     what was said, /exit or Ctrl-D ends. To others, standard input is the prompt.
+
+    prompts=FILE out=FILE answers each line of a file, {"prompt": ...} or
+    {"messages": [...]}; killed, the same command goes on.
     """
 
     from_: str
     """Run, model or checkpoint folder."""
     prompt: MaybeEmpty | list[MaybeEmpty] | None = None
     """Text to continue, or the source of an encoder-decoder; may be given several times. Empty: a new document. null: standard input."""
+    prompts: str | None = None
+    """File of JSON lines, each with `prompt` or `messages`. The lines go to `out` with `answers` added, in what format=json prints of a
+    sample. null: none."""
+    out: str | None = None
+    """With prompts: file of the answers, which is there when it is complete."""
+    overwrite: bool = False
+    """With out: replace the file, and what a start that asked otherwise has left of it."""
     chat: bool | None = None
-    """The prompt is a user's message under the tokenizer's chat template. null: where no prompt is given and there is a template."""
+    """The prompt is a user's message under the tokenizer's chat template. null: where no prompt is given and there is a template, and for
+    messages."""
     merge: bool = True
     """An adapter becomes part of the weights; otherwise it computes beside them."""
     device: str = "auto"
@@ -65,7 +81,8 @@ class Generate(Verb, GenerateConfig):
     def run(self, rest: list[str]) -> None:
         """Prints text on stdout, notes on stderr."""
         self.refuse(rest)
-        if self.prompt is None and (sys.stdin is None or sys.stdin.closed):
+        self._require_files()
+        if self.prompt is None and self.prompts is None and (sys.stdin is None or sys.stdin.closed):
             raise ConfigError(f"prompt: none was given, and standard input is closed. {_REMEDY}.")
         if self.compile and self.beams > 1:
             raise ConfigError(f"compile=true is for rows that stay in place, and beams={self.beams} move. Leave one of them out.")
@@ -73,15 +90,61 @@ class Generate(Verb, GenerateConfig):
         with collector.paused():
             from lm.generation.load import drafter_of, load
 
+        prompts = self._read_prompts()  # before the model, which takes longer
         model, tokenizer = load(folder, self.device, self.merge, self.dtype, self.cache, self.compile)
         drafter = drafter_of(model, tokenizer, self, self.dtype, self.compile)
-        if self.prompt is None and (self.chat or (self.chat is None and tokenizer.chat_template is not None)):
+        if prompts is not None:
+            self._answer_all(prompts, folder_hash(folder), model, tokenizer, drafter)
+        elif self.prompt is None and (self.chat or (self.chat is None and tokenizer.chat_template is not None)):
             with quiet():  # else progress would be printed over the user's input
                 self._converse(model, tokenizer, drafter)
         else:
             self._complete(model, tokenizer, drafter)
         if drafter is not None:
             note(drafter.tally.sentence())
+
+    def _require_files(self) -> None:
+        if self.prompts is None and (self.out is not None or self.overwrite):
+            raise ConfigError("out, overwrite: they are of prompts=FILE, which is not set. Set it, or leave them out.")
+        if self.prompts is not None and self.out is None:
+            raise ConfigError("prompts: the answers need a file. Write out=FILE.")
+        if self.prompts is not None and (self.prompt is not None or self.format != "text"):
+            raise ConfigError("prompt, format: prompts=FILE has prompts and a format of its own. Leave them out.")
+
+    def _read_prompts(self) -> "list[Prompt] | None":
+        if self.prompts is None or self.out is None:
+            return None
+        from lm.generation.answering import read_prompts, require_new
+
+        require_new(Path(os.path.expanduser(self.out)), self.overwrite)
+        return read_prompts(Path(os.path.expanduser(self.prompts)))
+
+    def _answer_all(self, prompts: "list[Prompt]", of: str, model: "LM", tokenizer: "Tokenizer", drafter: "Drafter | None") -> None:
+        from lm.generation.answering import answer_all
+        from lm.generation.text import chat_template
+
+        assert self.out is not None
+        self.require(tokenizer.vocab_size)
+        messages = not isinstance(prompts[0].asked, str)
+        if messages and self.chat is False:
+            raise ConfigError("chat=false: messages are asked in a chat template. Leave it out, or write prompts.")
+        chat = chat_template(tokenizer) if messages or self.chat else None
+        sampling = self.model_dump(mode="json", include=set(SamplingConfig.model_fields))
+        asked = {"from": of, "chat": chat is not None, **self.model_dump(include={"dtype", "cache", "merge"}), **sampling}
+        began, first = time.monotonic(), None
+
+        def told(done: int, n_tokens: int) -> None:
+            nonlocal first
+            first = done if first is None else first
+            speed = n_tokens / max(time.monotonic() - began, 1e-9)
+            if done == len(prompts):
+                note(f"{self.out}: {counted(done, 'prompt')} answered, {done - first:,} now, {n_tokens:,} tokens, {speed:,.0f} tokens/s.")
+            elif moves() or silent_s() > _SILENT_S:
+                status(f"{done:,} of {counted(len(prompts), 'prompt')} answered, {speed:,.0f} tokens/s")
+
+        out = Path(os.path.expanduser(self.out))
+        with quiet():
+            answer_all(model, tokenizer, prompts, self, out, asked, chat, drafter, told, anew=self.overwrite)
 
     def _complete(self, model: "LM", tokenizer: "Tokenizer", drafter: "Drafter | None") -> None:
         from lm.generation.decode import room

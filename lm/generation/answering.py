@@ -1,0 +1,197 @@
+"""A file of prompts, answered into another file. What a kill leaves is gone on with by the same command."""
+
+import fcntl
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from lm.data.sources.base import ROLES, Turn
+from lm.data.tokenizer.chat import ChatTemplate
+from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.errors import ConfigError, ResourceError
+from lm.generation.config import SamplingConfig
+from lm.generation.decode import ROWS, room
+from lm.generation.drafting.base import Drafter
+from lm.generation.text import continued, ends_of, prompt_ids, require_fit
+from lm.nn.transformer import LM
+from lm.schema import Tree
+from lm.storage.atomic import beside, disk_errors, sync
+from lm.storage.reading import parse_json, read_bytes
+
+ANSWERS = "answers"  # the field that is added to each line
+_MOST_MIB = 4096
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A line of a file of prompts: its object, what is asked (a text, or the turns so far), and the place for errors."""
+
+    line: Tree
+    asked: str | list[Turn]
+    where: str
+
+
+def read_prompts(path: Path) -> list[Prompt]:
+    """Returns what the lines of a file ask, each a JSON object with the field `prompt` or `messages`; what else is in it goes along into
+    the answers. Raises ConfigError for a line that is none, and where lines have not all the same field."""
+    if not path.is_file():
+        raise ConfigError(f"prompts={path}: there is no such file. Name one of JSON lines.")
+    lines = read_bytes(path, _MOST_MIB).removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    prompts = [_prompt(data, f"{path}, line {number}") for number, data in enumerate(lines, 1) if data.strip()]
+    if not prompts:
+        raise ConfigError(f'{path}: it holds no prompt. Write a line such as {{"prompt": "def main("}} for each.')
+    for prompt in prompts:
+        if isinstance(prompt.asked, str) != isinstance(prompts[0].asked, str):
+            raise ConfigError(f"{prompt.where}: prompts and messages are in one file. Keep them in files of their own.")
+    return prompts
+
+
+def _prompt(data: bytes, where: str) -> Prompt:
+    try:
+        line = parse_json(data)
+    except ValueError as error:  # UnicodeDecodeError too
+        raise ConfigError(f"{where}: it is not JSON ({error}). Fix the line.") from None
+    if not isinstance(line, dict) or ("prompt" in line) == ("messages" in line):
+        raise ConfigError(f"{where}: it is no object with either prompt or messages. Fix the line.")
+    if ANSWERS in line:
+        raise ConfigError(f"{where}: it has the field {ANSWERS} already, which is written here. Rename it.")
+    if "messages" in line:
+        return Prompt(line, _turns(line["messages"], where), where)
+    if not isinstance(line["prompt"], str):
+        raise ConfigError(f"{where}: prompt is no string. Fix the line.")
+    return Prompt(line, line["prompt"], where)
+
+
+def _turns(messages: object, where: str) -> list[Turn]:
+    if not isinstance(messages, list) or not messages:
+        raise ConfigError(f"{where}: messages is no list of messages. Fix the line.")
+    turns = []
+    for number, message in enumerate(messages, 1):
+        role, text = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
+        if role not in ROLES or not isinstance(text, str):
+            raise ConfigError(f"{where}: message {number} has not a role ({', '.join(ROLES[:4])} ...) and a content of text. Fix it.")
+        turns.append(Turn(role, text))
+    return turns
+
+
+def answer_all(
+    model: LM,
+    tokenizer: Tokenizer,
+    prompts: Sequence[Prompt],
+    cfg: SamplingConfig,
+    out: Path,
+    asked: Tree,
+    chat: ChatTemplate | None,
+    drafter: Drafter | None,
+    told: Callable[[int, int], None],
+    anew: bool = False,
+) -> None:
+    """Writes a file with a line for each prompt: its object and `answers`, the list of cfg.n completions.
+
+    The answers are those that `complete` gives for all prompts at once, whatever was answered before a kill. They grow in a hidden file
+    beside `out`, which comes into being when it is complete.  asked: what decides the answers, by key; a start that was ended is gone on
+    with only where it is the same.  chat: as in `complete`.  told: called with the prompts that are answered so far, and the tokens drawn
+    here.  anew: replace a file at `out`, and what a start with another `asked` has left. Raises ConfigError as `complete` does, before
+    anything is drawn, and ResourceError where the file cannot be written.
+    """
+    require_fit(tokenizer, model.vocab_size)
+    encoded = [_ids(model, tokenizer, prompt, cfg, chat) for prompt in prompts]
+    ends, before, n_tokens = ends_of(tokenizer, chat), Counter[tuple[int, ...]](), 0
+    at_once = 1 if cfg.beams > 1 else max(1, ROWS // cfg.n)  # a form may allow fewer beams than cfg.n
+    with _growing(out, asked | {"prompts": _digest(prompts)}, anew) as (file, done):
+        for ids in encoded[:done]:
+            before[tuple(ids)] += cfg.n
+        told(done, 0)
+        for start in range(done, len(prompts), at_once):
+            some = slice(start, start + at_once)
+            found = continued(model, tokenizer, encoded[some], cfg, ends, drafter=drafter, alone=chat is not None, before=before)
+            each = len(found) // len(encoded[some])
+            for i, prompt in enumerate(prompts[some]):
+                answers = [asdict(completion) for completion in found[i * each : (i + 1) * each]]
+                file.write(json.dumps(prompt.line | {ANSWERS: answers}).encode() + b"\n")
+            file.flush()
+            n_tokens += sum(completion.n_tokens for completion in found)
+            told(min(some.stop, len(prompts)), n_tokens)
+
+
+def require_new(out: Path, anew: bool) -> None:
+    """Raises ConfigError where `out` exists; with `anew`, only where it is no file."""
+    if os.path.lexists(out) and not (anew and out.is_file()):
+        remedy = "Add overwrite=true to replace it, or choose another file" if out.is_file() else "Choose another name"
+        raise ConfigError(f"out={out}: it exists already. {remedy}.")
+
+
+def _ids(model: LM, tokenizer: Tokenizer, prompt: Prompt, cfg: SamplingConfig, chat: ChatTemplate | None) -> list[int]:
+    try:
+        ids = prompt_ids(model, tokenizer, prompt.asked, chat)
+        room(model, ids, cfg)
+    except ConfigError as error:
+        raise ConfigError(f"{prompt.where}: {error}") from None
+    return ids
+
+
+def _digest(prompts: Sequence[Prompt]) -> str:
+    return hashlib.sha256(json.dumps([prompt.line for prompt in prompts]).encode()).hexdigest()
+
+
+@contextmanager
+def _growing(out: Path, asked: Tree, anew: bool) -> Iterator[tuple[BinaryIO, int]]:
+    """Yields the file that grows, and how many lines are in it already; it becomes `out` behind the block."""
+    require_new(out, anew)
+    part = out.with_name(f".{out.name}.part")
+    with disk_errors(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with open(part, "a+b") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ResourceError(f"out={out}: another process is writing it. Stop that one, wait, or choose another file.") from None
+            done = _lines_of(file, out, asked, anew)
+            yield file, done
+            _publish(file, out)
+            part.unlink()
+
+
+def _lines_of(file: BinaryIO, out: Path, asked: Tree, anew: bool) -> int:
+    """Returns how many whole lines of answers are in the file, after cutting off what is behind them; a new file gets its head."""
+    file.seek(0)
+    whole, end = [], 0
+    for line in file:
+        if line.endswith(b"\n"):
+            whole.append(line)
+            end += len(line)
+    try:
+        before = json.loads(whole[0]) if whole else None
+    except ValueError:
+        before = {}
+    if before is not None and before != asked and not anew:
+        differ = [key for key in asked if before.get(key) != asked[key]] if isinstance(before, dict) else list(asked)
+        raise ConfigError(
+            f"out={out}: {len(whole) - 1} answers are there of a start that asked otherwise ({', '.join(differ[:3])})."
+            " Ask as it did, add overwrite=true to begin anew, or choose another file."
+        )
+    if before != asked:
+        end, whole = 0, []
+    file.truncate(end)
+    file.seek(0, os.SEEK_END)
+    if not whole:
+        file.write(json.dumps(asked).encode() + b"\n")
+        file.flush()
+    return max(0, len(whole) - 1)
+
+
+def _publish(file: BinaryIO, out: Path) -> None:
+    file.seek(0)
+    file.readline()
+    with beside(out, Path.touch) as temporary, open(temporary, "wb") as copy:
+        while data := file.read(1 << 20):
+            copy.write(data)
+        copy.flush()
+        sync(temporary)
+        temporary.replace(out)

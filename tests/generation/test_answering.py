@@ -1,0 +1,154 @@
+"""`lm generate prompts=FILE out=FILE`: answers of many prompts, on which a kill leaves no mark."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lm as library
+from lm.data.kinds import BytesConfig
+from lm.generation import answering
+from lm.nn.transformer import DecoderLM
+from lm.storage.model_folder import save_model
+from tests.conftest import Lm, started
+
+PROMPTS = [{"prompt": f"def f{i % 7}(", "id": i} for i in range(50)]
+
+
+def lines(path: Path, each: list[Any]) -> Path:
+    path.write_text("".join(f"{json.dumps(one)}\n" for one in each))
+    return path
+
+
+def read(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def args(model_folder: Path, tmp_path: Path) -> list[str]:
+    return ["generate", f"from={model_folder}", f"prompts={lines(tmp_path / 'prompts.jsonl', PROMPTS)}", "out=a.jsonl", "max_tokens=8"]
+
+
+@pytest.mark.parametrize("options", [{"n": 3}, {"beams": 2, "n": 2}, {"logprobs": 1, "stop": "e"}], ids=str)
+def test_every_line_comes_back_with_the_answers_that_all_prompts_have_at_once(
+    lm: Lm, args: list[str], model_folder: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """The same prompts in several batches too: their i-th samples differ."""
+    code, out, err = lm(*args, *(f"{key}={value}" for key, value in options.items()))
+    assert (code, out) == (0, "") and err.startswith("a.jsonl: 50 prompts answered, 50 now, ")
+    model, tokenizer = library.load(model_folder, device="cpu")
+    told = library.complete(model, tokenizer, [str(each["prompt"]) for each in PROMPTS], max_tokens=8, **options)
+    found = read(tmp_path / "a.jsonl")
+    assert [{key: value for key, value in each.items() if key != "answers"} for each in found] == PROMPTS
+    assert [answer["tokens"] for each in found for answer in each["answers"]] == [each.tokens for each in told]
+    assert [answer["text"] for each in found for answer in each["answers"]] == [each.text for each in told]
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_start_that_was_ended_is_gone_on_with(lm: Lm, args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a line is cut off; asked otherwise it is refused by the name of the option, or begun anew."""
+    assert lm(*args)[0] == 0
+    whole = (tmp_path / "a.jsonl").read_bytes()
+    code, _, err = lm(*args)
+    assert code == 2 and "out=a.jsonl: it exists already. Add overwrite=true" in err
+
+    drawn: list[int] = []
+    real = answering.continued
+
+    def interrupted(*given: Any, **options: Any) -> Any:
+        if drawn:
+            raise KeyboardInterrupt
+        drawn.append(len(given[2]))
+        return real(*given, **options)
+
+    monkeypatch.setattr(answering, "continued", interrupted)
+    args[3] = "out=b.jsonl"
+    assert lm(*args)[0] == 130 and not (tmp_path / "b.jsonl").exists() and drawn == [32]
+    with (tmp_path / ".b.jsonl.part").open("a") as file:
+        file.write('{"prompt": "def f0(", "ans')
+    monkeypatch.setattr(answering, "continued", real)
+    code, _, err = lm(*args, "temperature=0.5", "seed=2")
+    assert code == 2 and "out=b.jsonl: 32 answers are there of a start that asked otherwise (temperature, seed). Ask as it did" in err
+    code, _, err = lm(*args)
+    assert code == 0 and "50 prompts answered, 18 now" in err
+    assert (tmp_path / "b.jsonl").read_bytes() == whole
+    (tmp_path / ".b.jsonl.part").write_text("{damaged\n")
+    code, _, err = lm(*args, "overwrite=true", "temperature=0")
+    assert code == 0 and "50 now" in err and (tmp_path / "b.jsonl").read_bytes() != whole
+
+
+def test_a_killed_process_loses_no_answers_and_a_second_one_waits_its_turn(args: list[str], tmp_path: Path, lm: Lm) -> None:
+    assert lm(*args)[0] == 0
+    whole, part = (tmp_path / "a.jsonl").read_bytes(), tmp_path / ".b.jsonl.part"
+    args[3] = "out=b.jsonl"
+    slow = "import time; from lm.generation import answering as a; real, calls = a.continued, []\n"
+    slow += "a.continued = lambda *x, **y: (calls.append(1), time.sleep(30 * (len(calls) > 1)), real(*x, **y))[2]\n"
+    with started([sys.executable, "-c", f"{slow}from lm.cli.main import main; main({args!r})"], cwd=tmp_path) as process:
+        end = time.monotonic() + 60
+        while not part.exists() or part.read_bytes().count(b"\n") < 33:
+            assert time.monotonic() < end and process.poll() is None, process.communicate()[1]
+            time.sleep(0.05)
+        code, _, err = lm(*args)
+        assert code == 5 and "out=b.jsonl: another process is writing it. Stop that one" in err
+        os.kill(process.pid, signal.SIGKILL)
+    assert lm(*args)[0] == 0 and (tmp_path / "b.jsonl").read_bytes() == whole
+
+
+def test_messages_are_asked_in_the_chat_template(lm: Lm, tmp_path: Path, model: DecoderLM) -> None:
+    asking = BytesConfig().build()
+    asking.chat_template = (Path(library.__file__).with_name("data") / "tokenizer/chat_templates/plain.jinja").read_text()
+    save_model(tmp_path / "chat", model.cfg.tree(), dict(model.named_parameters()), asking.save, {})
+    chats = [{"messages": [{"role": "user", "content": text}]} for text in ("Hi", "No")]
+    args = ["generate", "from=chat", f"prompts={lines(tmp_path / 'c.jsonl', chats)}", "max_tokens=6"]
+    code, _, err = lm(*args, "out=a.jsonl")
+    assert code == 0, err
+    loaded, tokenizer = library.load(tmp_path / "chat", device="cpu")
+    alone = [library.generate(loaded, tokenizer, text, chat=True, max_tokens=6) for text in ("Hi", "No")]
+    assert [each["answers"][0]["text"] for each in read(tmp_path / "a.jsonl")] == alone
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("{", "line 2: it is not JSON"),
+        ("[1]", "line 2: it is no object with either prompt or messages. Fix the line."),
+        ('{"prompt": "a", "messages": []}', "line 2: it is no object with either prompt or messages."),
+        ('{"prompt": 1}', "line 2: prompt is no string."),
+        ('{"prompt": "a", "answers": 1}', "line 2: it has the field answers already, which is written here. Rename it."),
+        ('{"messages": [{"role": "usr", "content": "a"}]}', "line 2: message 1 has not a role (system, developer, user, assistant ...)"),
+        ('{"messages": [{"role": "user", "content": "a"}]}', "line 2: prompts and messages are in one file."),
+        (json.dumps({"prompt": "a" * 49}), "line 2: prompt: 50 tokens are more than model.max_seq_len=48"),
+        (json.dumps({"prompt": "\ud800"}), "line 2: prompt: character 0 ('\\ud800') is not valid Unicode"),
+    ],
+)
+def test_a_line_that_cannot_be_asked_is_named(lm: Lm, model_folder: Path, tmp_path: Path, given: str, said: str) -> None:
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n' + given + "\n")
+    code, out, err = lm("generate", f"from={model_folder}", "prompts=p.jsonl", "out=new/a.jsonl")
+    assert (code, out) == (2, "") and f"p.jsonl, {said}" in err and err.count("\n") == 1
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["prompts=none.jsonl", "out=a"], "prompts=none.jsonl: there is no such file."),
+        (["prompts=empty.jsonl", "out=a"], "empty.jsonl: it holds no prompt."),
+        (["prompts=p.jsonl"], "prompts: the answers need a file. Write out=FILE."),
+        (["prompt=a", "out=a"], "out, overwrite: they are of prompts=FILE, which is not set."),
+        (["prompts=p.jsonl", "out=a", "prompt=a"], "prompt, format: prompts=FILE has prompts and a format of its own."),
+        (["prompts=p.jsonl", "out=runs"], "out=runs: it exists already. Choose another name."),
+        (["prompts=p.jsonl", "out=a", "chat=true"], "chat=true: the model's tokenizer has no chat template."),
+        (["prompts=m.jsonl", "out=a", "chat=false"], "chat=false: messages are asked in a chat template."),
+    ],
+)
+def test_files_that_cannot_be_are_refused(lm: Lm, model_folder: Path, tmp_path: Path, given: list[str], said: str) -> None:
+    (tmp_path / "empty.jsonl").write_text("\n")
+    lines(tmp_path / "p.jsonl", PROMPTS[:1])
+    lines(tmp_path / "m.jsonl", [{"messages": [{"role": "user", "content": "a"}]}])
+    code, out, err = lm("generate", f"from={model_folder}", *given)
+    assert (code, out) == (2, "") and said in err

@@ -91,14 +91,15 @@ def answer_all(
     drafter: Drafter | None,
     told: Callable[[int, int], None],
     anew: bool = False,
-) -> None:
-    """Writes a file with a line for each prompt: its object and `answers`, the list of cfg.n completions.
+) -> tuple[int, int]:
+    """Writes a file with a line for each prompt: its object and `answers`, the list of cfg.n completions. Returns how many prompts were
+    answered here, and with how many tokens.
 
     The answers are those that `complete` gives for all prompts at once, whatever was answered before a kill. They grow in a hidden file
     beside `out`, which comes into being when it is complete.  asked: what decides the answers, by key; a start that was ended is gone on
-    with only where it is the same.  chat: as in `complete`.  told: called with the prompts that are answered so far, and the tokens drawn
-    here.  anew: replace a file at `out`, and what a start with another `asked` has left. Raises ConfigError as `complete` does, before
-    anything is drawn, and ResourceError where the file cannot be written.
+    with only where it is the same.  chat: as in `complete`.  told: called before each batch with the prompts that are answered so far, and
+    the tokens drawn here.  anew: replace a file at `out`, and what a start with another `asked` has left. Raises ConfigError as `complete`
+    does, before anything is drawn, and ResourceError where the file cannot be written.
     """
     require_fit(tokenizer, model.vocab_size)
     encoded = [_ids(model, tokenizer, prompt, cfg, chat) for prompt in prompts]
@@ -107,8 +108,8 @@ def answer_all(
     with _growing(out, asked | {"prompts": _digest(prompts)}, anew) as (file, done):
         for ids in encoded[:done]:
             before[tuple(ids)] += cfg.n
-        told(done, 0)
         for start in range(done, len(prompts), at_once):
+            told(start, n_tokens)
             some = slice(start, start + at_once)
             found = continued(model, tokenizer, encoded[some], cfg, ends, drafter=drafter, alone=chat is not None, before=before)
             each = len(found) // len(encoded[some])
@@ -117,7 +118,7 @@ def answer_all(
                 file.write(json.dumps(prompt.line | {ANSWERS: answers}).encode() + b"\n")
             file.flush()
             n_tokens += sum(completion.n_tokens for completion in found)
-            told(min(some.stop, len(prompts)), n_tokens)
+    return len(prompts) - done, n_tokens
 
 
 def require_new(out: Path, anew: bool) -> None:
@@ -161,29 +162,34 @@ def _growing(out: Path, asked: Tree, anew: bool) -> Iterator[tuple[BinaryIO, int
 def _lines_of(file: BinaryIO, out: Path, asked: Tree, anew: bool) -> int:
     """Returns how many whole lines of answers are in the file, after cutting off what is behind them; a new file gets its head."""
     file.seek(0)
-    whole, end = [], 0
+    head = file.readline()
+    n, end = 0, len(head)
     for line in file:
         if line.endswith(b"\n"):
-            whole.append(line)
-            end += len(line)
-    try:
-        before = json.loads(whole[0]) if whole else None
-    except ValueError:
-        before = {}
-    if before is not None and before != asked and not anew:
-        differ = [key for key in asked if before.get(key) != asked[key]] if isinstance(before, dict) else list(asked)
+            n, end = n + 1, end + len(line)
+    before = _parsed(head)
+    if before != asked and n and not anew:
+        differ = [key for key in asked if before.get(key) != asked[key]]
         raise ConfigError(
-            f"out={out}: {len(whole) - 1} answers are there of a start that asked otherwise ({', '.join(differ[:3])})."
+            f"out={out}: {n} answers are there of a start that asked otherwise ({', '.join(differ[:3])})."
             " Ask as it did, add overwrite=true to begin anew, or choose another file."
         )
-    if before != asked:
-        end, whole = 0, []
-    file.truncate(end)
-    file.seek(0, os.SEEK_END)
-    if not whole:
-        file.write(json.dumps(asked).encode() + b"\n")
-        file.flush()
-    return max(0, len(whole) - 1)
+    if before == asked:
+        file.truncate(end)
+        return n
+    file.truncate(0)
+    file.write(json.dumps(asked).encode() + b"\n")
+    file.flush()
+    return 0
+
+
+def _parsed(head: bytes) -> Tree:
+    """Returns the object in the first line; {} where it is damaged."""
+    try:
+        found = parse_json(head)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _publish(file: BinaryIO, out: Path) -> None:

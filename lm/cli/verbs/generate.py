@@ -131,20 +131,18 @@ class Generate(Verb, GenerateConfig):
         chat = chat_template(tokenizer) if messages or self.chat else None
         sampling = self.model_dump(mode="json", include=set(SamplingConfig.model_fields))
         asked = {"from": of, "chat": chat is not None, **self.model_dump(include={"dtype", "cache", "merge"}), **sampling}
-        began, first = time.monotonic(), None
+        began = time.monotonic()
 
         def told(done: int, n_tokens: int) -> None:
-            nonlocal first
-            first = done if first is None else first
-            speed = n_tokens / max(time.monotonic() - began, 1e-9)
-            if done == len(prompts):
-                note(f"{self.out}: {counted(done, 'prompt')} answered, {done - first:,} now, {n_tokens:,} tokens, {speed:,.0f} tokens/s.")
-            elif moves() or silent_s() > _SILENT_S:
+            if moves() or silent_s() > _SILENT_S:
+                speed = n_tokens / (time.monotonic() - began)
                 status(f"{done:,} of {counted(len(prompts), 'prompt')} answered, {speed:,.0f} tokens/s")
 
         out = Path(os.path.expanduser(self.out))
         with quiet():
-            answer_all(model, tokenizer, prompts, self, out, asked, chat, drafter, told, anew=self.overwrite)
+            n, n_tokens = answer_all(model, tokenizer, prompts, self, out, asked, chat, drafter, told, anew=self.overwrite)
+        speed = n_tokens / (time.monotonic() - began)
+        note(f"{self.out}: {counted(len(prompts), 'prompt')} answered, {n:,} now, {n_tokens:,} tokens, {speed:,.0f} tokens/s.")
 
     def _complete(self, model: "LM", tokenizer: "Tokenizer", drafter: "Drafter | None") -> None:
         from lm.generation.decode import room

@@ -1,4 +1,4 @@
-"""Granite with experts."""
+"""Granite with experts, and with a shared one beside them."""
 
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ transformers = pytest.importorskip("transformers")
 from lm.adapters.adapter import LoRAConfig, adapting  # noqa: E402
 from lm.errors import ConfigError  # noqa: E402
 from lm.hf.families.granitemoe import FAMILY  # noqa: E402
+from lm.hf.families.granitemoeshared import FAMILY as SHARED  # noqa: E402
 from lm.hf.families.mixtral import FAMILY as MIXTRAL  # noqa: E402
 from lm.hf.io.peft import write_peft  # noqa: E402
 from lm.hf.io.writing import family_for  # noqa: E402
@@ -42,6 +43,19 @@ PUBLISHED: dict[str, Any] = {
 @pytest.mark.parametrize("case", cases(CASES, quick=2))
 def test_granitemoe(case: str, tmp_path: Path) -> None:
     verify(transformers.GraniteMoeForCausalLM(transformers.GraniteMoeConfig(**BASE | CASES[case])), tmp_path)
+
+
+@pytest.mark.parametrize("case", cases(CASES))
+def test_granitemoeshared(case: str, tmp_path: Path) -> None:
+    config = transformers.GraniteMoeSharedConfig(**BASE | {"shared_intermediate_size": 28} | CASES[case])
+    verify(transformers.GraniteMoeSharedForCausalLM(config), tmp_path)
+
+
+def test_no_shared_expert_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"shared_intermediate_size=0 leaves no shared expert\. Set model_type to granitemoe\."):
+        SHARED.config(BASE | {"shared_intermediate_size": 0})
+    cfg = SHARED.config(BASE | {"shared_intermediate_size": 28})
+    assert family_for(cfg).name == "granitemoeshared" and FAMILY.homeless(cfg)
 
 
 @pytest.mark.parametrize("more", [{}, {"rope_theta": 500.0, "logits_scaling": 8.0, "num_key_value_heads": 2, "num_local_experts": 4}])

@@ -15,8 +15,8 @@ class GraniteMoE(Granite, Mixtral):
 
     name = "granitemoe"
     architecture = "GraniteMoeForCausalLM"
-    theta = 10000.0
-    unadapted = ("input_linear", "output_linear")  # in the file; transformers' class has parameters of other names
+    theta: ClassVar[float | None] = 10000.0
+    unadapted: ClassVar[tuple[str, ...]] = ("block_sparse_moe.input_linear", "block_sparse_moe.output_linear")  # parameters of other names
     fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
         **{ours: theirs for ours, theirs in Granite.fields.items() if not ours.startswith("ffn.") and ours != "attention.head_dim"},
         **{ours: theirs for ours, theirs in Mixtral.fields.items() if ours.startswith("ffn.") and ours != "ffn.router.jitter"},

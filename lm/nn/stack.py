@@ -155,6 +155,8 @@ class ModelConfig(Slot):
     def implied(self) -> Tree:
         """Returns, by dotted path, what options mean where that is not the value that they hold, such as what null stands for."""
         slots = {"attention": self.attention.implied(self.d_model, self.n_layers), "ffn": self.ffn.implied(self.d_model)}
+        if self.recurrent is not None:
+            slots["recurrent"] = self.recurrent.implied()
         windows = any(self.attention.layer_window(layer) is not None for layer in range(self.n_layers))
         slots["position"] = self.position.implied(self.n_layers, windows)
         pattern = shortest([self.slot(layer) for layer in range(self.n_layers)])

@@ -1,5 +1,6 @@
 """Mixtures of experts: the grouped path equals the loop, and routing, losses, loads and capacity follow their formulas."""
 
+import math
 from typing import Any, TypeVar
 
 import pytest
@@ -12,7 +13,7 @@ from lm.nn.context import Context
 from lm.nn.ffn.experts import Experts
 from lm.nn.ffn.mlp import MLPConfig
 from lm.nn.ffn.moe import MoE, MoEConfig
-from lm.nn.ffn.router import SigmoidRouter, SoftmaxRouter
+from lm.nn.ffn.router import CorrectedRouter, SoftmaxRouter
 from lm.nn.position.base import Position
 from lm.nn.transformer import LM, build_model
 from lm.ops.attention.mask import Mask, arange_positions
@@ -88,8 +89,9 @@ def softmax_by_hand(router: SoftmaxRouter, x: Tensor) -> dict[int, float]:
     return {i: powers[i] / total * router.cfg.scale for i in best}
 
 
-def sigmoid_by_hand(router: SigmoidRouter, x: Tensor) -> dict[int, float]:
-    scores = [1 / (1 + float(torch.tensor(-s).exp())) for s in (router.weight @ x).tolist()]
+def corrected_by_hand(router: CorrectedRouter, x: Tensor) -> dict[int, float]:
+    powers = [float(torch.tensor(s).exp()) for s in (router.weight @ x).tolist()]
+    scores = [power / (1 + power if router.cfg.kind == "sigmoid" else sum(powers)) for power in powers]
     biased = [s + float(b) for s, b in zip(scores, router.correction_bias, strict=True)]
     size = len(scores) // router.cfg.n_groups
     groups = [range(g * size, (g + 1) * size) for g in range(router.cfg.n_groups)]
@@ -110,13 +112,15 @@ def sigmoid_by_hand(router: SigmoidRouter, x: Tensor) -> dict[int, float]:
         {"kind": "sigmoid", "scale": 2.5},
         {"kind": "sigmoid", "n_groups": 4, "top_groups": 2, "normalize": False},
         {"kind": "sigmoid", "n_groups": 2, "top_groups": 1},
+        {"kind": "corrected_softmax"},
+        {"kind": "corrected_softmax", "n_groups": 4, "top_groups": 2, "normalize": False, "scale": 2.5},
     ],
 )
 @torch.no_grad()
 def test_routing_equals_a_loop_by_hand(router: dict[str, Any]) -> None:
     layer, x = mixture(n_experts=8, router=router), inputs()
     routing = layer.router(x)
-    by_hand = softmax_by_hand if isinstance(layer.router, SoftmaxRouter) else sigmoid_by_hand
+    by_hand = softmax_by_hand if isinstance(layer.router, SoftmaxRouter) else corrected_by_hand
     for row in range(B):
         for place in range(S):
             expected = by_hand(layer.router, x[row, place])
@@ -125,16 +129,28 @@ def test_routing_equals_a_loop_by_hand(router: dict[str, Any]) -> None:
     torch.testing.assert_close(routing.probabilities.sum(-1), torch.ones(B, S))
 
 
-def test_the_correction_bias_chooses_and_does_not_weigh() -> None:
-    layer, x = mixture(router={"kind": "sigmoid"}), inputs()
-    assert isinstance(layer.router, SigmoidRouter)
+@pytest.mark.parametrize("kind", ["sigmoid", "corrected_softmax"])
+def test_the_correction_bias_chooses_and_does_not_weigh(kind: str) -> None:
+    layer, x = mixture(router={"kind": kind}), inputs()
+    assert isinstance(layer.router, CorrectedRouter)
     layer.router.correction_bias.copy_(torch.tensor([0.0, 0.0, 0.0, 50.0]))
     routing = layer.router(x)
-    scores = routing.logits.sigmoid()
+    scores = routing.logits.sigmoid() if kind == "sigmoid" else routing.logits.softmax(-1)
     assert (routing.experts == 3).any(-1).all()
     expected = scores.gather(-1, routing.experts)
     torch.testing.assert_close(routing.weights, expected / expected.sum(-1, keepdim=True))
     assert not layer.router.correction_bias.requires_grad
+
+
+@torch.no_grad()
+def test_experts_that_only_the_bias_chooses_keep_weights_next_to_nothing() -> None:
+    """As ERNIE 4.5 in transformers, whose sums are at least 1e-12."""
+    layer = mixture(router={"kind": "corrected_softmax"})
+    layer.router.correction_bias.copy_(torch.tensor([0.0, 0.0, 50.0, 50.0]))
+    layer.router.weight.copy_(torch.tensor([40.0, 0.0, 0.0, 0.0])[:, None] * torch.ones(4, D) / D)
+    routing = layer.router(torch.ones(1, 1, D))
+    assert sorted(routing.experts.flatten().tolist()) == [2, 3]
+    torch.testing.assert_close(routing.weights, torch.full((1, 1, 2), math.exp(-40) / (1 + 3 * math.exp(-40)) / 1e-12))
 
 
 def test_shared_experts_add_to_every_token() -> None:
@@ -170,7 +186,7 @@ PADDED = torch.stack(
 )
 
 
-@pytest.mark.parametrize("router", [{"kind": "softmax"}, {"kind": "sigmoid"}])
+@pytest.mark.parametrize("router", [{"kind": "softmax"}, {"kind": "sigmoid"}, {"kind": "corrected_softmax"}])
 @pytest.mark.parametrize(("balance", "z"), [(0.7, 0.0), (0.0, 0.3), (0.7, 0.3)])
 @torch.no_grad()
 def test_losses_per_row_equal_the_formulas_without_padding(router: dict[str, Any], balance: float, z: float) -> None:

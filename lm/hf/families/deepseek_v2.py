@@ -4,7 +4,8 @@ from collections.abc import Collection
 from typing import Any, ClassVar
 
 from lm.errors import ConfigError
-from lm.hf.families.deepseek_v3 import MTP_LAYERS, DeepSeekV3
+from lm.hf.families.deepseek_moe import MTP_LAYERS
+from lm.hf.families.deepseek_v3 import DeepSeekV3
 from lm.hf.io.family import activation
 from lm.schema import Tree
 

@@ -13,7 +13,7 @@ class Mixtral(Mistral):
 
     name = "mixtral"
     architecture = "MixtralForCausalLM"
-    theta = 1e6
+    theta: ClassVar[float | None] = 1e6
     fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
         **{ours: theirs for ours, theirs in Mistral.fields.items() if not ours.startswith("ffn.")},
         "norm.eps": ("rms_norm_eps", 1e-5),

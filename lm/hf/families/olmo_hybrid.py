@@ -57,7 +57,6 @@ class OLMoHybrid(OLMo2):
 
     def write(self, ours: Tree) -> Tree:
         delta = {key: ours.get(f"recurrent.{name}") for name, key in _DELTA.items()}
-        delta[_DELTA["n_k_heads"]] = ours.get("recurrent.n_k_heads") or ours.get("recurrent.n_heads")
         rope = write_rope(ours) if ours["position.kind"] == "rope" else _UNROTATED
         return {"layer_types": write_pattern(ours, LINEAR), **delta, **rope}
 

@@ -42,6 +42,11 @@ class Qwen3Next(Qwen2MoE):
     }  # fmt: skip
 
     def read(self, hf: Tree) -> Tree:
+        mixture = Qwen3MoE.read(self, {"num_experts": 512, "intermediate_size": 5632, **hf}) | {"attention.window": None}
+        return {**mixture, **self.mixers(hf)}
+
+    def mixers(self, hf: Tree) -> Tree:
+        """Returns our options of what mixes tokens, and of positions."""
         n, every = hf["num_hidden_layers"], hf.get("full_attention_interval", 4)
         types = hf.get("layer_types") or [LINEAR if (i + 1) % every else "full_attention" for i in range(n)]
         pattern, rope = read_pattern(types, n, (LINEAR,)), read_rope({"partial_rotary_factor": 0.25, **hf})
@@ -49,13 +54,16 @@ class Qwen3Next(Qwen2MoE):
             raise ConfigError(f"config.json: hidden_act={act!r} is of the convolutions too, which are silu's in lm. Import another model.")
         sizes = {ours: hf.get(key, _USUAL[ours]) for ours, key in DELTA.items()}
         delta: Tree = {"recurrent": {"kind": "gated_delta", "eps": hf.get("rms_norm_eps", 1e-6), **sizes}} if "recurrent" in pattern else {}
-        mixture = Qwen3MoE.read(self, {"num_experts": 512, "intermediate_size": 5632, **hf}) | {"attention.window": None}
-        return {**mixture, **rope, "pattern": pattern, **delta}
+        return {**rope, "pattern": pattern, **delta}
 
     def write(self, ours: Tree) -> Tree:
-        there = {**Qwen3MoE.write(self, ours), "layer_types": write_pattern(ours, LINEAR)}
-        there |= {"partial_rotary_factor": ours.get("position.fraction")}  # where it is missing, a quarter is meant
-        return there | {key: ours[f"recurrent.{name}"] for name, key in DELTA.items() if f"recurrent.{name}" in ours}
+        return {**Qwen3MoE.write(self, ours), **self.write_mixers(ours)}
+
+    def write_mixers(self, ours: Tree) -> Tree:
+        """Returns the keys that `mixers` reads."""
+        part = {"partial_rotary_factor": ours.get("position.fraction")}  # where it is missing, a quarter is meant
+        delta = {key: ours[f"recurrent.{name}"] for name, key in DELTA.items() if f"recurrent.{name}" in ours}
+        return {"layer_types": write_pattern(ours, LINEAR), **part, **delta}
 
     def block(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
         for pair in super().block(here, there, ours):
@@ -66,15 +74,19 @@ class Qwen3Next(Qwen2MoE):
         yield from module(f"{here}.recurrent_residual.norm", f"{there}.input_layernorm")
         if "recurrent.k_dim" not in ours:
             return
-        here, there, k, v = f"{here}.recurrent", f"{there}.linear_attn", ours["recurrent.k_dim"], ours["recurrent.v_dim"]
-        groups, heads = counts(ours)
+        here, there = f"{here}.recurrent", f"{there}.linear_attn"
+        yield from self.inputs(here, there, ours)
+        yield Pair((f"{here}.kernel",), (f"{there}.conv1d.weight",), Squeeze())
+        yield from module(f"{here}.o", f"{there}.out_proj")
+        yield from state(here, there, "norm")
+
+    def inputs(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
+        """Yields the pairs of the matrices that read a recurrent layer's input."""
+        (groups, heads), k, v = counts(ours), ours["recurrent.k_dim"], ours["recurrent.v_dim"]
         r = heads // groups  # of each head of keys come its query, its key, and the values and gates of those that share it
         parts = Chain(SplitHeads(groups, [k, k, r * v, r * v]), Join(widths(ours)))
         yield from modules((f"{here}.qkv", f"{here}.gate"), f"{there}.in_proj_qkvz", parts)
         yield from modules((f"{here}.beta", f"{here}.rate"), f"{there}.in_proj_ba", SplitHeads(groups, [r, r]))
-        yield Pair((f"{here}.kernel",), (f"{there}.conv1d.weight",), Squeeze())
-        yield from module(f"{here}.o", f"{there}.out_proj")
-        yield from state(here, there, "norm")
 
 
 FAMILY = Qwen3Next()

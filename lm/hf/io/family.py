@@ -87,7 +87,7 @@ class Family(ABC):
     theta: ClassVar[float | None] = None  # of rotary positions, where the file names none; None: positions do not rotate
     local_theta: ClassVar[float | None] = None  # the same of layers with a window, which no scaling changes; None: all have one base
     partial: ClassVar[bool] = False  # transformers' class can rotate a part of each head; others ignore the key, or fail
-    unadapted: ClassVar[tuple[str, ...]] = ()  # names of modules there to which peft adds no adapter
+    unadapted: ClassVar[tuple[str, ...]] = ()  # ends of the paths of modules there to which peft adds no adapter
     pad: ClassVar[int | None] = None  # id of the padding token, where positions there begin at id + 1; None: they begin at 0
     further: ClassVar[tuple[str, ...]] = ()  # keys of config.json that `read` and `write` handle, or that have no effect
     respelled: ClassVar[tuple[str, ...]] = ()  # keys of config.json whose value `read` takes in another spelling than `write` has

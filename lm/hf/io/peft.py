@@ -54,7 +54,7 @@ def write_peft(
     pairs = [*_modules([pair for pair in family.pairs(resolved(cfg)) if pair.ours[0] in rows])]
     long = {name: adapter.magnitude(name, weights, own).unsqueeze(1) for name in rows if name in weights} if adapter.dora else {}
     found = {path: each for pair in pairs for path, each in _fused(pair, low, rows, long)}
-    if path := next((path for path in found if path.rpartition(".")[2] in family.unadapted), None):
+    if path := next((path for path in found if path.endswith(tuple(f".{name}" for name in family.unadapted))), None):
         raise ConfigError(f"format=peft: peft adds no adapter to {path} of a {family.name}. Use format=hf, which merges it into the model.")
     tensors = dict(_tensors(found))
     for name, tensor in tensors.items():

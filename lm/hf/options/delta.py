@@ -16,7 +16,7 @@ DELTA = {
 
 def counts(ours: Tree) -> tuple[int, int]:
     """Returns the number of key heads, and that of value heads."""
-    return ours["recurrent.n_k_heads"] or ours["recurrent.n_heads"], ours["recurrent.n_heads"]
+    return ours["recurrent.n_k_heads"], ours["recurrent.n_heads"]
 
 
 def widths(ours: Tree) -> list[int]:

@@ -69,15 +69,29 @@ class SoftmaxRouterConfig(GroupedRouterConfig):
         return SoftmaxRouter(self, d_model, n_experts, top_k)
 
 
-class SigmoidRouterConfig(GroupedRouterConfig):
-    """Sigmoid scores, and a bias that is moved in training until loads are even (DeepSeek-V3, arXiv:2412.19437, section 2.1.2)."""
+class CorrectedRouterConfig(GroupedRouterConfig):
+    """Scores, and a bias that is moved in training until loads are even."""
 
-    kind: Literal["sigmoid"] = "sigmoid"
     bias_rate: float = Field(0.001, ge=0)
     """How far a step moves an expert's bias, up where its load is below the mean and down where it is above (DeepSeek-V3: 0.001)."""
 
+
+class SigmoidRouterConfig(CorrectedRouterConfig):
+    """Sigmoid scores, and a bias that is moved in training until loads are even (DeepSeek-V3, arXiv:2412.19437, section 2.1.2)."""
+
+    kind: Literal["sigmoid"] = "sigmoid"
+
     def build(self, d_model: int, n_experts: int, top_k: int) -> "Router":
         return SigmoidRouter(self, d_model, n_experts, top_k)
+
+
+class CorrectedSoftmaxRouterConfig(CorrectedRouterConfig):
+    """A softmax over all experts, and a bias that is moved in training until loads are even (ERNIE 4.5, Baidu 2025)."""
+
+    kind: Literal["corrected_softmax"] = "corrected_softmax"
+
+    def build(self, d_model: int, n_experts: int, top_k: int) -> "Router":
+        return CorrectedSoftmaxRouter(self, d_model, n_experts, top_k)
 
 
 class Routing(NamedTuple):
@@ -121,12 +135,12 @@ class SoftmaxRouter(Router):
         return Routing(experts, weights * self.cfg.scale, probabilities, logits)
 
 
-class SigmoidRouter(Router):
+class CorrectedRouter(Router):
     """The correction bias affects which experts are chosen, not their weights; it has no gradient, `balance` updates it."""
 
     steered: ClassVar[tuple[str, ...]] = ("correction_bias",)
 
-    def __init__(self, cfg: SigmoidRouterConfig, d_model: int, n_experts: int, top_k: int) -> None:
+    def __init__(self, cfg: CorrectedRouterConfig, d_model: int, n_experts: int, top_k: int) -> None:
         super().__init__(d_model, n_experts, bias=False)
         self.cfg, self.top_k = cfg, top_k
         self.correction_bias = nn.Parameter(torch.empty(n_experts), requires_grad=False)
@@ -141,16 +155,44 @@ class SigmoidRouter(Router):
 
     def forward(self, x: Tensor) -> Routing:  # type: ignore[override]
         logits = _logits(self, x.float())
-        scores = logits.sigmoid()
+        scores = self.scores(logits)
         experts = self.cfg.allowed(scores.detach() + self.correction_bias, 2).topk(self.top_k, dim=-1).indices
         weights = scores.gather(-1, experts)
         if self.cfg.normalize:
-            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+            weights = self.shares(weights)
         return Routing(experts, weights * self.cfg.scale, scores / (scores.sum(-1, keepdim=True) + 1e-20), logits)
+
+    @abstractmethod
+    def scores(self, logits: Tensor) -> Tensor:
+        """(b, s, e) -> (b, s, e)."""
+
+    @abstractmethod
+    def shares(self, weights: Tensor) -> Tensor:
+        """Returns weights, (b, s, k), that sum to 1; where they are next to 0, as in transformers."""
 
     @torch.no_grad()
     def balance(self, load: Tensor) -> None:
         self.correction_bias.add_(torch.sign(load.mean() - load), alpha=self.cfg.bias_rate)
+
+
+class SigmoidRouter(CorrectedRouter):
+    """Scores that do not depend on each other."""
+
+    def scores(self, logits: Tensor) -> Tensor:
+        return logits.sigmoid()
+
+    def shares(self, weights: Tensor) -> Tensor:
+        return weights / (weights.sum(-1, keepdim=True) + 1e-20)
+
+
+class CorrectedSoftmaxRouter(CorrectedRouter):
+    """Scores that sum to 1."""
+
+    def scores(self, logits: Tensor) -> Tensor:
+        return logits.softmax(-1)
+
+    def shares(self, weights: Tensor) -> Tensor:
+        return weights / weights.sum(-1, keepdim=True).clamp_min(1e-12)
 
 
 def _logits(router: nn.Linear, x: Tensor) -> Tensor:

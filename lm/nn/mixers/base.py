@@ -161,5 +161,9 @@ class AttentionConfig(MixerConfig, Slot, group="model/attention"):
 class RecurrentConfig(MixerConfig, Slot, group="model/recurrent"):
     """How tokens read those before them by a state of fixed size that goes through the row; of use in causal stacks only."""
 
+    def implied(self) -> Tree:
+        """Returns the meaning of options that differs from their value, as what null stands for."""
+        return {}
+
     def why_not_context_parallel(self, n: int) -> str | None:
         return f"recurrent={self.kind} takes a state through the whole row, token by token. Use attention in all layers"

@@ -15,7 +15,7 @@ from lm.ops.cache.cache import Fixed
 from lm.ops.norm import rms_norm_of_groups
 from lm.ops.precision import wide
 from lm.ops.recurrence.matrix import Flow, by_head
-from lm.schema import MOST
+from lm.schema import MOST, Tree
 
 
 class HeadsConfig(RecurrentConfig):
@@ -49,6 +49,9 @@ class HeadsConfig(RecurrentConfig):
     def widths(self) -> tuple[int, int]:
         """Returns the width of all queries, the same as that of all keys, and the width of all values."""
         return self.groups * self.k_dim, self.n_heads * self.v_dim
+
+    def implied(self) -> Tree:
+        return {"n_k_heads": self.groups}
 
     def state(self, d_model: int, layer: int) -> Fixed:
         """Returns the convolution's inputs of the last tokens, and the state matrix of each head."""

@@ -36,6 +36,7 @@ GRANITE: dict[str, dict[str, Any]] = {
         "layer_types": MAMBA, "position_embedding_type": "rope", "rope_parameters": ROPE, "mamba_n_groups": 2,
         "mamba_conv_bias": False, "attention_bias": True, "tie_word_embeddings": True, "mamba_d_conv": 3, "rms_norm_eps": 1e-5,
     },
+    "experts": {"layer_types": MAMBA, "num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 20},
     "attention alone": {"layer_types": ["full_attention"] * 4},
 }  # fmt: skip
 BAMBA: dict[str, dict[str, Any]] = {
@@ -61,7 +62,7 @@ def test_lfm2(case: str, tmp_path: Path) -> None:
     verify(transformers.Lfm2ForCausalLM(transformers.Lfm2Config(**sizes)), tmp_path)
 
 
-@pytest.mark.parametrize("case", cases(GRANITE))
+@pytest.mark.parametrize("case", cases(GRANITE, quick=3))
 def test_granite_hybrid(case: str, tmp_path: Path) -> None:
     sizes = SIZES | {
         "num_local_experts": 0, "shared_intermediate_size": 40, "mamba_n_heads": 4, "mamba_d_state": 6, "mamba_chunk_size": 8,
@@ -143,7 +144,7 @@ def test_published_granite_4_spells_its_layers_otherwise(tmp_path: Path) -> None
         isinstance(cfg.recurrent, Mamba2Config) and cfg.recurrent.head_dim == 24 and cfg.pattern == ["recurrent", "recurrent", "attention"]
     )
     assert unheard("config.json", there, FAMILY, cfg) == []
-    with pytest.raises(ConfigError, match="num_local_experts=8, and lm knows granitemoehybrid without experts only"):
-        FAMILY.config({**there, "num_local_experts": 8})
+    experts = there | {"num_local_experts": 8, "num_experts_per_tok": 3}
+    assert unheard("config.json", experts, FAMILY, FAMILY.config(experts)) == []
     with pytest.raises(ConfigError, match="layer_types has 'rwkv'"):
         FAMILY.config({**there, "layer_types": ["mamba", "rwkv", "attention"]})

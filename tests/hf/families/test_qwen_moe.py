@@ -53,3 +53,12 @@ def test_a_window_has_no_place_in_qwen3_next() -> None:
     assert FAMILY.homeless(cfg) == []
     windowed = cfg.replace(attention=cfg.attention.replace(window=11))
     assert FAMILY.homeless(windowed) == ["model.attention.window=11 must be null"]
+
+
+def test_as_many_heads_of_keys_as_of_values_are_a_number_there() -> None:
+    """Seen to fail: null was written, and transformers' class takes a number only."""
+    there = transformers.Qwen3NextConfig(**SIZES, head_dim=8, linear_num_key_heads=4, linear_num_value_heads=4).to_dict()
+    cfg = FAMILY.config(there)
+    assert cfg.recurrent is not None
+    null = cfg.replace(recurrent=cfg.recurrent.replace(n_k_heads=None))
+    assert FAMILY.homeless(null) == [] and FAMILY.hf(null)["linear_num_key_heads"] == 4

@@ -1,0 +1,33 @@
+"""GLM-4.5 to 4.7.  GLM team 2025, arXiv:2508.06471."""
+
+from typing import Any, ClassVar
+
+from lm.hf.families.deepseek_moe import FurtherTokens
+from lm.hf.options.rope import read_rope
+from lm.schema import Tree
+
+
+class GLM4MoE(FurtherTokens):
+    """DeepSeek-V3's experts and further tokens behind grouped queries, of each head half rotated, with norms on heads or without."""
+
+    name = "glm4_moe"
+    architecture = "Glm4MoeForCausalLM"
+    partial = True
+    usual_dense = 10944
+    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+        **{ours: theirs for ours, theirs in FurtherTokens.fields.items() if ours != "attention.out_bias"},
+        "norm.eps": ("rms_norm_eps", 1e-5),
+        "attention.n_kv_heads": ("num_key_value_heads", 8),
+    }
+    further: ClassVar[tuple[str, ...]] = (*FurtherTokens.further, "use_qk_norm")
+
+    def read(self, hf: Tree) -> Tree:
+        norm = "head" if hf.get("use_qk_norm", False) else "none"
+        return {**super().read(hf), **read_rope({"partial_rotary_factor": 0.5, **hf}), "attention.qk_norm": norm}
+
+    def write(self, ours: Tree) -> Tree:
+        part = {"partial_rotary_factor": ours.get("position.fraction")}  # where it is missing, half is meant
+        return {**super().write(ours), **part, "use_qk_norm": ours["attention.qk_norm"] == "head"}
+
+
+FAMILY = GLM4MoE()

@@ -47,7 +47,7 @@ def completed(file: Path, line: str) -> set[str]:
         ("lm tr", {"train"}),
         ("lm train optim.l", {"optim.lr=", "optim.layer_decay="}),
         ("lm train data.file", {"data.files="}),
-        ("lm train model=nan", {"nano", "nano_deep"}),
+        ("lm train model=nan", {"nano", "nano_deep", "nanochat_d20"}),
         ("lm train seed=1 model/ffn=gegl", {"geglu", "geglu_tanh"}),
         ("lm train recipes=finetune/ch", {"finetune/chat", "finetune/chat_tiny"}),
         ("lm eval spl", {"split=val", "split=train", "split=test", "split=all"}),

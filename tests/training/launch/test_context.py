@@ -94,9 +94,9 @@ def process(names: list[str]) -> None:
     ("world", "names"),
     [(2, ["six heads over three, soft-cap", "latents", "experts"]), *(pytest.param(n, [], marks=pytest.mark.slow) for n in (2, 4))],
 )
-def test_slices_of_rows_have_the_losses_and_gradients_of_whole_rows(world: int, names: list[str], tmp_path: Path) -> None:
+def test_slices_of_rows_have_the_losses_and_gradients_of_whole_rows(world: int, names: list[str], server: Path, tmp_path: Path) -> None:
     """Over kinds of heads, positions, documents and experts.  names: of some; none: all."""
-    launch([__file__, *names], tmp_path, 240, world)
+    launch(server, [__name__, *names], tmp_path, 240, world)
 
 
 @pytest.mark.parametrize(

@@ -98,9 +98,9 @@ def logits(model: LM, tokens: Tensor) -> Tensor:
         *(pytest.param(n, [], marks=pytest.mark.slow) for n in (2, 4)),
     ],
 )
-def test_slices_of_matrices_have_the_losses_and_gradients_of_whole_ones(world: int, names: list[str], tmp_path: Path) -> None:
+def test_slices_of_matrices_have_the_losses_and_gradients_of_whole_ones(world: int, names: list[str], server: Path, tmp_path: Path) -> None:
     """Over kinds of heads, gates, biases, positions, documents, heads and experts.  names: of some; none: all."""
-    processes.launch([__file__, *names], tmp_path, 240, world)
+    processes.launch(server, [__name__, *names], tmp_path, 240, world)
 
 
 @pytest.mark.slow

@@ -262,11 +262,11 @@ def alone(name: str) -> tuple[Record, dict[str, torch.Tensor]]:
         *(pytest.param(kind, COMPILED, 2, marks=pytest.mark.slow, id=f"{kind}, compiled") for kind in ("ddp", "fsdp", "zero1", "zero2")),
     ],
 )
-def test_several_processes_train_as_one(kind: str, names: Iterable[str], world: int, tmp_path: Path) -> None:
+def test_several_processes_train_as_one(kind: str, names: Iterable[str], world: int, server: Path, tmp_path: Path) -> None:
     """And where one rank's gradient is not finite, every rank leaves the weights as the steps before it made them."""
     if kind.startswith("zero") and importlib.util.find_spec("deepspeed") is None:
         pytest.skip("deepspeed is not installed: pip install 'slotlm[deepspeed]'")
-    launch([__file__, kind, str(tmp_path), *names], tmp_path, 600 if names is COMPILED else 300, world)
+    launch(server, [__name__, kind, str(tmp_path), *names], tmp_path, 600 if names is COMPILED else 300, world)
     for name in names:
         if ALL[name].optim is MUON and kind in REFUSING:
             continue

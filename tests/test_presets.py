@@ -270,7 +270,7 @@ HOMELESS = {
     "palm_8b": "position.interleaved",
     "transformer_base": "position.kind",
     "t5_tiny": "attention.scale",
-    "nano_deep": "recurrent",
+    "nano_deep": "value_residual",
 }
 
 

@@ -10,6 +10,7 @@ from lm.hf.io.transforms import Split
 from lm.hf.options.mamba import MAMBA, mamba_pairs, read_mamba, write_mamba
 from lm.hf.options.pattern import read_pattern, write_pattern
 from lm.hf.options.rope import ROPE_KEYS, read_rope, write_rope
+from lm.nn.transformer import ModelConfig
 from lm.schema import Tree
 
 
@@ -36,6 +37,10 @@ class GraniteHybrid(GraniteMoEShared):
     )  # fmt: skip
     respelled: ClassVar[tuple[str, ...]] = ("layer_types", "position_embedding_type", "mamba_d_head", "mamba_n_heads")
     fixed: ClassVar[Tree] = {key: value for key, value in Granite.fixed.items() if key != "position.kind" and not key.startswith("ffn.")}
+
+    def homeless(self, cfg: ModelConfig) -> list[str]:
+        kinds = ("mlp", "moe")
+        return super().homeless(cfg) if cfg.ffn.kind in kinds else [f"model.ffn.kind={cfg.ffn.kind} must be {' or '.join(kinds)}"]
 
     def read(self, hf: Tree) -> Tree:
         n = hf["num_hidden_layers"]

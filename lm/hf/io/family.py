@@ -163,12 +163,15 @@ class Family(ABC):
 
     def homeless(self, cfg: ModelConfig) -> list[str]:
         """Returns the options that change when written to this family's config.json and read back, or that transformers refuses:
-        'model.name=value must be other'.
+        'model.name=value must be other', or a refusal in the words of its config.json.
 
         Empty where the family can hold the model.
         """
         ours = resolved(cfg)
-        wrong_kind = [_differs(key, ours, self.fixed) for key in self.fixed if key.endswith("kind") and ours.get(key) != self.fixed[key]]
+        kinds = {key: value for key, value in self.fixed.items() if key.endswith("kind")} | (
+            {} if self.hybrid else {"recurrent.kind": None}
+        )
+        wrong_kind = [_differs(key, ours, kinds) for key in kinds if ours.get(key) != kinds[key]]
         if wrong_kind:
             return wrong_kind
         try:

@@ -42,14 +42,16 @@ def family_for(cfg: ModelConfig, wanted: str | None = None, among: Collection[st
     if not homeless[nearest]:
         return known[nearest]
     where = f"family={wanted} cannot hold this model: there" if wanted else f"no family can hold this model: in {nearest}, the nearest,"
+    if not homeless[nearest][0].startswith("model."):
+        raise ConfigError(f"{where} {homeless[nearest][0]}.")
     other = ", or export with mtp=drop" if any(option.startswith("model.mtp.") for option in homeless[nearest]) else ""
     raise ConfigError(f"{where} {', and '.join(homeless[nearest][:5])}. Train with that{other}.")
 
 
 def _distance(option: str) -> int:
-    """Returns how far off a family is by this option: by another kind of model more than by another kind of a slot, and by this more than
-    by another number."""
-    return 100 if option.startswith("model.kind=") else 10 if ".kind=" in option else 1
+    """Returns how far off a family is by this option: by another kind of model more than by another kind of a slot, or by a refusal, and by
+    this more than by another number."""
+    return 100 if option.startswith("model.kind=") else 10 if ".kind=" in option or not option.startswith("model.") else 1
 
 
 def drop_mtp(model: LM) -> None:

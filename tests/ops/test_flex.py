@@ -97,7 +97,7 @@ def with_flex(model: DecoderLM) -> DecoderLM:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("softcap", [None, 8.0])
+@pytest.mark.parametrize("softcap", [None, pytest.param(8.0, marks=pytest.mark.slow)])
 def test_a_model_on_flex_equals_one_on_the_reference(softcap: float | None) -> None:
     attention = {"n_heads": 2, "n_kv_heads": 1, "window": 5, "global_every": 2, "softcap": softcap, "qk_norm": "head"}
     model = redrawn(config(attention=attention, norm={"kind": "layer"}))

@@ -59,7 +59,9 @@ BASE = ["model.parametrization.base_width=16", "model.parametrization.base_depth
     [
         ["optim=adamw", "model/parametrization=completep", *BASE],
         ["optim=muon", "trainer.micro_batch=2", "trainer.ema_decay=0.9", "schedule=cosine"],
-        ["optim=sgd", "optim.momentum=0.9", "trainer.precision=bf16-true", "trainer.sample_prompts=['def ']"],
+        pytest.param(
+            ["optim=sgd", "optim.momentum=0.9", "trainer.precision=bf16-true", "trainer.sample_prompts=['def ']"], marks=pytest.mark.slow
+        ),
         ["optim=adamw", "trainer.recompute=selective", "model.dropout=0.1"],
         ["optim=adamw", "optim.state_bits=8", "trainer.precision=bf16-true"],
     ],
@@ -300,7 +302,7 @@ def test_a_checkpoint_of_the_future_is_refused_by_number(configure: Configure, s
         train(configure())
 
 
-@pytest.mark.parametrize("again", [[], ["trainer.recompute=block"]], ids=["plain", "blocks"])
+@pytest.mark.parametrize("again", [pytest.param([], marks=pytest.mark.slow), ["trainer.recompute=block"]], ids=["plain", "blocks"])
 def test_a_run_that_was_begun_with_another_name_of_a_key_goes_on(
     configure: Configure, stop: Stop, tmp_path: Path, again: list[str]
 ) -> None:

@@ -74,7 +74,8 @@ def _read_all(terminal: int) -> None:
             pass
 
 
-@pytest.mark.parametrize("ignored", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["a closed terminal", "under nohup"])
+@pytest.mark.slow
+@pytest.mark.parametrize("ignored", [False, True], ids=["a closed terminal", "under nohup"])
 def test_a_closed_terminal_finishes_the_step_and_saves(tiny: list[str], tmp_path: Path, ignored: bool) -> None:
     """Its signal reaches the workers too, and what is printed from then on goes nowhere. Seen to fail with SIGHUP left to the system."""
     ours, theirs = pty.openpty()

@@ -82,7 +82,9 @@ def processes_in(folder: Path) -> list[str]:
     ("act", "code", "said"),
     [
         ("raise ValueError('one of mine')", 1, r"^rank 1: internal error: ValueError: one of mine"),
-        ("raise MemoryError('no more')", 5, r"^rank 1: train: out of memory with trainer.micro_batch=8"),
+        pytest.param(
+            "raise MemoryError('no more')", 5, r"^rank 1: train: out of memory with trainer.micro_batch=8", marks=pytest.mark.slow
+        ),
         ("os.kill(os.getpid(), 9)", 5, r"^rank 1: the process was killed by SIGKILL"),
         ("os.environ.update(LM_FAILPOINT='optimizer:enospc')", 5, r"^rank 1: \S+/step-00000008: no space left"),
     ],
@@ -103,6 +105,7 @@ def test_the_end_of_one_rank_ends_all_and_is_told_with_the_rank(
     read(tmp_path / "run" / "metrics.jsonl")
 
 
+@pytest.mark.slow
 def test_a_rank_that_died_is_started_again_where_that_is_allowed(
     configure: Configure, launch: Launch, failing: Failing, tmp_path: Path
 ) -> None:
@@ -135,7 +138,7 @@ def starts(folder: Path) -> int:
     return len((folder / "starts").read_text())
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_a_signal_to_the_launcher_ends_all_ranks_behind_the_same_step_which_is_saved(
     lm_process: Start, tiny: list[str], tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -11,7 +11,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from lm.data.sources.base import ROLES, Turn
+from lm.data.records.chat import ChatRecord
+from lm.data.records.fields import BadRecord
+from lm.data.records.messages import tools_of
+from lm.data.sources.base import Turn
 from lm.data.tokenizer.chat import ChatTemplate
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError, ResourceError
@@ -22,7 +25,7 @@ from lm.generation.text import continued, ends_of, prompt_ids, require_fit
 from lm.nn.transformer import LM
 from lm.schema import Tree
 from lm.storage.atomic import beside, disk_errors, sync
-from lm.storage.reading import parse_json, read_bytes
+from lm.storage.reading import parse_asked, parse_json, read_bytes
 
 ANSWERS = "answers"  # the field that is added to each line
 _MOST_MIB = 4096
@@ -41,7 +44,8 @@ def read_prompts(path: Path) -> list[Prompt]:
     """Returns what the lines of a file ask, each a JSON object with the field `prompt` or `messages`; what else is in it goes along into
     the answers. Raises ConfigError for a line that is none, and where lines have not all the same field."""
     if not path.is_file():
-        raise ConfigError(f"prompts={path}: there is no such file. Name one of JSON lines.")
+        found = "this is no regular file" if path.exists() else "there is no such file"
+        raise ConfigError(f"prompts={path}: {found}. Name one of JSON lines.")
     lines = read_bytes(path, _MOST_MIB).removeprefix(b"\xef\xbb\xbf").split(b"\n")
     prompts = [_prompt(data, f"{path}, line {number}") for number, data in enumerate(lines, 1) if data.strip()]
     if not prompts:
@@ -54,7 +58,7 @@ def read_prompts(path: Path) -> list[Prompt]:
 
 def _prompt(data: bytes, where: str) -> Prompt:
     try:
-        line = parse_json(data)
+        line = parse_asked(data)
     except ValueError as error:  # UnicodeDecodeError too
         raise ConfigError(f"{where}: it is not JSON ({error}). Fix the line.") from None
     if not isinstance(line, dict) or ("prompt" in line) == ("messages" in line):
@@ -62,22 +66,18 @@ def _prompt(data: bytes, where: str) -> Prompt:
     if ANSWERS in line:
         raise ConfigError(f"{where}: it has the field {ANSWERS} already, which is written here. Rename it.")
     if "messages" in line:
-        return Prompt(line, _turns(line["messages"], where), where)
+        return Prompt(line, _turns(line, where), where)
     if not isinstance(line["prompt"], str):
         raise ConfigError(f"{where}: prompt is no string. Fix the line.")
     return Prompt(line, line["prompt"], where)
 
 
-def _turns(messages: object, where: str) -> list[Turn]:
-    if not isinstance(messages, list) or not messages:
-        raise ConfigError(f"{where}: messages is no list of messages. Fix the line.")
-    turns = []
-    for number, message in enumerate(messages, 1):
-        role, text = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
-        if role not in ROLES or not isinstance(text, str):
-            raise ConfigError(f"{where}: message {number} has not a role ({', '.join(ROLES[:4])} ...) and a content of text. Fix it.")
-        turns.append(Turn(role, text))
-    return turns
+def _turns(line: Tree, where: str) -> list[Turn]:
+    """Returns what a chat of training would be up to here: tools and tool calls count, and content may come in parts."""
+    try:
+        return [*tools_of(line, where), *ChatRecord().messages_of(line, "messages", "messages", where)]
+    except BadRecord as error:  # whose last sentence is a remedy of training
+        raise ConfigError(f"{error.sentence.rpartition('. ')[0]}. Fix the line.") from None
 
 
 def answer_all(
@@ -115,7 +115,8 @@ def answer_all(
             each = len(found) // len(encoded[some])
             for i, prompt in enumerate(prompts[some]):
                 answers = [asdict(completion) for completion in found[i * each : (i + 1) * each]]
-                file.write(json.dumps(prompt.line | {ANSWERS: answers}).encode() + b"\n")
+                text = json.dumps(prompt.line | {ANSWERS: answers}, ensure_ascii=False)
+                file.write(text.encode(errors="backslashreplace") + b"\n")  # half a surrogate pair as JSON escapes it
             file.flush()
             n_tokens += sum(completion.n_tokens for completion in found)
     return len(prompts) - done, n_tokens
@@ -144,7 +145,6 @@ def _digest(prompts: Sequence[Prompt]) -> str:
 @contextmanager
 def _growing(out: Path, asked: Tree, anew: bool) -> Iterator[tuple[BinaryIO, int]]:
     """Yields the file that grows, and how many lines are in it already; it becomes `out` behind the block."""
-    require_new(out, anew)
     part = out.with_name(f".{out.name}.part")
     with disk_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -153,10 +153,11 @@ def _growing(out: Path, asked: Tree, anew: bool) -> Iterator[tuple[BinaryIO, int
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ResourceError(f"out={out}: another process is writing it. Stop that one, wait, or choose another file.") from None
+            require_new(out, anew)  # now, since another process may just have written it
             done = _lines_of(file, out, asked, anew)
             yield file, done
             _publish(file, out)
-            part.unlink()
+            part.unlink(missing_ok=True)
 
 
 def _lines_of(file: BinaryIO, out: Path, asked: Tree, anew: bool) -> int:
@@ -167,9 +168,9 @@ def _lines_of(file: BinaryIO, out: Path, asked: Tree, anew: bool) -> int:
     for line in file:
         if line.endswith(b"\n"):
             n, end = n + 1, end + len(line)
-    before = _parsed(head)
+    before = _parsed(head) if head.endswith(b"\n") else {}
     if before != asked and n and not anew:
-        differ = [key for key in asked if before.get(key) != asked[key]]
+        differ = [key for key in asked | before if before.get(key) != asked.get(key)]
         raise ConfigError(
             f"out={out}: {n} answers are there of a start that asked otherwise ({', '.join(differ[:3])})."
             " Ask as it did, add overwrite=true to begin anew, or choose another file."

@@ -99,10 +99,47 @@ def test_a_killed_process_loses_no_answers_and_a_second_one_waits_its_turn(args:
     assert lm(*args)[0] == 0 and (tmp_path / "b.jsonl").read_bytes() == whole
 
 
-def test_messages_are_asked_in_the_chat_template(lm: Lm, tmp_path: Path, model: DecoderLM) -> None:
+def test_a_first_line_without_its_end_is_written_anew(lm: Lm, args: list[str], tmp_path: Path) -> None:
+    """As a full disk may leave it: what decides the answers, and no line break. Answers would go on in the same line."""
+    assert lm(*args)[0] == 0
+    with (tmp_path / "a.jsonl").open("rb") as file, pytest.MonkeyPatch.context() as patch:
+        whole = file.read()
+        patch.setattr(answering, "_publish", lambda *_: 1 / 0)
+        assert lm(*args[:3], "out=b.jsonl", *args[4:])[0] == 1
+    part = tmp_path / ".b.jsonl.part"
+    part.write_bytes(part.read_bytes().split(b"\n")[0])
+    assert lm(*args[:3], "out=b.jsonl", *args[4:])[0] == 0 and (tmp_path / "b.jsonl").read_bytes() == whole
+
+
+def chat_model(folder: Path, model: DecoderLM, template: str) -> None:
     asking = BytesConfig().build()
-    asking.chat_template = (Path(library.__file__).with_name("data") / "tokenizer/chat_templates/plain.jinja").read_text()
-    save_model(tmp_path / "chat", model.cfg.tree(), dict(model.named_parameters()), asking.save, {})
+    asking.chat_template = (Path(library.__file__).with_name("data") / f"tokenizer/chat_templates/{template}.jinja").read_text()
+    save_model(folder, model.cfg.tree(), dict(model.named_parameters()), asking.save, {})
+
+
+def test_tools_and_their_calls_are_asked_as_in_training(lm: Lm, tmp_path: Path, model: DecoderLM) -> None:
+    """Seen to fail: they were left out, and content in parts was refused. A template that writes none is refused, by the line."""
+    chat_model(tmp_path / "chat", model, "chatml")
+    call = {"type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    messages: list[Any] = [{"role": "user", "content": [{"type": "text", "text": "H"}, {"type": "text", "text": "i"}]}]
+    messages += [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "2"}]
+    chat = {"messages": messages, "tools": [{"type": "function", "function": {"name": "f"}}]}
+    seen: list[list[int]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(answering, "room", lambda model, ids, cfg: seen.append(ids))
+        lm("generate", "from=chat", f"prompts={lines(tmp_path / 'c.jsonl', [chat])}", "out=a.jsonl")
+    text = BytesConfig().build().decode([i for i in seen[0] if i < 256])
+    assert '<tools>\n{"type": "function", "function": {"name": "f"}}' in text and "user\nHi" in text
+    assert '<tool_call>\n{"name": "f", "arguments": {"a": 1}}' in text
+
+    chat_model(tmp_path / "plain", model, "plain")
+    code, _, err = lm("generate", "from=plain", "prompts=c.jsonl", "out=a.jsonl")
+    assert code == 2 and "c.jsonl, line 1: tokenizer: the chat template writes no tools, and a record has some. Leave them out" in err
+
+
+def test_messages_are_asked_in_the_chat_template(lm: Lm, tmp_path: Path, model: DecoderLM) -> None:
+    """Prompts go on, and a note tells how they are asked."""
+    chat_model(tmp_path / "chat", model, "plain")
     chats = [{"messages": [{"role": "user", "content": text}]} for text in ("Hi", "No")]
     args = ["generate", "from=chat", f"prompts={lines(tmp_path / 'c.jsonl', chats)}", "max_tokens=6"]
     code, _, err = lm(*args, "out=a.jsonl")
@@ -110,6 +147,12 @@ def test_messages_are_asked_in_the_chat_template(lm: Lm, tmp_path: Path, model: 
     loaded, tokenizer = library.load(tmp_path / "chat", device="cpu")
     alone = [library.generate(loaded, tokenizer, text, chat=True, max_tokens=6) for text in ("Hi", "No")]
     assert [each["answers"][0]["text"] for each in read(tmp_path / "a.jsonl")] == alone
+    assert "chat=true" not in err
+    prompts = lines(tmp_path / "p.jsonl", [{"prompt": "Hi"}, {"prompt": "No"}])
+    args = ["generate", "from=chat", f"prompts={prompts}", "max_tokens=6"]
+    assert lm(*args, "out=b.jsonl")[2].startswith("prompt: continued as it stands. chat=true asks it as a user's message")
+    assert lm(*args, "out=d.jsonl", "chat=true")[0] == 0
+    assert [each["answers"][0]["text"] for each in read(tmp_path / "d.jsonl")] == alone
 
 
 @pytest.mark.parametrize(
@@ -120,7 +163,12 @@ def test_messages_are_asked_in_the_chat_template(lm: Lm, tmp_path: Path, model: 
         ('{"prompt": "a", "messages": []}', "line 2: it is no object with either prompt or messages."),
         ('{"prompt": 1}', "line 2: prompt is no string."),
         ('{"prompt": "a", "answers": 1}', "line 2: it has the field answers already, which is written here. Rename it."),
-        ('{"messages": [{"role": "usr", "content": "a"}]}', "line 2: message 1 has not a role (system, developer, user, assistant ...)"),
+        ('{"messages": [{"role": "usr", "content": "a"}]}', 'line 2: message 1: "usr" is no role that models know (system,'),
+        ('{"messages": [{"role": "user"}]}', "line 2: message 1: field 'content' is missing; the fields are role. Fix the line."),
+        ('{"messages": [], "id": 1}', "line 2: field 'messages' holds [], not a list of messages. Fix the line."),
+        ('{"messages": [{"role": "user", "content": "\\ud800"}]}', "line 2: message 1: field 'content' holds half a surrogate"),
+        ('{"prompt": "a", "prompt": "b"}', "line 2: it is not JSON ('prompt' is given twice). Fix the line."),
+        ('{"prompt": "a", "id": NaN}', "line 2: it is not JSON (NaN is not a finite number). Fix the line."),
         ('{"messages": [{"role": "user", "content": "a"}]}', "line 2: prompts and messages are in one file."),
         (json.dumps({"prompt": "a" * 49}), "line 2: prompt: 50 tokens are more than model.max_seq_len=48"),
         (json.dumps({"prompt": "\ud800"}), "line 2: prompt: character 0 ('\\ud800') is not valid Unicode"),
@@ -144,11 +192,27 @@ def test_a_line_that_cannot_be_asked_is_named(lm: Lm, model_folder: Path, tmp_pa
         (["prompts=p.jsonl", "out=runs"], "out=runs: it exists already. Choose another name."),
         (["prompts=p.jsonl", "out=a", "chat=true"], "chat=true: the model's tokenizer has no chat template."),
         (["prompts=m.jsonl", "out=a", "chat=false"], "chat=false: messages are asked in a chat template."),
+        (["prompts=m.jsonl", "out=a"], "messages: the model's tokenizer has no chat template. Write prompts, or use a model fine-tuned on"),
+        (["prompts=runs", "out=a"], "prompts=runs: this is no regular file. Name one of JSON lines."),
+        (["prompts=pipe", "out=a"], "prompts=pipe: this is no regular file."),
+        (["prompts=p.jsonl", "out=p.jsonl", "overwrite=true"], "out=p.jsonl: it is the file of prompts, which would be gone."),
+        (["prompts=p.jsonl", "out=link", "overwrite=true"], "out=link: it is the file of prompts"),
     ],
 )
 def test_files_that_cannot_be_are_refused(lm: Lm, model_folder: Path, tmp_path: Path, given: list[str], said: str) -> None:
     (tmp_path / "empty.jsonl").write_text("\n")
     lines(tmp_path / "p.jsonl", PROMPTS[:1])
     lines(tmp_path / "m.jsonl", [{"messages": [{"role": "user", "content": "a"}]}])
+    (tmp_path / "link").symlink_to("p.jsonl")
+    os.mkfifo(tmp_path / "pipe")
     code, out, err = lm("generate", f"from={model_folder}", *given)
     assert (code, out) == (2, "") and said in err
+    assert read(tmp_path / "p.jsonl") == PROMPTS[:1]
+
+
+def test_what_else_is_in_a_line_comes_back_as_it_was(lm: Lm, model_folder: Path, tmp_path: Path) -> None:
+    """Long integers too; text is readable as UTF-8, and half a surrogate pair stays escaped."""
+    line = '{"prompt": "é 日本", "id": 123456789012345678901234567890, "of": {"é": "\\ud800"}'
+    (tmp_path / "p.jsonl").write_text(f"\ufeff{line}}}\r\n\r\n")
+    assert lm("generate", f"from={model_folder}", "prompts=p.jsonl", "out=a.jsonl", "max_tokens=2")[0] == 0
+    assert (tmp_path / "a.jsonl").read_text().startswith(f'{line}, "answers": [{{"text": "')

@@ -61,8 +61,8 @@ class Generate(Verb, GenerateConfig):
     overwrite: bool = False
     """With out: replace the file, and what a start that asked otherwise has left of it."""
     chat: bool | None = None
-    """The prompt is a user's message under the tokenizer's chat template. null: where no prompt is given and there is a template, and for
-    messages."""
+    """The prompt is a user's message under the tokenizer's chat template. null: where neither prompt nor prompts is given and there is a
+    template, and for messages."""
     merge: bool = True
     """An adapter becomes part of the weights; otherwise it computes beside them."""
     device: str = "auto"
@@ -116,8 +116,12 @@ class Generate(Verb, GenerateConfig):
             return None
         from lm.generation.answering import read_prompts, require_new
 
-        require_new(Path(os.path.expanduser(self.out)), self.overwrite)
-        return read_prompts(Path(os.path.expanduser(self.prompts)))
+        out, prompts = Path(os.path.expanduser(self.out)), Path(os.path.expanduser(self.prompts))
+        require_new(out, self.overwrite)
+        found = read_prompts(prompts)
+        if out.exists() and out.samefile(prompts):
+            raise ConfigError(f"out={self.out}: it is the file of prompts, which would be gone. Choose another file.")
+        return found
 
     def _answer_all(self, prompts: "list[Prompt]", of: str, model: "LM", tokenizer: "Tokenizer", drafter: "Drafter | None") -> None:
         from lm.generation.answering import answer_all
@@ -125,9 +129,10 @@ class Generate(Verb, GenerateConfig):
 
         assert self.out is not None
         self.require(tokenizer.vocab_size)
-        messages = not isinstance(prompts[0].asked, str)
-        if messages and self.chat is False:
-            raise ConfigError("chat=false: messages are asked in a chat template. Leave it out, or write prompts.")
+        if messages := not isinstance(prompts[0].asked, str):
+            self._require_template(tokenizer)
+        else:
+            self._note_template(tokenizer)
         chat = chat_template(tokenizer) if messages or self.chat else None
         sampling = self.model_dump(mode="json", include=set(SamplingConfig.model_fields))
         asked = {"from": of, "chat": chat is not None, **self.model_dump(include={"dtype", "cache", "merge"}), **sampling}
@@ -143,6 +148,12 @@ class Generate(Verb, GenerateConfig):
             n, n_tokens = answer_all(model, tokenizer, prompts, self, out, asked, chat, drafter, told, anew=self.overwrite)
         speed = n_tokens / (time.monotonic() - began)
         note(f"{self.out}: {counted(len(prompts), 'prompt')} answered, {n:,} now, {n_tokens:,} tokens, {speed:,.0f} tokens/s.")
+
+    def _require_template(self, tokenizer: "Tokenizer") -> None:
+        if self.chat is False:
+            raise ConfigError("chat=false: messages are asked in a chat template. Leave it out, or write prompts.")
+        if tokenizer.chat_template is None:
+            raise ConfigError("messages: the model's tokenizer has no chat template. Write prompts, or use a model fine-tuned on chats.")
 
     def _complete(self, model: "LM", tokenizer: "Tokenizer", drafter: "Drafter | None") -> None:
         from lm.generation.decode import room
@@ -201,12 +212,16 @@ class Generate(Verb, GenerateConfig):
 
     def _note_beginnings(self, prompts: Sequence[str], tokenizer: "Tokenizer") -> None:
         """Prints notes on prompts that are probably not meant as they are: without a chat template, or ending in a space."""
-        if self.chat is None and self.prompt is not None and tokenizer.chat_template is not None:
-            note("prompt: continued as it stands. chat=true asks it as a user's message, in the model's chat template.")
+        self._note_template(tokenizer)
         for prompt in prompts:
             ids = tokenizer.encode(prompt)
             if not self.chat and prompt.endswith(" ") and prompt.strip() and tokenizer.encode(f"{prompt}a")[: len(ids)] != ids:
                 note(f"prompt: {prompt[-20:]!r} ends in a space, which belongs to the next token in what the model has read. Leave it out.")
+
+    def _note_template(self, tokenizer: "Tokenizer") -> None:
+        """Prints a note where texts are continued that may be meant as messages."""
+        if self.chat is None and tokenizer.chat_template is not None:
+            note("prompt: continued as it stands. chat=true asks it as a user's message, in the model's chat template.")
 
     def _note_limits(self, found: "Completion", context: int, which: str = "") -> None:
         if found.slid:

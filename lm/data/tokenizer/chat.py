@@ -101,7 +101,7 @@ class ChatTemplate:
         also = [json.loads(turn.also or "{}") for turn in turns]
         for name in (*names, *(name for of in also for name in of if name == "tool_calls")):
             if not self.mentions(name):
-                remedy = "Set data.record.template=chatml, or to a file that does."
+                remedy = "Leave them out, or use a template that does, such as data.record.template=chatml."
                 raise ConfigError(f"{self._where}: the chat template writes no {name}, and a record has some. {remedy}")
         messages = [{"role": turn.role, "content": turn.text, **of} for turn, of in zip(turns, also, strict=True) if turn.role != TOOLS]
         return self._held(_with_arguments(messages)), self._held(names)

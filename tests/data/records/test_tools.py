@@ -81,7 +81,7 @@ def test_ids_and_masks_are_those_of_transformers(tokenizer: Tokenizer, tmp_path:
 
 def test_a_template_that_writes_no_tools_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(
-        ConfigError, match=r"^here: the chat template writes no tools, and a record has some\. Set data\.record\.template=chatml,"
+        ConfigError, match=r"^here: the chat template writes no tools, and a record has some\. Leave them out, or use a template"
     ):
         written(tokenizer, RECORD, UNMARKED)
     with pytest.raises(ConfigError, match=r"writes no tool_calls"):

@@ -69,5 +69,5 @@ def _what(module: nn.Module) -> str:
         case nn.Linear():
             return f"{kind} {module.in_features} -> {module.out_features}{', bias' if module.bias is not None else ''}"
         case nn.LayerNorm():
-            return f"{kind} {len(module.weight)}"
+            return f"{kind} {module.normalized_shape[0]}"
     return f"{kind} {module.extra_repr()}".rstrip()

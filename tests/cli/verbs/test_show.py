@@ -7,11 +7,12 @@ import pytest
 
 from lm.cli.compose.compose import compose
 from lm.data.kinds import BytesConfig
+from lm.schema import Tree
 from lm.storage.model_folder import save_model
 from lm.storage.run_folder import RunFolder
 from lm.training.plan import estimate
 from tests.conftest import Lm
-from tests.nn.models import config, redrawn
+from tests.nn.models import NORMS, config, redrawn
 from tests.runs import older
 
 
@@ -38,6 +39,15 @@ def test_a_trained_model_is_shown_from_its_folder(lm: Lm, tmp_path: Path) -> Non
     code, out, err = lm("show", "from=runs/x", "data.seq_len=32", "optim=adamw")
     assert (code, err) == (0, "")
     assert f"parameters  {sum(p.numel() for p in model.parameters()):,}" in out
+
+
+@pytest.mark.parametrize("norm", NORMS, ids=str)
+def test_models_of_every_norm_are_shown(lm: Lm, norm: Tree) -> None:
+    """Seen to fail: layer norms without a weight, as in OLMo 1, ended in a traceback."""
+    options = [f"model.norm.{key}={str(value).lower()}" for key, value in norm.items() if key != "kind"]
+    code, out, err = lm("show", "model=llama_tiny", f"model/norm={norm['kind']}", *options)
+    assert (code, err) == (0, "") and "blocks.0" in out
+    assert ("Norm 384" in out) == norm.get("weight", True)
 
 
 def test_rows_and_optimizer_of_a_run_are_those_that_it_was_trained_with(lm: Lm, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "hidden_size": 3072, "intermediate_size": 12288, "layer_norm_epsilon": 1e-05, "max_position_embeddings": 16384,
         "norm_epsilon": 1e-05, "num_attention_heads": 24, "num_hidden_layers": 30, "num_key_value_heads": 2, "residual_dropout": 0.1,
         "rope_theta": 999999.44, "scale_attn_weights": True, "sliding_window": 4096, "use_bias": True, "vocab_size": 49152,
+        "attention_softmax_in_fp32": True, "scale_attention_softmax_in_fp32": True,
     },
     "bart": {
         "activation_dropout": 0.1, "activation_function": "gelu", "add_final_layer_norm": False, "attention_dropout": 0.0, "d_model": 1024,
@@ -32,7 +33,11 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh",
         "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 2304, "intermediate_size": 9216, "max_position_embeddings": 8192,
         "num_attention_heads": 8, "num_hidden_layers": 26, "num_key_value_heads": 4, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06,
-        "rope_theta": 10000.0, "sliding_window": 4096, "vocab_size": 256000,
+        "rope_theta": 10000.0, "sliding_window": 4096, "vocab_size": 256000, "cache_implementation": "hybrid",
+    },
+    "gpt2": {
+        "activation_function": "gelu_new", "attn_pdrop": 0.1, "embd_pdrop": 0.1, "layer_norm_epsilon": 1e-05, "n_ctx": 1024, "n_embd": 768,
+        "n_head": 12, "n_layer": 12, "n_positions": 1024, "resid_pdrop": 0.1, "vocab_size": 50257,
     },
     "qwen3_moe": {
         "attention_bias": False, "decoder_sparse_step": 1, "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048,
@@ -49,3 +54,11 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 def test_what_published_files_say_is_known(name: str) -> None:
     family, hf = families()[name], PUBLISHED[name]
     assert unheard("config.json", hf, family, family.config(hf)) == []
+
+
+def test_what_has_no_effect_in_one_family_says_nothing_in_another() -> None:
+    """Seen to fail: files of Bloom were refused for a key that StarCoder 1 knows and does nothing by."""
+    known = families()
+    hf = {"hidden_size": 1024, "n_head": 16, "n_layer": 24, "vocab_size": 250880, "attention_softmax_in_fp32": True}
+    assert "attention_softmax_in_fp32" in known["gpt_bigcode"].known_keys()
+    assert unheard("here", hf, known["bloom"], known["bloom"].config(hf)) == ["config.json: not used: attention_softmax_in_fp32=True"]

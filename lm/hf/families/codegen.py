@@ -18,7 +18,7 @@ class CodeGen(GPTJ):
     name = "codegen"
     architecture = "CodeGenForCausalLM"
     ignored: ClassVar[tuple[str, ...]] = (*GPTJ.ignored, r"(transformer\.)?h\.\d+\.attn\.causal_mask")
-    further: ClassVar[tuple[str, ...]] = (*GPTJ.further, "n_ctx")
+    idle: ClassVar[tuple[str, ...]] = (*GPTJ.idle, "n_ctx")
 
     def read(self, hf: Tree) -> Tree:
         if hf["n_head"] % _PARTS:

@@ -14,9 +14,10 @@ class Cohere2(Cohere):
     architecture = "Cohere2ForCausalLM"
     theta = 10000.0
     fields: ClassVar[dict[str, str | tuple[str, Any]]] = Cohere.fields
-    further: ClassVar[tuple[str, ...]] = (
-        *WINDOW_KEYS, "sliding_window_pattern", "layer_switch", "order_of_interleaved_layers", "use_embedding_sharing",
-        "use_gated_activation", "use_parallel_block", "use_parallel_embedding", "cache_implementation",
+    further: ClassVar[tuple[str, ...]] = (*WINDOW_KEYS, "sliding_window_pattern")
+    idle: ClassVar[tuple[str, ...]] = (
+        "layer_switch", "order_of_interleaved_layers", "use_embedding_sharing", "use_gated_activation", "use_parallel_block",
+        "use_parallel_embedding",
     )  # fmt: skip
     fixed_there: ClassVar[Tree] = {"position_embedding_type": "rope_gptj", "rotary_pct": 1.0}  # in files; transformers reads neither
 

@@ -19,7 +19,7 @@ class Gemma(Llama):
         "ffn.activation": ("hidden_act", "gelu_pytorch_tanh"),
         "head.tied": ("tie_word_embeddings", True),
     }
-    further: ClassVar[tuple[str, ...]] = ("hidden_activation",)  # without effect
+    idle: ClassVar[tuple[str, ...]] = ("hidden_activation",)
     respelled: ClassVar[tuple[str, ...]] = ("hidden_act",)
     fixed: ClassVar[Tree] = {**Llama.fixed, "norm.zero_centered": True}
     fixed_there: ClassVar[Tree] = {"use_bidirectional_attention": False}

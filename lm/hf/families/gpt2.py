@@ -28,6 +28,7 @@ class GPT2(Family):
         "ffn.activation": "activation_function",
         "head.tied": ("tie_word_embeddings", True),
     }
+    idle: ClassVar[tuple[str, ...]] = ("n_ctx",)
     fixed: ClassVar[Tree] = {
         "kind": "decoder", "norm.kind": "layer", "norm.place": "pre", "position.kind": "learned", "attention.kind": "gqa",
         "attention.qkv_bias": True, "attention.out_bias": True, "ffn.kind": "mlp", "ffn.gated": False, "ffn.bias": True,

@@ -18,9 +18,10 @@ class GPTBigCode(GPT2):
         **GPT2.fields,
         "ffn.activation": ("activation_function", "gelu_pytorch_tanh"),
     }
-    further: ClassVar[tuple[str, ...]] = (
-        "multi_query", "num_key_value_heads", "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "inference_runner",
-        "max_batch_size", "max_sequence_length", "pad_key_length", "pre_allocate_kv_cache", "validate_runner_input",
+    further: ClassVar[tuple[str, ...]] = ("multi_query", "num_key_value_heads")
+    idle: ClassVar[tuple[str, ...]] = (
+        *GPT2.idle, "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "inference_runner", "max_batch_size",
+        "max_sequence_length", "pad_key_length", "pre_allocate_kv_cache", "validate_runner_input",
     )  # fmt: skip
     fixed_there: ClassVar[Tree] = {"scale_attn_weights": True, "add_cross_attention": False}
 

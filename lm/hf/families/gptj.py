@@ -30,7 +30,8 @@ class GPTJ(Family):
         "ffn.activation": ("activation_function", "gelu_new"),
         "head.tied": ("tie_word_embeddings", False),
     }
-    further: ClassVar[tuple[str, ...]] = ("rotary_dim", "rotary", "scale_attn_weights")  # the last two without effect
+    further: ClassVar[tuple[str, ...]] = ("rotary_dim",)
+    idle: ClassVar[tuple[str, ...]] = ("rotary", "scale_attn_weights")
     fixed: ClassVar[Tree] = {
         "kind": "decoder", "norm.kind": "layer", "norm.place": "pre", "attention.kind": "gqa", "ffn.kind": "mlp", "ffn.gated": False,
         "ffn.bias": True, "position.kind": "rope", "position.theta": 10000.0, "position.interleaved": True, "block.kind": "parallel",

@@ -25,7 +25,9 @@ class StarCoder2(Llama):
         "head.tied": ("tie_word_embeddings", True),
         "dropout": ("residual_dropout", 0.0),
     }
-    further: ClassVar[tuple[str, ...]] = ("activation_function", "scale_attn_weights")  # without effect
+    idle: ClassVar[tuple[str, ...]] = (
+        "activation_function", "scale_attn_weights", "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32",
+    )  # fmt: skip
     fixed: ClassVar[Tree] = {**Llama.fixed, "norm.kind": "layer", "ffn.gated": False}
 
     def write(self, ours: Tree) -> Tree:

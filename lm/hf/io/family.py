@@ -89,7 +89,8 @@ class Family(ABC):
     partial: ClassVar[bool] = False  # transformers' class can rotate a part of each head; others ignore the key, or fail
     unadapted: ClassVar[tuple[str, ...]] = ()  # ends of the paths of modules there to which peft adds no adapter
     pad: ClassVar[int | None] = None  # id of the padding token, where positions there begin at id + 1; None: they begin at 0
-    further: ClassVar[tuple[str, ...]] = ()  # keys of config.json that `read` and `write` handle, or that have no effect
+    further: ClassVar[tuple[str, ...]] = ()  # keys of config.json that `read` and `write` handle
+    idle: ClassVar[tuple[str, ...]] = ()  # keys of config.json without effect here, which so say nothing in files of other families either
     respelled: ClassVar[tuple[str, ...]] = ()  # keys of config.json whose value `read` takes in another spelling than `write` has
     fixed: ClassVar[Tree] = {}  # values of our options that all models of the family share
     fixed_there: ClassVar[Tree] = {}  # values of keys of config.json that all models share which we support
@@ -117,6 +118,10 @@ class Family(ABC):
 
     def known_keys(self) -> set[str]:
         """Returns all keys of config.json that this family knows."""
+        return {*self.keys_with_effect(), *self.idle}
+
+    def keys_with_effect(self) -> set[str]:
+        """Returns the keys of config.json that mean something in this family."""
         return {*(theirs for _, theirs, _ in self.places()), *self.further, *self.fixed_there, *(ROPE_KEYS if self.theta else ())}
 
     def places(self) -> Iterator[tuple[str, str, Any]]:

@@ -15,6 +15,7 @@ _NO_EFFECT: dict[str, tuple[str, ...]] = {
     "tokens": ("*_token_id", "*_token_ids", "prefix"),
     "training": ("initializer_*", "*dropout*", "*pdrop", "gradient_checkpointing", "pretraining_tp", "*loss_coef", "*_aux_loss*"),
     "outputs": ("use_cache", "output_*", "return_dict", "chunk_size_feed_forward", "is_decoder", "is_encoder_decoder"),
+    "decoding": ("cache_implementation",),
     "heads of other tasks": ("id2label", "label2id", "problem_type", "task_specific_params", "finetuning_task"),
 }  # fmt: skip
 """Patterns of keys, by what they are about."""
@@ -25,8 +26,8 @@ _FACTORS = ("embedding_multiplier", "residual_multiplier", "logits_scaling")  # 
 def unheard(where: str, hf: Tree, family: Family, cfg: ModelConfig) -> list[str]:
     """Returns, as a note for the user, the keys that are not used.  hf: config.json, from which the family read cfg.
 
-    Raises ConfigError for a value that differs in the config.json that the family writes of this cfg, and for a key that only another
-    family knows.
+    Raises ConfigError for a value that differs in the config.json that the family writes of this cfg, and for a key that means
+    something in another family alone.
     """
     again, mine, options = family.hf(cfg), family.known_keys(), resolved(cfg)
     unused: list[str] = []
@@ -44,7 +45,7 @@ def unheard(where: str, hf: Tree, family: Family, cfg: ModelConfig) -> list[str]
                     f"{where}: {key}={value!r} has no place in lm's {family.name}, which has {again[key]!r}."
                     " Import another model, or open an issue."
                 )
-        elif others := [other for other in families().values() if key in other.known_keys()]:
+        elif others := [other for other in families().values() if key in other.keys_with_effect()]:
             if not any(_neutral(key, value, hf, other, options) for other in others):
                 raise ConfigError(
                     f"{where}: {key}={value!r} means something in {others[0].name}, and model_type={family.name} does not know it."

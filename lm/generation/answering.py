@@ -145,6 +145,7 @@ def _digest(prompts: Sequence[Prompt]) -> str:
 @contextmanager
 def _growing(out: Path, asked: Tree, anew: bool) -> Iterator[tuple[BinaryIO, int]]:
     """Yields the file that grows, and how many lines are in it already; it becomes `out` behind the block."""
+    require_new(out, anew)
     part = out.with_name(f".{out.name}.part")
     with disk_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -153,7 +154,7 @@ def _growing(out: Path, asked: Tree, anew: bool) -> Iterator[tuple[BinaryIO, int
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ResourceError(f"out={out}: another process is writing it. Stop that one, wait, or choose another file.") from None
-            require_new(out, anew)  # now, since another process may just have written it
+            require_new(out, anew)  # again, since another process may just have written it
             done = _lines_of(file, out, asked, anew)
             yield file, done
             _publish(file, out)

@@ -107,6 +107,7 @@ def test_an_example_holds_the_invariants_and_is_an_option_like_ours(plugged: Plu
     assert list(recorded) == ([name] if example.refused else []), "a model records the plugins that it is built of, and no others"
 
 
+@pytest.mark.slow
 def test_a_model_says_which_plugin_it_wants(plugged: Plugged, tmp_path: Path) -> None:
     file = tmp_path / "dyt.py"
     file.write_text((FOLDER / "dyt.py").read_text())

@@ -77,6 +77,7 @@ def test_layers_that_are_alike_are_one_function(n_layers: int) -> None:
     assert agree(redrawn(config(attention=ATTENTIONS[1], n_layers=n_layers))).kinds == min(n_layers, 2) + 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_pieces")
 def test_what_differs_between_layers_is_compiled_apart() -> None:
     windows = {"kind": "gqa", "n_heads": 4, "n_kv_heads": 2, "window": 4, "global_every": 2}
@@ -162,6 +163,7 @@ def test_weights_of_a_traced_step_are_those_of_the_model() -> None:
     assert not any(vars(module).keys() & {"read", "forward"} for module in model.modules())
 
 
+@pytest.mark.slow
 def test_without_a_compiler_it_is_told_in_one_sentence(model_folder: Path) -> None:
     command = [sys.executable, "-m", "lm", "generate", f"from={model_folder}", "prompt=a", "max_tokens=2", "compile=true"]
     found = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"CXX": "no-such-compiler", "PATH": ""}, check=False)

@@ -120,7 +120,7 @@ def test_a_rank_that_died_is_started_again_where_that_is_allowed(
     [
         pytest.param("raise errors.ConfigError('one of mine')", 1, marks=pytest.mark.slow),
         pytest.param("raise errors.CheckpointError('one of mine')", 1, marks=pytest.mark.slow),
-        ("raise errors.NumericsError('one of mine')", 1),
+        pytest.param("raise errors.NumericsError('one of mine')", 1, marks=pytest.mark.slow),
         pytest.param("raise errors.ResourceError('one of mine')", 2, marks=pytest.mark.slow),
     ],
     ids=["config", "checkpoint", "numbers", "disk or memory"],

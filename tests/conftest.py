@@ -13,7 +13,7 @@ import pytest
 # Before torch is imported, here and in every process that a test starts: on tensors this small, threads cost more than they bring.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-gc.set_threshold(20_000, 50, 1000)  # looking for cycles among all that is imported here took 4 % of the tests' time
+gc.set_threshold(20_000, 50, 50)  # looking for cycles among all that is imported here took 4 % of the tests' time
 
 Lm = Callable[..., tuple[int, str, str]]
 

@@ -68,7 +68,9 @@ def test_a_start_that_was_ended_is_gone_on_with(lm: Lm, args: list[str], tmp_pat
 
     monkeypatch.setattr(answering, "continued", interrupted)
     args[3] = "out=b.jsonl"
-    assert lm(*args)[0] == 130 and not (tmp_path / "b.jsonl").exists() and drawn == [32]
+    code, _, err = lm(*args)
+    assert code == 130 and "b.jsonl: what is answered is kept, and the same command goes on" in err
+    assert not (tmp_path / "b.jsonl").exists() and drawn == [32]
     with (tmp_path / ".b.jsonl.part").open("a") as file:
         file.write('{"prompt": "def f0(", "ans')
     monkeypatch.setattr(answering, "continued", real)

@@ -144,8 +144,12 @@ class Generate(Verb, GenerateConfig):
                 status(f"{done:,} of {counted(len(prompts), 'prompt')} answered, {speed:,.0f} tokens/s")
 
         out = Path(os.path.expanduser(self.out))
-        with quiet():
-            n, n_tokens = answer_all(model, tokenizer, prompts, self, out, asked, chat, drafter, told, anew=self.overwrite)
+        try:
+            with quiet():
+                n, n_tokens = answer_all(model, tokenizer, prompts, self, out, asked, chat, drafter, told, anew=self.overwrite)
+        except KeyboardInterrupt:
+            note(f"{self.out}: what is answered is kept, and the same command goes on behind it.")
+            raise
         speed = n_tokens / (time.monotonic() - began)
         note(f"{self.out}: {counted(len(prompts), 'prompt')} answered, {n:,} now, {n_tokens:,} tokens, {speed:,.0f} tokens/s.")
 

@@ -7,6 +7,8 @@ from lm.hf.io.family import Family, Pair, module, modules, same
 from lm.hf.io.transforms import Chain, Split, Transpose
 from lm.schema import Tree
 
+OUT = {"attention.o": "attn.c_proj", "ffn.up": "mlp.c_fc", "ffn.down": "mlp.c_proj"}
+
 
 class GPT2(Family):
     """Its linear layers are stored as (in, out), and q, k and v as one."""
@@ -50,13 +52,16 @@ class GPT2(Family):
         yield from module("norm", "transformer.ln_f")
         for i in range(ours["n_layers"]):
             here, there = f"blocks.{i}", f"transformer.h.{i}"
-            qkv = tuple(f"{here}.attention.{name}" for name in "qkv")
             yield from module(f"{here}.attention_residual.norm", f"{there}.ln_1")
             yield from module(f"{here}.ffn_residual.norm", f"{there}.ln_2")
-            yield from modules(qkv, f"{there}.attn.c_attn", Chain(Transpose(), Split([ours["d_model"]] * 3)))
-            yield from module(f"{here}.attention.o", f"{there}.attn.c_proj", Transpose())
-            yield from module(f"{here}.ffn.up", f"{there}.mlp.c_fc", Transpose())
-            yield from module(f"{here}.ffn.down", f"{there}.mlp.c_proj", Transpose())
+            yield from self.linear(here, there, ours)
+
+    def linear(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
+        """Yields the pairs of a block's linear layers."""
+        qkv = tuple(f"{here}.attention.{name}" for name in "qkv")
+        yield from modules(qkv, f"{there}.attn.c_attn", Chain(Transpose(), Split([ours["d_model"]] * 3)))
+        for name, theirs in OUT.items():
+            yield from module(f"{here}.{name}", f"{there}.{theirs}", Transpose())
 
 
 FAMILY = GPT2()

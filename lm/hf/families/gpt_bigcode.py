@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from lm.hf.families.gpt2 import GPT2
-from lm.hf.io.family import Pair, module, modules, same
+from lm.hf.families.gpt2 import GPT2, OUT
+from lm.hf.io.family import Pair, module, modules
 from lm.hf.io.transforms import Split, SplitHeads
 from lm.schema import Tree
 
@@ -31,22 +31,13 @@ class GPTBigCode(GPT2):
     def write(self, ours: Tree) -> Tree:
         return {"multi_query": ours.get("attention.n_kv_heads") == 1, "embd_pdrop": ours["dropout"]}
 
-    def pairs(self, ours: Tree) -> Iterator[Pair]:
-        yield same("embed.weight", "transformer.wte.weight")
-        yield same("position.weight", "transformer.wpe.weight")
-        yield same("head.weight", "lm_head.weight")
-        yield from module("norm", "transformer.ln_f")
+    def linear(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
         heads, width = ours["attention.n_heads"], ours["attention.head_dim"]
         one = ours["attention.n_kv_heads"] == 1
         joined = Split([ours["d_model"], width, width]) if one else SplitHeads(heads, [width] * 3)
-        for i in range(ours["n_layers"]):
-            here, there = f"blocks.{i}", f"transformer.h.{i}"
-            yield from module(f"{here}.attention_residual.norm", f"{there}.ln_1")
-            yield from module(f"{here}.ffn_residual.norm", f"{there}.ln_2")
-            yield from modules(tuple(f"{here}.attention.{name}" for name in "qkv"), f"{there}.attn.c_attn", joined)
-            yield from module(f"{here}.attention.o", f"{there}.attn.c_proj")
-            yield from module(f"{here}.ffn.up", f"{there}.mlp.c_fc")
-            yield from module(f"{here}.ffn.down", f"{there}.mlp.c_proj")
+        yield from modules(tuple(f"{here}.attention.{name}" for name in "qkv"), f"{there}.attn.c_attn", joined)
+        for name, theirs in OUT.items():
+            yield from module(f"{here}.{name}", f"{there}.{theirs}")
 
 
 FAMILY = GPTBigCode()

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from lm.hf.families.gpt2 import GPT2
-from lm.hf.io.family import Pair, module, same
+from lm.hf.families.gpt2 import GPT2, OUT
+from lm.hf.io.family import Pair, module
 from lm.hf.options.windows import FULL, SLIDING, read_windows, write_windows
 from lm.schema import Tree
 
@@ -51,19 +51,10 @@ class GPTNeo(GPT2):
             "embed_dropout": ours["dropout"],
         }
 
-    def pairs(self, ours: Tree) -> Iterator[Pair]:
-        yield same("embed.weight", "transformer.wte.weight")
-        yield same("position.weight", "transformer.wpe.weight")
-        yield same("head.weight", "lm_head.weight")
-        yield from module("norm", "transformer.ln_f")
-        for i in range(ours["n_layers"]):
-            here, there = f"blocks.{i}", f"transformer.h.{i}"
-            yield from module(f"{here}.attention_residual.norm", f"{there}.ln_1")
-            yield from module(f"{here}.ffn_residual.norm", f"{there}.ln_2")
-            for name, theirs in (("q", "q_proj"), ("k", "k_proj"), ("v", "v_proj"), ("o", "out_proj")):
-                yield from module(f"{here}.attention.{name}", f"{there}.attn.attention.{theirs}")
-            yield from module(f"{here}.ffn.up", f"{there}.mlp.c_fc")
-            yield from module(f"{here}.ffn.down", f"{there}.mlp.c_proj")
+    def linear(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
+        attention = {f"attention.{name}": f"attn.attention.{name}_proj" for name in "qkv"}
+        for name, theirs in {**OUT, **attention, "attention.o": "attn.attention.out_proj"}.items():
+            yield from module(f"{here}.{name}", f"{there}.{theirs}")
 
 
 FAMILY = GPTNeo()

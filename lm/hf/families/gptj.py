@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+from lm.hf.families.gpt2 import GPT2
 from lm.hf.io.family import Family, Pair, module, same
 from lm.schema import Tree
 
@@ -18,15 +19,9 @@ class GPTJ(Family):
     partial = True
     ignored: ClassVar[tuple[str, ...]] = (r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias|embed_positions)",)
     fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
-        "vocab_size": "vocab_size",
-        "max_seq_len": "n_positions",
-        "d_model": "n_embd",
-        "n_layers": "n_layer",
-        "norm.eps": ("layer_norm_epsilon", 1e-5),
-        "attention.n_heads": "n_head",
+        **GPT2.fields,
         "attention.dropout": ("attn_pdrop", 0.0),
         "dropout": ("resid_pdrop", 0.0),
-        "ffn.hidden": ("n_inner", None),
         "ffn.activation": ("activation_function", "gelu_new"),
         "head.tied": ("tie_word_embeddings", False),
     }

@@ -173,9 +173,9 @@ class Family(ABC):
         Empty where the family can hold the model.
         """
         ours = resolved(cfg)
-        kinds = {key: value for key, value in self.fixed.items() if key.endswith("kind")} | (
-            {} if self.hybrid else {"recurrent.kind": None}
-        )
+        kinds = {key: value for key, value in self.fixed.items() if key.endswith("kind")}
+        if not self.hybrid:
+            kinds["recurrent.kind"] = None
         wrong_kind = [_differs(key, ours, kinds) for key in kinds if ours.get(key) != kinds[key]]
         if wrong_kind:
             return wrong_kind

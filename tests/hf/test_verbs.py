@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from lm.data.kinds import BytesConfig
 from lm.data.tokenizer.tokenizer import load_tokenizer
-from lm.errors import CheckpointError
+from lm.errors import CheckpointError, ConfigError
 from lm.generation.load import generate, load
 from lm.generation.text import ends_of
 from lm.hf.families.llama import Llama
@@ -235,6 +235,15 @@ def test_asking_every_family_never_fails() -> None:
     for attention in ({"n_heads": 4, "scale": 2.0}, {"n_heads": 4, "window": 5, "global_every": 3}, {"n_heads": 4, "softcap": 5.0}):
         cfg = config(attention=attention)
         assert all(isinstance(family.homeless(cfg), list) for family in families().values())
+
+
+def test_the_nearest_family_is_none_of_another_kind_because_it_says_less() -> None:
+    """Seen to fail: Falcon, which has no recurrent layers either, and of whose other options the kind of its norm alone was told."""
+    mixed = {"recurrent": {"kind": "mamba2", "n_heads": 5, "head_dim": 12, "state_dim": 8}, "pattern": ["recurrent", "attention"]}
+    with pytest.raises(ConfigError, match=r"in llama, the nearest, model\.recurrent\.kind=mamba2 must be null\. Train with that\."):
+        family_for(config(**mixed))
+    with pytest.raises(ConfigError, match=r"family=bamba cannot hold this model: there 5 heads of mamba_d_head=12 are not .* wide\.$"):
+        family_for(config(**mixed), "bamba")
 
 
 @torch.no_grad()

@@ -9,7 +9,8 @@
 
 Machines are shared and noisy: contestants take turns of a few steps, each of models in a process of its own, and the ratio is the
 median of per-round ratios. The mode compiled is in bf16; fp32-compiled is the other. With clock=cpu the time is the process's own on the
-processor, which others on the machine change least; on one thread it is what the step costs.
+processor, which others on the machine change least; on one thread it is what the step costs. With begin=together all compile side by
+side, which saves minutes of a rented GPU.
 """
 
 import json
@@ -22,6 +23,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import date
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -45,13 +47,13 @@ from lm.training.optim.traits import traits_of
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tools.contestants import LENGTH, ROWS, SHAPES, SIZES, VOCAB, LossOf
+from tools.contestants import SHAPES, SIZES, LossOf, Size
 
 MODES = ("fp32", "bf16", "compiled", "fp32-compiled")
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
-def stepper(model: nn.Module, loss_of: LossOf, mode: str) -> Callable[[], None]:
+def stepper(model: nn.Module, loss_of: LossOf, mode: str, size: Size) -> Callable[[], None]:
     """One step function for all: forward, loss, backward, clip, AdamW."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     parameters = list(model.parameters())
@@ -59,7 +61,7 @@ def stepper(model: nn.Module, loss_of: LossOf, mode: str) -> Callable[[], None]:
         model.compile()
     device = parameters[0].device
     source = torch.Generator().manual_seed(0)
-    data = torch.randint(0, VOCAB, (16, ROWS, LENGTH + 1), generator=source).to(device)
+    data = torch.randint(0, size.vocab, (16, size.rows, size.length + 1), generator=source).to(device)
     count = 0
 
     def step() -> None:
@@ -77,7 +79,7 @@ def stepper(model: nn.Module, loss_of: LossOf, mode: str) -> Callable[[], None]:
 
 
 def timed(step: Callable[[], None], steps: int, clock: Callable[[], float]) -> float:
-    """Tokens per second over `steps` steps."""
+    """Steps per second."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     begun = clock()
@@ -85,7 +87,7 @@ def timed(step: Callable[[], None], steps: int, clock: Callable[[], float]) -> f
         step()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    return steps * ROWS * LENGTH / (clock() - begun)
+    return steps / (clock() - begun)
 
 
 class Turns:
@@ -94,8 +96,11 @@ class Turns:
     def __init__(self, shape: str, name: str, size: str, mode: str, threads: int, clock: str) -> None:
         command = [sys.executable, __file__, "contestant", shape, name, size, mode, str(threads), clock]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.told = self._line()
-        """Once its third step is over: its parameters in millions and the seconds until then. Or why it is not there."""
+
+    @cached_property
+    def told(self) -> dict[str, Any]:
+        """Its parameters in millions and the seconds until its third step is over, which is waited for. Or why it is not there."""
+        return self._line()
 
     def tokens_per_second(self, steps: int) -> float:
         assert self.process.stdin is not None
@@ -121,20 +126,24 @@ def take_turns(shape: str, name: str, size: str, mode: str, threads: str, clock:
         print(json.dumps({"missing": str(missing)}), flush=True)
         return
     model.to("cuda" if torch.cuda.is_available() else "cpu").train()
-    step, begun = stepper(model, loss_of, mode), time.perf_counter()
+    step, begun = stepper(model, loss_of, mode, SIZES[size]), time.perf_counter()
     with fresh_cache() if "compiled" in mode else nullcontext():
         timed(step, 3, CLOCKS[clock])
     seconds = round(time.perf_counter() - begun, 1)
     print(json.dumps({"million_parameters": round(sum(p.numel() for p in model.parameters()) / 1e6, 2), "seconds": seconds}), flush=True)
     for line in sys.stdin:
-        print(json.dumps({"tokens_per_second": timed(step, int(line), CLOCKS[clock])}), flush=True)
+        speed = timed(step, int(line), CLOCKS[clock]) * SIZES[size].rows * SIZES[size].length
+        print(json.dumps({"tokens_per_second": speed}), flush=True)
 
 
-def compare(shape: str, size: str, mode: str, rounds: int, steps: int, threads: int, clock: str) -> dict[str, Any]:
+def compare(shape: str, size: str, mode: str, rounds: int, steps: int, threads: int, clock: str, together: bool) -> dict[str, Any]:
     """Tokens/s of each that is installed, and the ratio of the first one, slotlm, to the others."""
-    turns = {}
+    turns, begun = {}, {}
     for name in SHAPES[shape]:
-        one = Turns(shape, name, size, mode, threads, clock)
+        begun[name] = Turns(shape, name, size, mode, threads, clock)
+        if not together:
+            begun[name].told  # noqa: B018  # a contestant compiles alone
+    for name, one in begun.items():
         print(f"{mode} {shape} {size} {name}: {one.told}", flush=True)
         if "missing" in one.told:
             one.end()
@@ -257,8 +266,8 @@ def main(args: list[str]) -> int:
         if unknown := {*shapes} - {*SHAPES} | {*sizes} - {*SIZES} | {*modes} - {*MODES}:
             sys.exit(f"{', '.join(sorted(unknown))}: not known. shape= has {', '.join(SHAPES)}, size= {', '.join(SIZES)},"
                      f" modes= {', '.join(MODES)}.")  # fmt: skip
-        each = product(shapes, sizes, modes)
-        results = [{"shape": shape} | compare(shape, size, mode, rounds, steps, threads, clock) for shape, size, mode in each]
+        each, together = product(shapes, sizes, modes), options.get("begin") == "together"
+        results = [{"shape": shape} | compare(shape, size, mode, rounds, steps, threads, clock, together) for shape, size, mode in each]
     elif args[:1] == ["sft"]:
         results = compare_sft(rounds, int(options.get("steps", 8)))
     elif args[:1] == ["loop"]:

@@ -157,7 +157,7 @@ def contestants(model: LM, n_rows: int, only: set[str]) -> Iterator[tuple[str, D
 def bandwidth(read: torch.Tensor, clock: str) -> float:
     """Bytes a second at which memory comes in."""
     begun = CLOCKS[clock]()
-    read.sum()
+    read.sum().item()  # waits for a GPU
     return read.nbytes / (CLOCKS[clock]() - begun)
 
 
@@ -170,7 +170,7 @@ def compare(n_rows: int, n: int, rounds: int, clock: str, model: LM, entered: It
     if any(found != first[REFERENCE] for name, found in first.items() if name.endswith("32")):
         print("note: not all in float32 decode the same tokens; equals up to rounding were met", file=sys.stderr)
     speeds: dict[str, list[float]] = {name: [] for name in decodes}
-    memory, big = [], torch.ones(100_000_000)
+    memory, big = [], torch.ones(100_000_000, device=model.embed.weight.device)
     for turn in range(rounds):
         memory.append(max(bandwidth(big, clock) for _ in range(4)))
         for name in list(decodes)[:: 1 if turn % 2 else -1]:

@@ -12,20 +12,29 @@ from lm.nn.batch import Batch
 from lm.nn.transformer import DecoderConfig, build_model
 from lm.schema import Tree, from_tree
 
-VOCAB, ROWS, LENGTH, EXPERTS, TOP_K = 8192, 8, 256, 8, 2
+EXPERTS, TOP_K = 8, 2
 
 
 @dataclass(frozen=True)
 class Size:
-    """Widths of a model; `hidden` is that of a gated feed-forward, and of the two experts of a token together."""
+    """Widths of a model and its batch; `hidden` is that of a gated feed-forward, and of the two experts of a token together."""
 
     d: int
     layers: int
     heads: int
     hidden: int
+    vocab: int = 8192
+    rows: int = 8
+    length: int = 256
 
 
-SIZES = {"14m": Size(384, 6, 6, 1024), "50m": Size(640, 9, 10, 1728)}  # by the parameters of the Llama
+SIZES = {
+    "14m": Size(384, 6, 6, 1024),
+    "50m": Size(640, 9, 10, 1728),
+    "124m": Size(768, 12, 12, 2048, vocab=50304, rows=16, length=1024),
+    "1b": Size(2048, 16, 16, 5632, vocab=50304, rows=4, length=2048),
+}
+"""By the parameters of the Llama. The last two are for a GPU."""
 
 LossOf = Callable[[Tensor, Tensor], Tensor]
 Contestant = tuple[nn.Module, LossOf]
@@ -38,7 +47,7 @@ def plain_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 def contestant(size: Size, tree: Tree) -> Contestant:
     """One of our models, with our loss."""
-    sizes = {"vocab_size": VOCAB, "max_seq_len": LENGTH, "d_model": size.d, "n_layers": size.layers}
+    sizes = {"vocab_size": size.vocab, "max_seq_len": size.length, "d_model": size.d, "n_layers": size.layers}
     model = build_model(from_tree(DecoderConfig, sizes | tree), seed=0)
 
     def loss(ids: Tensor, labels: Tensor) -> Tensor:
@@ -64,8 +73,8 @@ def litgpt(size: Size, experts: bool = False) -> Contestant:
     ffn = {"mlp_class_name": "LLaMAMoE"} | mixture if experts else {"mlp_class_name": "LLaMAMLP", "intermediate_size": size.hidden}
     model = GPT(
         Config(
-            block_size=LENGTH, padded_vocab_size=VOCAB, vocab_size=VOCAB, n_layer=size.layers, n_head=size.heads, n_embd=size.d,
-            rotary_percentage=1.0, parallel_residual=False, bias=False, norm_class_name="RMSNorm", **ffn,
+            block_size=size.length, padded_vocab_size=size.vocab, vocab_size=size.vocab, n_layer=size.layers, n_head=size.heads,
+            n_embd=size.d, rotary_percentage=1.0, parallel_residual=False, bias=False, norm_class_name="RMSNorm", **ffn,
         )
     )  # fmt: skip
     model.lm_head.weight = model.transformer.wte.weight
@@ -76,8 +85,8 @@ def transformers_llama(size: Size) -> Contestant:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=size.d, intermediate_size=size.hidden, num_hidden_layers=size.layers, num_attention_heads=size.heads,
-        max_position_embeddings=LENGTH, tie_word_embeddings=True, use_cache=False,
+        vocab_size=size.vocab, hidden_size=size.d, intermediate_size=size.hidden, num_hidden_layers=size.layers,
+        num_attention_heads=size.heads, max_position_embeddings=size.length, tie_word_embeddings=True, use_cache=False,
     )  # fmt: skip
     model = LlamaForCausalLM(config)
     return model, lambda ids, labels: plain_loss(model(ids).logits, labels)
@@ -87,9 +96,9 @@ def transformers_mixtral(size: Size) -> Contestant:
     from transformers import MixtralConfig, MixtralForCausalLM
 
     config = MixtralConfig(
-        vocab_size=VOCAB, hidden_size=size.d, intermediate_size=size.hidden // TOP_K, num_hidden_layers=size.layers,
+        vocab_size=size.vocab, hidden_size=size.d, intermediate_size=size.hidden // TOP_K, num_hidden_layers=size.layers,
         num_attention_heads=size.heads, num_key_value_heads=size.heads, num_local_experts=EXPERTS, num_experts_per_tok=TOP_K,
-        max_position_embeddings=LENGTH, sliding_window=None, tie_word_embeddings=True, use_cache=False,
+        max_position_embeddings=size.length, sliding_window=None, tie_word_embeddings=True, use_cache=False,
     )  # fmt: skip
     model = MixtralForCausalLM(config)
     return model, lambda ids, labels: plain_loss(model(ids).logits, labels)
@@ -103,7 +112,9 @@ def x_transformers(size: Size) -> Contestant:
         dim=size.d, depth=size.layers, heads=size.heads, attn_dim_head=head, rotary_pos_emb=True, rotary_emb_dim=head, ff_glu=True,
         ff_swish=True, ff_no_bias=True, ff_mult=size.hidden / size.d, use_rmsnorm=True, attn_flash=True,
     )  # fmt: skip
-    model = TransformerWrapper(num_tokens=VOCAB, max_seq_len=LENGTH, use_abs_pos_emb=False, tie_embedding=True, attn_layers=layers)
+    model = TransformerWrapper(
+        num_tokens=size.vocab, max_seq_len=size.length, use_abs_pos_emb=False, tie_embedding=True, attn_layers=layers
+    )
     return model, lambda ids, labels: plain_loss(model(ids), labels)
 
 
@@ -117,8 +128,8 @@ def transformers_gpt2(size: Size) -> Contestant:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
-        vocab_size=VOCAB, n_positions=LENGTH, n_embd=size.d, n_layer=size.layers, n_head=size.heads, resid_pdrop=0.0, embd_pdrop=0.0,
-        attn_pdrop=0.0, use_cache=False, bos_token_id=0, eos_token_id=0,
+        vocab_size=size.vocab, n_positions=size.length, n_embd=size.d, n_layer=size.layers, n_head=size.heads, resid_pdrop=0.0,
+        embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False, bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
     model = GPT2LMHeadModel(config)
     return model, lambda ids, labels: plain_loss(model(ids).logits, labels)
@@ -147,7 +158,7 @@ class PlainGPT2(nn.Module):
 
     def __init__(self, size: Size) -> None:
         super().__init__()
-        self.embed, self.position = nn.Embedding(VOCAB, size.d), nn.Embedding(LENGTH, size.d)
+        self.embed, self.position = nn.Embedding(size.vocab, size.d), nn.Embedding(size.length, size.d)
         self.blocks = nn.Sequential(*(PlainBlock(size.d, size.heads) for _ in range(size.layers)))
         self.norm = nn.LayerNorm(size.d)
         for table in (self.embed, self.position):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from lm.nn.block import BlockParts
-from lm.nn.head import WIDE, WIDE_CPU
+from lm.nn.head import WIDE_CPU
 from lm.nn.kept import Kept, Precision, together
 from lm.nn.linear import Out
 from lm.nn.stack import ModelConfig
@@ -82,10 +82,11 @@ def memory(model: LM, setting: Setting) -> Memory:
 
 def _of_logits(logits: int, setting: Setting) -> int:
     """Returns the bytes of a chunk's logits, of their copies in float32, and of float32 gradients that are not written over these
-    copies."""
-    wide = logits if setting.tensor > 1 else min(logits, WIDE_CPU if setting.cpu else WIDE)
+    copies. On a GPU a compiled function needs neither (where Triton is missing, it is some MiB more)."""
     narrow = setting.precision != "fp32"
-    return logits * (2 if narrow else 4) + wide * (4 * narrow + (0 if setting.cpu and setting.tensor == 1 else 4))
+    if setting.tensor > 1:
+        return logits * (8 + (2 if narrow else 0))
+    return logits * (2 if narrow else 4) + (min(logits, WIDE_CPU) * 4 * narrow if setting.cpu else 0)
 
 
 def _gathered(model: LM, tensor: int) -> int:

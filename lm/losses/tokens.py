@@ -15,6 +15,7 @@ from lm.nn.context import Context
 from lm.nn.head import CHUNK, WIDE, WIDE_CPU, Head, Reader
 from lm.nn.mtp import shifted
 from lm.ops.attention.mask import Mask
+from lm.ops.entropy import entropy_here
 from lm.ops.ranks.vocabulary import Vocabulary
 
 _ALL = Vocabulary()
@@ -152,8 +153,11 @@ class _Chunk:
         return sums, d_piece, tuple(grads)
 
     def written_over(self, logits: Tensor, labels: Tensor, answers: Tensor | None) -> Tensor:
-        """Returns the sums, and writes the gradient over the logits, so few rows at a time that their float32 copy stays in a cache."""
+        """Returns the sums, and writes the gradient over the logits: by one compiled function on a GPU, elsewhere so few rows at a time
+        that their float32 copy stays in a cache."""
         of, sums = self.head.vocabulary, logits.new_zeros(5, dtype=torch.float32)
+        if of.ranks == 1 and (compiled := entropy_here(logits.device)) is not None:
+            return compiled(logits, labels, answers, *self.extras)
         rows = max(1, (WIDE_CPU if logits.is_cpu else WIDE) // logits.shape[1])
         if of.ranks > 1:  # so that every rank exchanges as often as the others
             rows = len(logits)

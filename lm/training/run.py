@@ -153,6 +153,8 @@ def _fit(module: "TrainModule", callbacks: Sequence["Callback"]) -> None:
     with warnings.catch_warnings(), worker_faults():
         warnings.filterwarnings("ignore", module="lightning")
         warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+        warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")  # autograd's thread makes the context at its first product
+        warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")  # what is float32 beside bf16 is so on purpose
         with quiet():  # the console tells
             trainer.fit(module, train_dataloaders=loader)
     run.saver.wait()

@@ -9,6 +9,7 @@ from lm.nn.batch import IGNORED, Batch
 from lm.nn.head import WIDE_CPU, Head, HeadConfig
 from lm.nn.norm import RMSNormConfig
 from lm.nn.transformer import DecoderConfig, build_model
+from lm.ops.entropy import entropy_
 from lm.ops.ranks.vocabulary import Vocabulary
 from lm.schema import from_tree
 from tests.nn.models import near
@@ -69,6 +70,43 @@ def test_the_written_gradient_of_the_logits_is_autograds(dtype: torch.dtype) -> 
         found.to(dtype), *torch.autograd.grad(plain.total, logits), rtol=2**-7 if dtype == torch.bfloat16 else 1e-5, atol=1e-6
     )
     assert not found[labels == IGNORED].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("answered", [False, True])
+@pytest.mark.parametrize("options", [(0.0, 0.0), (0.1, 0.0), (0.0, 0.01), (0.1, 0.01)])
+def test_what_a_gpu_compiles_gives_the_sums_and_the_gradient_of_the_reference(
+    options: tuple[float, float], answered: bool, dtype: torch.dtype
+) -> None:
+    logits, labels = torch.randn(50, 97, dtype=dtype).mul(3), ragged_labels(5, 10, 97).flatten()
+    answers = labels.masked_fill(torch.arange(50) % 3 == 0, IGNORED) if answered else None
+    wide = logits.to(torch.promote_types(dtype, torch.float32), copy=True)
+    expected, told, gradient = losses_and_gradient(wide, labels, *options, answers=answers)
+    sums = entropy_(logits, labels, answers, *options)
+    torch.testing.assert_close(sums[:2], torch.stack([expected.total, expected.nll]).float())
+    torch.testing.assert_close(sums[2:], torch.zeros(3) if told is None else told.float())
+    torch.testing.assert_close(logits, gradient.to(dtype), atol=1e-6, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5)
+
+
+def test_a_chunked_loss_by_what_a_gpu_compiles_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = Head(HeadConfig(bias=True, softcap=3.0), RMSNormConfig(), 16, 97)
+    hidden, labels, found, calls = torch.randn(50, 16, requires_grad=True), ragged_labels(5, 10, 97).flatten(), [], []
+    for function in (None, lambda *given: (calls.append(1), entropy_(*given))[1]):
+        monkeypatch.setattr("lm.losses.tokens.entropy_here", lambda device, function=function: function)
+        sums = chunked_loss(hidden, labels, head, label_smoothing=0.1, z_loss=0.01, chunk=20, answers=labels)
+        told = [sums.total, sums.nll, sums.told["label_loss"], sums.told["accuracy"]]
+        found.append([*told, *torch.autograd.grad(sums.total, (hidden, head.weight, head.bias))])
+    torch.testing.assert_close(*found)
+    assert len(calls) == 3
+
+
+@pytest.mark.slow
+def test_it_compiles_to_the_same_with_any_number_of_rows() -> None:
+    compiled = torch.compile(entropy_)
+    for rows in (50, 30, 7):
+        given = torch.randn(rows, 97).mul(3).bfloat16(), ragged_labels(2, rows, 97)[1]
+        results = [(function(logits := given[0].clone(), given[1], given[1], 0.1, 0.01), logits) for function in (entropy_, compiled)]
+        torch.testing.assert_close(*results, atol=1e-3, rtol=1e-2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -3,7 +3,6 @@
 Dong et al. 2024, arXiv:2412.05496. On CPU, where torch has it without a backward, only the tests use it.
 """
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -15,9 +14,9 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from lm.ops.attention.attend import Scoring, reference, sdpa
 from lm.ops.attention.mask import Mask
+from lm.ops.compiling import why_not_compiled
 
 HEAD_DIMS = range(16, 129)  # narrower ones have no kernel; the backward of wider ones exceeds the shared memory of some cards
-CAPABILITY = (8, 0)
 
 
 @dataclass(frozen=True)
@@ -82,11 +81,7 @@ def why_not_flex(device: torch.device, head_dim: int, dropout: float, sinks: boo
         return f"it has no {'dropout' if dropout else 'sinks'}"
     if head_dim not in HEAD_DIMS:
         return f"head_dim={head_dim} is outside {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}"
-    if torch.cuda.get_device_capability(device) < CAPABILITY:
-        return f"{torch.cuda.get_device_name(device)} is older than compute capability {CAPABILITY[0]}.{CAPABILITY[1]}"
-    if importlib.util.find_spec("triton") is None:
-        return "triton is not installed"
-    return None
+    return why_not_compiled(device)
 
 
 @cache

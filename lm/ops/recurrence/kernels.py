@@ -10,8 +10,10 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.torch_version import TorchVersion
 
 from lm.ops.attention.mask import Mask
+from lm.ops.compiling import has_triton
 from lm.ops.recurrence.matrix import Flow, chunked
 
 _WIDEST = 256  # channels of a key
@@ -24,7 +26,7 @@ def serves(flow: Flow, dtype: torch.dtype) -> bool:
     """
     if not flow.q.is_cuda or dtype not in (torch.bfloat16, torch.float16) or flow.q.shape[-1] > _WIDEST:
         return False
-    return not torch.compiler.is_compiling() and _installed()
+    return not torch.compiler.is_compiling() and _installed() and not (torch.is_grad_enabled() and _refuses(flow))
 
 
 def bounds(documents: Tensor) -> Tensor:
@@ -62,7 +64,20 @@ def fastest(
 
 @cache
 def _installed() -> bool:
-    return find_spec("fla") is not None and find_spec("triton") is not None
+    return find_spec("fla") is not None and has_triton()
+
+
+def _refuses(flow: Flow) -> bool:
+    """Whether fla refuses the gradient of this flow: on Hopper some versions of Triton compile the kernel for one decay per head wrongly,
+    unless TileLang does it (flash-linear-attention's issue 640)."""
+    return flow.decay.shape[-1] == 1 and torch.cuda.get_device_capability(flow.q.device)[0] == 9 and _wrong_on_hopper()
+
+
+@cache
+def _wrong_on_hopper() -> bool:
+    import triton
+
+    return find_spec("tilelang") is None and "3.4.0" <= TorchVersion(triton.__version__) < "3.7.1"
 
 
 def _kernel(by_channel: bool, delta: bool) -> Callable[..., tuple[Tensor, Tensor]]:

@@ -1,0 +1,37 @@
+"""The loss that is compiled for the GPU equals the reference, gradients included."""
+
+import pytest
+import torch
+
+from lm.losses.tokens import chunked_loss, losses_and_gradient, token_losses
+from lm.nn.batch import IGNORED
+from lm.nn.head import Head, HeadConfig
+from lm.nn.norm import RMSNormConfig
+from lm.ops.entropy import entropy_here
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+GPU = torch.device("cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", [(0.0, 0.0), (0.1, 0.01)])
+def test_the_compiled_function_equals_the_reference(options: tuple[float, float], dtype: torch.dtype) -> None:
+    compiled = entropy_here(GPU)
+    assert compiled is not None
+    for rows, answered in ((300, False), (300, True), (100, True), (7, True)):
+        logits, labels = torch.randn(rows, 5003, device=GPU, dtype=dtype).mul(3), torch.randint(0, 5003, (rows,), device=GPU)
+        labels[::5] = IGNORED
+        answers = labels.masked_fill(torch.arange(rows, device=GPU) % 3 == 0, IGNORED) if answered else None
+        expected, told, gradient = losses_and_gradient(logits.float().clone(), labels, *options, answers=answers)
+        sums = compiled(logits, labels, answers, *options)
+        torch.testing.assert_close(sums[:2], torch.stack([expected.total, expected.nll]), rtol=1e-5, atol=1e-3)
+        torch.testing.assert_close(sums[2:], torch.zeros(3, device=GPU) if told is None else told, rtol=1e-5, atol=1e-3)
+        torch.testing.assert_close(logits.float(), gradient, atol=1e-5, rtol=1e-2 if dtype == torch.bfloat16 else 1e-4)
+
+
+def test_a_chunked_loss_equals_the_plain_one() -> None:
+    head = Head(HeadConfig(bias=True), RMSNormConfig(), 64, 5003).to(GPU)
+    hidden, labels = torch.randn(500, 64, device=GPU, requires_grad=True), torch.randint(0, 5003, (500,), device=GPU)
+    sums, plain = chunked_loss(hidden, labels, head, chunk=128), token_losses(head(hidden), labels)
+    found, expected = (torch.autograd.grad(each.total, (hidden, head.weight, head.bias)) for each in (sums, plain))
+    torch.testing.assert_close([sums.total, sums.nll, *found], [plain.total, plain.nll, *expected], atol=1e-3, rtol=1e-4)

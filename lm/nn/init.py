@@ -36,8 +36,8 @@ class Start:
     source: torch.Generator
 
     def normal(self, shape: torch.Size, std: float) -> Tensor:
-        """Returns independent normal numbers, float32 on the CPU."""
-        return torch.randn(shape, generator=self.source) * std
+        """Returns independent normal numbers, float32 on the CPU (which DeepSpeed, while it slices, takes for the GPU unless told)."""
+        return torch.randn(shape, generator=self.source, device="cpu") * std
 
 
 Draw = Callable[[torch.Size, Start], Tensor]

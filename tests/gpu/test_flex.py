@@ -10,8 +10,9 @@ from lm.nn.batch import Batch
 from lm.nn.mixers.gqa import GQA
 from lm.nn.transformer import DecoderConfig, build_model
 from lm.ops.attention.attend import Attend, Scoring, choose, reference, sdpa
-from lm.ops.attention.flex import Flex, compiled_flex
+from lm.ops.attention.flex import Flex, compiled_flex, why_not_flex
 from lm.ops.attention.mask import Mask, arange_positions
+from lm.ops.compiling import CAPABILITY
 from lm.schema import from_tree
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -88,9 +89,10 @@ def test_compiled_flex_adds_a_bias() -> None:
 
 
 def test_the_backend_on_a_gpu_says_why() -> None:
-    assert isinstance(choose(GPU, 64, Scoring(1.0, softcap=30.0))[0], Flex) or torch.cuda.get_device_capability() < (8, 0)
-    for attend, why, word in ((*choose(GPU, 8, Scoring(1.0)), "head_dim=8"), (*choose(GPU, 64, Scoring(1.0, dropout=0.1)), "dropout")):
-        assert attend is sdpa and word in why
+    assert isinstance(choose(GPU, 64, Scoring(1.0, softcap=30.0)), Flex) or torch.cuda.get_device_capability() < CAPABILITY
+    for head_dim, dropout, word in ((8, 0.0, "head_dim=8"), (64, 0.1, "dropout")):
+        assert choose(GPU, head_dim, Scoring(1.0, dropout=dropout)) is sdpa
+        assert word in str(why_not_flex(GPU, head_dim, dropout))
 
 
 @torch.no_grad()
@@ -98,7 +100,8 @@ def test_the_backend_on_a_gpu_says_why() -> None:
 def test_a_model_moved_to_the_gpu_and_back_gives_the_same_logits(documents: bool) -> None:
     tree = {
         "vocab_size": 61, "max_seq_len": 64, "d_model": 64, "n_layers": 2, "norm": {"kind": "rms"}, "position": {"kind": "rope"},
-        "attention": {"n_heads": 4, "n_kv_heads": 2, "window": 9, "global_every": 2}, "ffn": {"hidden": 40}, "init": {"std": 0.2},
+        "attention": {"kind": "gqa", "n_heads": 4, "n_kv_heads": 2, "window": 9, "global_every": 2},
+        "ffn": {"kind": "mlp", "hidden": 40}, "init": {"std": 0.2},
     }  # fmt: skip
     model = build_model(from_tree(DecoderConfig, tree), seed=0).eval()
     batch = Batch(torch.randint(0, 61, (3, 64), generator=torch.Generator().manual_seed(0)))

@@ -23,7 +23,9 @@ def test_the_kernels_equal_our_own_form(channels: int, delta: bool, several: boo
     q, k, v, decay, beta = (torch.randn(2, 4, 300, n, generator=source).cuda() for n in (64, 64, 64, channels, 1))
     given = [x.detach().requires_grad_() for x in (q / 8, k / k.norm(dim=-1, keepdim=True), v, -decay.abs() / 16, beta.sigmoid())]
     flow = Flow(*given[: 5 if delta else 4])
-    assert serves(flow, torch.bfloat16) and not serves(flow, torch.float32)
+    assert not serves(flow, torch.float32)
+    if not serves(flow, torch.bfloat16):
+        pytest.skip("fla has no gradient here: Triton before 3.7.1 compiles it wrongly on Hopper")
     documents = (torch.arange(300, device="cuda") >= 130).long().expand(2, -1) if several else None
     wanted, _ = chunked(flow, flow.empty(), documents)
     found, _ = fused(flow, torch.bfloat16, ends=None if documents is None else bounds(documents))

@@ -102,6 +102,8 @@ class Recorder(RunCallback):
         self.record: Record = {"loss": [], "grad_norm": [], "bad_step": []}
 
     def step_end(self, module: TrainModule) -> None:
+        if module.device.type == "cuda":
+            torch.cuda.set_sync_debug_mode("default")  # reading the figures waits
         bad = module.verdicts.bad_steps(0)[-1] if module.verdicts.refused else -1
         for name, value in (("loss", module.loss()), ("grad_norm", module.grad_norm), ("bad_step", bad)):
             self.record[name].append(float(value))

@@ -15,7 +15,6 @@ from torch.fx.passes.split_module import split_module
 
 from lm.errors import ConfigError
 from lm.generation.weights.fused import FusedGQA
-from lm.generation.weights.held import tracing
 from lm.nn.context import Context
 from lm.nn.ffn.base import Mixture
 from lm.nn.mixers.base import Mixer
@@ -142,7 +141,6 @@ def traced(model: LM) -> tuple[fx.GraphModule, list[Tensor]]:
 def cut(model: LM) -> Iterator[None]:
     """Within the block, a live part leaves one marker operation in the traced graph, which is cut there later."""
     with ExitStack() as undo:
-        undo.callback(tracing.reset, tracing.set(True))
         for name, module in model.named_modules():
             if is_live(module):
                 method = "read" if isinstance(module, FusedGQA) else "forward"

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from lm.generation.weights.held import tracing
 from lm.nn.block import Block
 from lm.nn.context import Context
 from lm.nn.ffn.mlp import GatedMLP
@@ -109,7 +108,7 @@ class QuickRope(Rope):
         """Returns cos + i sin, (b, 1, s, r/2), of layers without and of layers with a window; while tracing, the angles of `Rope`."""
         found = super().angles(positions)
         assert found is not None
-        if tracing.get():
+        if torch.compiler.is_compiling():
             return found
         turns = torch.complex(*found)
         return (turns, turns) if self.local is None else (turns[0], turns[1])
@@ -119,7 +118,7 @@ class QuickRope(Rope):
         if self.cfg.none_every is not None and (layer + 1) % self.cfg.none_every == 0:
             return x
         local, pairs = self.window(layer) is not None, x[..., : self.rotary_dim].unflatten(-1, (-1, 2))
-        if tracing.get():  # a compiler knows no complex numbers
+        if torch.compiler.is_compiling():  # a compiler knows no complex numbers
             cos, sin = angles if self.local is None else (angles[0][int(local)], angles[1][int(local)])
             a, b = pairs.unbind(-1)
             turned = torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)

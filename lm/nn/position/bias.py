@@ -28,12 +28,14 @@ class Alibi(Position):
 
     def __init__(self, n_heads: int) -> None:
         super().__init__()
-        self.slopes = alibi_slopes(n_heads)
+        self.slopes = torch.tensor(alibi_slopes(n_heads), device="cpu")
+        self._here = self.slopes  # where the scores are
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         distance = (q_positions.unsqueeze(-1) - k_positions.unsqueeze(-2)).abs().float()  # (b, q, k)
-        slopes = torch.tensor(self.slopes, device=distance.device)
-        return -slopes[:, None, None] * distance.unsqueeze(1)  # (b, 1, q, k) -> (b, h, q, k)
+        if self._here.device != distance.device:  # at the first call only: a copy would wait for a GPU
+            self._here = self.slopes.to(distance.device)
+        return -self._here[:, None, None] * distance.unsqueeze(1)  # (b, 1, q, k) -> (b, h, q, k)
 
 
 class T5RelativeConfig(PositionConfig):

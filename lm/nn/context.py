@@ -1,6 +1,6 @@
 """What a block knows of the current forward beside its input: positions, masks, cache."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -46,7 +46,7 @@ class Context:
         self.auxiliary = Auxiliary() if auxiliary is None else auxiliary
         self.mtp: list[Tensor] = []  # hidden states that predict the 2nd, 3rd, ... next token, (b, s, d) each
         self.mtp_weight = 0.0
-        self._cached_masks: dict[int, Mask] = {}
+        self._cached_masks: dict[Hashable, Mask] = {}  # by group of the cache
 
     @classmethod
     def alone(cls, x: Tensor, position: Position | None = None, causal: bool = True) -> Self:
@@ -63,16 +63,16 @@ class Context:
         """Returns the mask over the keys that this layer sees: the input's own, or those in its cache."""
         if self.cache is None:
             return self.mask
-        k_positions = self.cache.positions(layer)
-        if id(k_positions) not in self._cached_masks:
+        k_positions, group = self.cache.positions(layer), self.cache.group_of[layer]
+        if group not in self._cached_masks:
             first = k_positions.shape[1] == self.mask.q_positions.shape[1]  # nothing was cached before
             prefix = self.mask.k_prefix if first else None
             horizon, padded, held = self.cache.horizon, self.mask.padded, self.mask.held
             made = Mask(
                 self.mask.q_positions, k_positions, causal=self.mask.causal, k_prefix=prefix, horizon=horizon, padded=padded, held=held
             )
-            self._cached_masks[id(k_positions)] = made
-        return self._cached_masks[id(k_positions)]
+            self._cached_masks[group] = made
+        return self._cached_masks[group]
 
     def memory_keys(self, layer: int, project: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """Returns keys and values of the encoder's output in this layer, projected once and then cached."""

@@ -94,7 +94,7 @@ class Cache:
         self.lengths = [0] * batch  # tokens written so far of each row, padding included
         self.slack, self.horizon = slack, horizon
         self.groups: dict[tuple[int, int], Slots] = {}
-        self.slots: dict[int, Slots] = {}  # by layer, as are all below
+        self.group_of: dict[int, tuple[int, int]] = {}  # by layer, as are all below
         self.stores: dict[int, list[Tensor]] = {}
         self.states: dict[int, Snapshots] = {}
         for layer, state in enumerate(layers, first):
@@ -104,7 +104,8 @@ class Cache:
             n = min([max_len, *(window + slack for window in (state.window, horizon) if window is not None)])
             spare = slack if n < max_len else None
             kept = FirstSlots(batch, n, spare, like.device, state.first) if state.first and spare is not None else None
-            slots = self.slots[layer] = self.groups.setdefault((n, state.first), kept or Slots(batch, n, spare, like.device))
+            group = self.group_of[layer] = n, state.first
+            slots = self.groups.setdefault(group, kept or Slots(batch, n, spare, like.device))
             empty = (self.form.empty(batch, heads, slots.places, dim, device=like.device) for heads, dim in state.tensors)
             self.stores[layer] = [x for parts in empty for x in parts]
         self.memory: dict[int, tuple[Tensor, Tensor]] = {}  # keys and values of an encoder's output, (b, g, m, c)
@@ -129,13 +130,13 @@ class Cache:
 
     def append(self, layer: int, *new: Tensor) -> list[Tensor]:
         """Store this layer's tensors of the chunk, each (b, heads, s, dim); returns all that the chunk may see, (b, heads, k, dim)."""
-        packed = [self.form.pack(tensor) for tensor in new]
+        packed, slots = [self.form.pack(tensor) for tensor in new], self.groups[self.group_of[layer]]
         stores = iter(self.stores[layer])
-        return [self.form.unpack([self.slots[layer].append(next(stores), part) for part in parts]) for parts in packed]
+        return [self.form.unpack([slots.append(next(stores), part) for part in parts]) for parts in packed]
 
     def positions(self, layer: int) -> Tensor:
         """Positions of what `append` returned, (b, k)."""
-        return self.slots[layer].visible
+        return self.groups[self.group_of[layer]].visible
 
     def state(self, layer: int) -> list[Tensor]:
         """Returns the tensors of fixed size of a layer, as they are before the chunk, (b, ...) each."""
@@ -167,7 +168,7 @@ class Cache:
         for cache, rows in parts:
             at, start = slice(start, start + len(rows)), start + len(rows)
             for layer, stores in self.stores.items():
-                slots, theirs = self.slots[layer], cache.slots[layer]
+                slots, theirs = (each.groups[each.group_of[layer]] for each in (self, cache))
                 here, there = slots.take(theirs, at, rows)
                 for own, store in zip(stores, cache.stores[layer], strict=True):
                     put(own[at], here, get(store, there, rows))

@@ -67,10 +67,8 @@ class Context:
         if group not in self._cached_masks:
             first = k_positions.shape[1] == self.mask.q_positions.shape[1]  # nothing was cached before
             prefix = self.mask.k_prefix if first else None
-            horizon, padded, held = self.cache.horizon, self.mask.padded, self.mask.held
-            made = Mask(
-                self.mask.q_positions, k_positions, causal=self.mask.causal, k_prefix=prefix, horizon=horizon, padded=padded, held=held
-            )
+            horizon, padded = self.cache.horizon, self.mask.padded
+            made = Mask(self.mask.q_positions, k_positions, causal=self.mask.causal, k_prefix=prefix, horizon=horizon, padded=padded)
             self._cached_masks[group] = made
         return self._cached_masks[group]
 

@@ -120,6 +120,8 @@ class _Step:
             mask = Mask(self.at, self.at, causal=model.causal, padded=False)
             across = None if memory is None else Mask(self.at, memory, causal=False)
             here = Context(model.position, mask, model.position.angles(self.at), self.cache, memory_mask=across)
+            for layer in self.cache.group_of:
+                here.keys(layer)  # outside of what is compiled: torch 2.11's compiler makes no object whose class has one as a default
             return through(self.x, here)
 
         try:

@@ -26,13 +26,14 @@ class Size:
     vocab: int = 8192
     rows: int = 8
     length: int = 256
+    chunk: int = 1024  # tokens whose logits exist at once, in our loss
 
 
 SIZES = {
     "14m": Size(384, 6, 6, 1024),
     "50m": Size(640, 9, 10, 1728),
-    "124m": Size(768, 12, 12, 2048, vocab=50304, rows=16, length=1024),
-    "1b": Size(2048, 16, 16, 5632, vocab=50304, rows=4, length=2048),
+    "124m": Size(768, 12, 12, 2048, vocab=50304, rows=16, length=1024, chunk=8192),
+    "1b": Size(2048, 16, 16, 5632, vocab=50304, rows=4, length=2048, chunk=8192),
 }
 """By the parameters of the Llama. The last two are for a GPU."""
 
@@ -51,7 +52,7 @@ def contestant(size: Size, tree: Tree) -> Contestant:
     model = build_model(from_tree(DecoderConfig, sizes | tree), seed=0)
 
     def loss(ids: Tensor, labels: Tensor) -> Tensor:
-        total: Tensor = model(Batch(ids), read=causal_reader(labels)).total
+        total: Tensor = model(Batch(ids), read=causal_reader(labels, chunk=size.chunk)).total
         return total / labels.numel()
 
     return model, loss

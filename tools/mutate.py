@@ -108,7 +108,7 @@ MUTATIONS = [
     ("keys are not rotated", "nn/mixers/gqa.py", "self.layer), ctx.position.rotate(k, ctx.angles, self.layer), v", "self.layer), k, v", PARITY),
     ("queries are rotated twice", "nn/mixers/gqa.py", "return ctx.position.rotate(q, ctx.angles", "return ctx.position.rotate(ctx.position.rotate(q, ctx.angles, self.layer), ctx.angles", PARITY),
     ("the layers without rotation one too early", "nn/position/rope.py", "(layer + 1) % self.cfg.none_every == 0", "layer % self.cfg.none_every == 0", POSITIONS),
-    ("ALiBi rises with the distance", "nn/position/bias.py", "return -slopes", "return slopes", POSITIONS),
+    ("ALiBi rises with the distance", "nn/position/bias.py", "return -self._here", "return self._here", POSITIONS),
     ("T5's distance is turned round", "nn/position/bias.py", "k_positions.unsqueeze(-2) - q_positions.unsqueeze(-1)", "q_positions.unsqueeze(-1) - k_positions.unsqueeze(-2)", POSITIONS),
     ("ALiBi's odd heads", "ops/distance.py", "range(1, 2 * (n_heads - below), 2)", "range(2, 2 * (n_heads - below) + 1, 2)", POSITIONS),
     ("T5's buckets of the future", "ops/distance.py", "(distance > 0).long() * n_buckets", "(distance >= 0).long() * n_buckets", POSITIONS),

@@ -51,7 +51,9 @@ def recomputed(block: nn.Module, what: Recomputed, *inputs: Any) -> Tensor:
 
 
 def let_compilers_in() -> None:
-    """Lets torch.compile trace checkpointed blocks: recomputation may skip their writes into the context, which the forward has made."""
+    """Lets torch.compile trace checkpointed blocks: recomputation may skip their writes into the context, which the forward has made.
+    FlexAttention is recomputed then: kept, torch 2.11 read beyond its memory on an H100."""
+    _KEPT.discard("flex_attention")
     torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
 
 

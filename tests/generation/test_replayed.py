@@ -16,7 +16,7 @@ from lm.generation.decode import decode, generate, rows_of
 from lm.generation.drafting.base import Lookup
 from lm.generation.engine import Engine, Request
 from lm.generation.weights.prepare import prepare
-from lm.generation.weights.replayed import Fused, Replayed, Run
+from lm.generation.weights.replayed import Replayed, Run
 from lm.nn.batch import Batch
 from lm.nn.context import Context
 from lm.nn.ffn import experts
@@ -134,28 +134,6 @@ def test_every_pair_of_slots_is_replayed(kind: str, choice: Any) -> None:
         agree(random_model(model_config(tree)).double())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("changes", [{}, *({"attention": ATTENTIONS[i]} for i in (2, 11)), *MIXING[1:4], {"ffn": MIXTURES[0]}], ids=str)
-def test_a_step_that_is_compiled_before_gives_the_same_texts(changes: dict[str, Any]) -> None:
-    """As prompts end one by one, a second number of rows is met."""
-    torch._dynamo.reset()
-    model = redrawn(config(**changes))
-    made = copy.deepcopy(model)
-    made.quick = quick = Replayed(made, lambda run: run, fused=True)
-    options = SamplingConfig(max_tokens=24)
-    assert generate(made, PROMPTS, options, ends=[7, 21]) == generate(model, PROMPTS, options, ends=[7, 21])
-    assert isinstance(quick._through, Fused) and quick._through.gives_up()  # until now it was compiled
-
-
-def test_a_step_that_no_compiler_traces_is_recorded_as_it_is() -> None:
-    model = redrawn(config())
-    model.set_submodule("blocks.1.ffn", Printing())
-    made = copy.deepcopy(model)
-    made.quick = quick = Replayed(made, lambda run: run, fused=True)
-    assert generate(made, [[5, 6]], SamplingConfig(max_tokens=4)) == generate(model, [[5, 6]], SamplingConfig(max_tokens=4))
-    assert isinstance(quick._through, Fused) and not quick._through.gives_up()
-
-
 def test_texts_of_uneven_prompts_are_those_of_the_model_as_it_is() -> None:
     """Rows end one by one, and the rest go on."""
     model = redrawn(config(attention=ATTENTIONS[2])).double()
@@ -230,14 +208,6 @@ def test_what_is_recorded_never_waits_for_the_device(changes: dict[str, Any], fo
             at = torch.arange(start, stop, device="meta").expand(2, -1)
             model(Batch(tokens(2, stop - start).to("meta"), positions=at, padded=False), read=last_position, cache=cache)
     assert len(runs) == 1
-
-
-class Printing(nn.Module):
-    """A feed-forward of one's own that breaks a graph."""
-
-    def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        torch._dynamo.graph_break()
-        return x
 
 
 class Odd(nn.Module):

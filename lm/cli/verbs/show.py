@@ -24,8 +24,8 @@ class Show(Verb):
       activations  what the backward needs of each block: inputs of norms and matrices, q, k, v, and what activations and gates keep;
                    with trainer.recompute=block of each only its input, with selective what matrix products and fused attention
                    give besides, and of one of these everything
-      loss         4 bytes (2 in bf16) per logit of a chunk, 4 (8) more for each of 2^24 that are in float32 at a time (on a CPU
-                   0 (4) of 2^20), and the head's gradient while it is summed
+      loss         4 bytes (2 in bf16) per logit of a chunk, on a CPU in bf16 4 more for each of 2^20 that are in float32 at a time,
+                   and the head's gradient while it is summed
     """
 
     takes = None

@@ -25,7 +25,6 @@ from lm.nn.mixers.gqa import GQA, CrossAttention
 from lm.nn.norm import BareRMSNorm, RMSNorm, ZeroCenteredRMSNorm
 from lm.nn.position.rope import Rope
 from lm.nn.transformer import LM
-from lm.ops.compiling import why_not_compiled
 
 KINDS: dict[Dtype, tuple[type[Held], ...]] = {
     "saved": (OneDNN, Plain),
@@ -65,8 +64,8 @@ def prepare(model: LM, dtype: Dtype = "saved", compiled: bool = False) -> LM:
 
     dtype: of all matrices but the embedding, stacked experts and the expansions of latent attention, which stay as they are saved, like
     norms, activations and cache; fp32 is of all of these.  compiled: on a CPU, compiles the step over one token of one row, for which
-    matrices that are not quantised are held twice; on CUDA, compiles the step over one token of each row, and records it as a graph. Raises
-    ConfigError for a matrix that cannot be held in this dtype, and for a step that cannot be compiled.
+    matrices that are not quantised are held twice; on CUDA, records the step over one token of each row as a graph. Raises ConfigError for
+    a matrix that cannot be held in this dtype, and for a step that cannot be compiled.
     """
     device = model.embed.weight.device.type
     if compiled and device not in ("cpu", "cuda"):
@@ -81,7 +80,7 @@ def prepare(model: LM, dtype: Dtype = "saved", compiled: bool = False) -> LM:
     _Preparing(model, dtype, in_pieces).run()
     model.eval()  # not before: fused layers begin in training mode, with dropout
     if compiled:
-        model.quick = Step(model) if in_pieces else Replayed(model, fused=why_not_compiled(model.embed.weight.device) is None)
+        model.quick = Step(model) if in_pieces else Replayed(model)
     return model
 
 

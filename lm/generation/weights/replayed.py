@@ -2,12 +2,10 @@
 
 import copy
 from collections.abc import Callable
-from functools import partial
 from typing import NoReturn, cast
 
 import torch
 from torch import Tensor
-from torch._dynamo.exc import TorchDynamoException
 
 from lm.errors import ConfigError
 from lm.nn.context import Context
@@ -19,19 +17,17 @@ from lm.ops.cache.ring import FirstSlots, Slots
 _LEAST = 256  # slots that a step attends to at least, where the cache has as many
 
 Run = Callable[[], Tensor]
-Through = Callable[[Tensor, Context], Tensor]
 Record = Callable[[Run], Run]
 """Turns a function whose tensors stay where they are into one that repeats its work without Python."""
 
 
 def by_cuda(run: Run) -> Run:
-    """Records what `run` launches as a CUDA graph; returns a function that replays it. Calls `run` before, so that kernels are compiled and
-    loaded, and libraries have their workspaces. Raises ConfigError where it cannot be recorded."""
+    """Records what `run` launches as a CUDA graph; returns a function that replays it. Calls `run` once before, so that kernels are loaded
+    and libraries have their workspaces. Raises ConfigError where it cannot be recorded."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        for _ in range(2):  # what is compiled sees once more than the first time that its guards hold
-            run()
+        run()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     try:
@@ -48,42 +44,13 @@ def by_cuda(run: Run) -> Run:
     return replay
 
 
-class Fused:
-    """The blocks and the last norm as few kernels, by torch's compiler, for one token of each row; as they are, where it cannot trace
-    them, or what it made cannot be recorded. A second number of rows or slots is compiled for any number."""
-
-    def __init__(self, model: LM) -> None:
-        self._plain = partial(_through, model)
-        self._run = torch.compile(self._plain, fullgraph=True, options={"coordinate_descent_tuning": True})
-
-    def __call__(self, x: Tensor, ctx: Context) -> Tensor:
-        try:
-            return self._run(x, ctx)
-        except TorchDynamoException:
-            self.gives_up()
-            return self._plain(x, ctx)
-
-    def gives_up(self) -> bool:
-        """From now on nothing is compiled. Returns whether it was until now."""
-        compiled = self._run is not self._plain
-        self._run = self._plain
-        return compiled
-
-
-def _through(model: LM, x: Tensor, ctx: Context) -> Tensor:
-    out: Tensor = model.norm(model.through_blocks(x, ctx))
-    return out
-
-
 class Replayed:
     """The blocks and the last norm over one token of each row, recorded at the second such step of a cache, and again when more slots are
     attended to or rows have come or gone. Empty slots are read too, and hidden by the mask: results are those of the unrecorded step up to
     rounding."""
 
-    def __init__(self, model: LM, record: Record = by_cuda, fused: bool = False) -> None:
-        """fused: what is recorded is compiled before."""
+    def __init__(self, model: LM, record: Record = by_cuda) -> None:
         self._model, self._record = model, record
-        self._through: Through = Fused(model) if fused else partial(_through, model)
 
     def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
         """(b, 1, d) -> (b, 1, d); None for any other input, which the model computes without this step."""
@@ -96,7 +63,7 @@ class Replayed:
             cache.recorded = wanted, None
             return None
         if step is None:
-            cache.recorded = wanted, (step := _Step(self._model, x, ctx, self._record, self._through))
+            cache.recorded = wanted, (step := _Step(self._model, x, ctx, self._record))
         return cast(_Step, step)(x, ctx)
 
 
@@ -109,27 +76,20 @@ def _seen(slots: Slots) -> int:
 class _Step:
     """One recorded step. It always works on the same tensors: inputs are copied into them before, and results out of them behind."""
 
-    def __init__(self, model: LM, x: Tensor, ctx: Context, record: Record, through: Through) -> None:
+    def __init__(self, model: LM, x: Tensor, ctx: Context, record: Record) -> None:
         assert ctx.cache is not None
         self.x, self.at, self.cache = x.clone(), ctx.mask.q_positions.expand(len(x), 1).clone(), _Still(ctx.cache)
         memory = None if ctx.memory_mask is None else ctx.memory_mask.k_positions
 
         def run() -> Tensor:
-            self.cache.after = {}  # as at the first time, so that nothing is compiled anew
             self.cache.look(self.at)
             mask = Mask(self.at, self.at, causal=model.causal, padded=False)
             across = None if memory is None else Mask(self.at, memory, causal=False)
             here = Context(model.position, mask, model.position.angles(self.at), self.cache, memory_mask=across)
-            for layer in self.cache.group_of:
-                here.keys(layer)  # outside of what is compiled: torch 2.11's compiler makes no object whose class has one as a default
-            return through(self.x, here)
+            out: Tensor = model.norm(model.through_blocks(self.x, here))
+            return out
 
-        try:
-            self.replay = record(run)
-        except ConfigError:
-            if not (isinstance(through, Fused) and through.gives_up()):
-                raise
-            self.replay = record(run)
+        self.replay = record(run)
 
     def __call__(self, x: Tensor, ctx: Context) -> Tensor:
         assert ctx.cache is not None

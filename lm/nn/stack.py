@@ -20,7 +20,7 @@ from lm.nn.mixers.base import AttentionConfig, RecurrentConfig
 from lm.nn.norm import NormConfig
 from lm.nn.parametrization import Growth, ParametrizationConfig, StandardConfig
 from lm.nn.position.base import Dims, PositionConfig
-from lm.ops.recompute import NOTHING, recomputed
+from lm.ops.recompute import NOTHING, let_compilers_in, recomputed
 from lm.schema import MOST, MOST_LAYERS, Config, Slot, Tree, did_you_mean, from_tree
 
 
@@ -193,6 +193,7 @@ class Stack(nn.Module):
         self.dropout = nn.Dropout(cfg.dropout)
         self.blocks = nn.ModuleList(cfg.block.build(parts) for parts in self.parts)
         self.norm = nn.Identity() if cfg.norm.place == "post" else cfg.norm.build(cfg.d_model)
+        self._run = recomputed
 
     def embedded(self, x: Tensor, positions: Tensor, segments: Tensor | None) -> Tensor:
         """Returns the input of the first block, (b, s, d).  x: token embeddings, (b, s, d)."""
@@ -213,8 +214,16 @@ class Stack(nn.Module):
         return x
 
     def through(self, block: nn.Module, layer: int, *inputs: Any) -> Tensor:
-        """Returns the output of a block; in training, what `recompute` says is recomputed in the backward."""
-        return recomputed(block, self.recompute.of(layer) if self.training else "none", *inputs)
+        """Returns the output of a block, whose last input is the context; in training, what `recompute` says is recomputed in the
+        backward."""
+        out = self._run(block, self.recompute.of(layer) if self.training else "none", *inputs)
+        inputs[-1].settle(layer)
+        return out
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compiles the blocks, in place: blocks that are alike share what is compiled, however many they are."""
+        let_compilers_in()
+        self._run = torch.compile(recomputed, *args, **kwargs)
 
     def sublayers(self, name: str) -> int:
         """Returns how many sublayers add to the residual stream that the parameter of this name writes to."""

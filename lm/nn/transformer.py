@@ -108,7 +108,6 @@ class LM(Stack):
         self.mtp = nn.ModuleList()  # blocks that predict further tokens, in training and in drafts
         self.cache_form: str | None = None  # how a cache stores a token: bf16, int8; None: in the model's dtype
         self.quick: Callable[[Tensor, Context], Tensor | None] | None = None  # runs blocks and last norm faster, or gives None
-        self._hidden = type(self).hidden  # unbound, so that a copy of the model runs on its own weights
         self.tie()
 
     def tie(self) -> None:
@@ -121,12 +120,13 @@ class LM(Stack):
 
         With a cache, tokens continue the cached ones, one document a row; positions default to the next ones. A bare tensor holds tokens.
         """
-        x, ctx = self._hidden(self, Batch.of(batch), cache)
+        x, ctx = self.hidden(Batch.of(batch), cache)
         return self.head(x) if read is None else read(x, self.head, ctx)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compiles, in place, all but head and loss: the loss computes its gradient by hand, which would break the graph."""
-        self._hidden = torch.compile(type(self).hidden, *args, **kwargs)
+        """Compiles the blocks of all stacks, in place. Head and loss, whose gradient is written by hand, are not compiled with them."""
+        for stack in self.stacks():
+            Stack.compile(stack, *args, **kwargs)
 
     def hidden(self, batch: Batch, cache: Cache | None) -> tuple[Tensor, Context]:
         """Returns the hidden states after the last norm, which the head reads, (b, s, d), and the context of this forward."""

@@ -18,7 +18,6 @@ from lm.data.rows.build import build_splits
 from lm.data.store.prepare import Prepared, prepare
 from lm.data.tokenizer.tokenizer import load_tokenizer
 from lm.errors import Interrupted
-from lm.ops.recompute import let_compilers_in
 from lm.progress import quiet
 from lm.schema import Tree
 from lm.storage.atomic import remove
@@ -147,7 +146,6 @@ def _fit(module: "TrainModule", callbacks: Sequence["Callback"]) -> None:
     if cfg.trainer.float8:
         run.journal.console.say(multiply_in_float8(module.model))
     if cfg.trainer.compile:
-        let_compilers_in()
         module.model.compile()
     trainer = build_trainer(cfg, accumulation, module.strategy.lightning(), callbacks)
     with warnings.catch_warnings(), worker_faults():

@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader
 
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import LM, ModelConfig, build_model
-from lm.ops.recompute import let_compilers_in
 from lm.schema import Tree, from_tree
 from lm.training.callbacks.base import RunCallback
 from lm.training.config import TrainConfig
@@ -147,7 +146,6 @@ def train_steps(
             fill(model, [name for name, _ in model.named_parameters()])
     model.recomputes(cfg.trainer.recomputes())
     if options.pop("compile", False):
-        let_compilers_in()
         model.compile()
     module, recorder = kind(cfg, model, strategy, fill, None), Recorder(steps)
     module.run = cast(RunState, SimpleNamespace(max_steps=cfg.trainer.max_steps))

@@ -180,14 +180,11 @@ class MoE(Mixture):
 
     def _report(self, routing: Routing, real: Tensor, ctx: Context) -> None:
         """Reports losses per row, so that no split into micro-batches or slices changes them, and loads of the batch; without padding."""
-        cfg, at, total = self.cfg, (ctx.stack, self.layer), ctx.mask.held.total
+        cfg, total = self.cfg, ctx.mask.held.total
         counts = loads(routing.experts, real, cfg.n_experts)
-        ctx.auxiliary.loads[at] = counts.sum(0)
-        if not cfg.balance_loss and not cfg.router_z_loss:
-            return
         n, losses = tokens(real, total), []
         if cfg.balance_loss:
             losses.append(cfg.balance_loss * cfg.n_experts * agreement(counts, routing.probabilities, real, n, cfg.top_k, total))
         if cfg.router_z_loss:
             losses.append(cfg.router_z_loss * squares_of_log_z(routing.logits, real, total) / n)
-        ctx.auxiliary.losses[at] = torch.stack(losses).sum(0)
+        ctx.report(counts.sum(0), torch.stack(losses).sum(0) if losses else None)

@@ -6,16 +6,21 @@ TORCH ?=
 BIN := .venv/bin
 PIP = $(BIN)/python -m pip install -c constraints.txt $(if $(TORCH),--extra-index-url https://download.pytorch.org/whl/$(TORCH))
 
-.PHONY: pretrain test test-all lint docs keys findings clean
+.PHONY: pretrain test test-all test-gpu lint docs keys findings clean
 
 pretrain: .venv/ready  ## the main job: the default recipe, end to end
 	$(BIN)/lm train
 
+test: export CUDA_VISIBLE_DEVICES =
 test: .venv/dev-ready  ## the CPU suite without what is marked slow, in JOBS processes
 	$(BIN)/python -m pytest -m "not slow" -n $(JOBS) --dist worksteal
 
+test-all: export CUDA_VISIBLE_DEVICES =
 test-all: .venv/dev-ready
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+test-gpu: .venv/dev-ready  ## what needs a GPU
+	$(BIN)/python -m pytest tests/gpu
 
 lint: .venv/dev-ready
 	$(BIN)/ruff check .

@@ -75,7 +75,7 @@ class TrainerConfig(RecomputeConfig):
     """Linear layers of blocks multiply float8 numbers, each tensor of a micro-batch with a scale of its own (GPUs from H100 on, with
     precision=bf16-mixed or bf16-true; a CPU does it too, slowly)."""
     compile: bool = False
-    """torch.compile the model."""
+    """torch.compile the blocks; those that are alike are compiled once."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: CUDA where there is a GPU."""
     ema_decay: float | None = Field(None, gt=0, lt=1)

@@ -103,7 +103,8 @@ class _OfInt8(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, q: Tensor, rows: Tensor) -> Tensor:
         ctx.save_for_backward(q, rows)
-        return torch.cat([F.linear(x, part.to(x.dtype)) for part in q.split(max(1, _PIECE // q.shape[1]))], -1).mul_(rows)
+        out = torch.cat([F.linear(x, part.to(x.dtype)) for part in q.split(max(1, _PIECE // q.shape[1]))], -1)
+        return out * rows  # not in place: torch 2.11's compiler loses the gradients of a function that returns what it has written over
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:

@@ -66,11 +66,13 @@ class _Gather(torch.autograd.Function):
 
 
 def _summed(rows: Tensor, weights: Tensor | None, back: Tensor) -> Tensor:
-    total = rows.new_zeros(len(back), rows.shape[1], dtype=_wide(rows))
-    for j in range(back.shape[1]):
-        chosen = rows.index_select(0, back[:, j])
-        total = total.add_(chosen) if weights is None else total.addcmul_(chosen, weights[:, j, None])
-    return total.to(rows.dtype)
+    """The last sum is a tensor of its own: torch 2.11's compiler loses the gradients of a function that returns what it has written
+    over."""
+    total, most = rows.new_zeros(len(back), rows.shape[1], dtype=_wide(rows)), back.shape[1]
+    for j in range(most):
+        chosen, out = rows.index_select(0, back[:, j]), None if j == most - 1 else total
+        total = torch.add(total, chosen, out=out) if weights is None else torch.addcmul(total, chosen, weights[:, j, None], out=out)
+    return total if total.dtype == rows.dtype else total.to(rows.dtype)
 
 
 def _wide(x: Tensor) -> torch.dtype:

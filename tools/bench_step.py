@@ -1,0 +1,76 @@
+"""One training step of a preset on this machine: forward, loss, backward, clipping and AdamW over random tokens, as fast as it goes.
+
+    python tools/bench_step.py [model=gpt2] [rows=64] [length=1024] [chunk=8192] [compile=true] [float8=true] [steps=10] [group=option ...]
+
+In bf16-mixed, with random weights. Further arguments are overrides as of `lm train`, such as model/ffn=swiglu. Prints a line of JSON:
+seconds until the first step is over, the median step, tokens per second, the part of a known GPU's peak, and on a GPU the most memory
+that tensors took.
+"""
+
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from lm.adapters.float8 import multiply_in_float8
+from lm.cli.compose.compose import compose
+from lm.cost.count import count
+from lm.losses.tokens import causal_reader
+from lm.nn.batch import Batch
+from lm.nn.transformer import build_model
+from lm.training.budget import peak_flops
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tools.bench import machine
+
+
+def main(args: list[str]) -> int:
+    options = {"model": "gpt2", "rows": "64", "length": "1024", "chunk": "8192", "compile": "true", "float8": "false", "steps": "10"}
+    given = dict(arg.split("=", 1) for arg in args)
+    options |= {key: value for key, value in given.items() if key in options}
+    further = [f"{key}={value}" for key, value in given.items() if key not in options]
+    rows, length, chunk = (int(options[key]) for key in ("rows", "length", "chunk"))
+    cfg = compose(["recipes=pretrain/tiny", f"model={options['model']}", "run.name=bench", *further]).config().model
+    cfg = cfg.sized(50304, length)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = build_model(cfg, device="meta").to_empty(device=device).train()
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.02)
+    if options["float8"] == "true":
+        multiply_in_float8(model)
+    if options["compile"] == "true":
+        model.compile()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    ids = torch.randint(0, model.vocab_size, (rows, length + 1), generator=torch.Generator().manual_seed(0)).to(device)
+
+    def step() -> float:
+        begun = time.perf_counter()
+        with torch.autocast(device.type, torch.bfloat16):
+            read = causal_reader(ids[:, 1:].contiguous(), chunk=chunk)
+            loss = model(Batch(ids[:, :-1].contiguous()), read=read).total / (rows * length)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - begun
+
+    first, _, *taken = [step() for _ in range(2 + int(options["steps"]))]
+    seconds = statistics.median(taken)
+    speed, peak = rows * length / seconds, peak_flops(torch.cuda.get_device_name()) if device.type == "cuda" else None
+    found = machine() | options | {"overrides": further, "million_parameters": round(sum(p.numel() for p in model.parameters()) / 1e6, 1)}
+    found |= {"first_s": round(first, 1), "step_ms": round(seconds * 1e3, 1), "tokens_per_second": round(speed)}
+    if peak is not None:
+        found["of_peak"] = round(count(cfg, length).train_flops_per_token * speed / peak, 3)
+        found["gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 1)
+    print(json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -149,7 +149,7 @@ MUTATIONS = [
     ("experts' layers one too early", "nn/ffn/moe.py", "(layer + 1) % self.every != 0", "layer % self.every != 0", MOE),
     ("grouped rows come back in another order", "ops/experts.py", "return _summed(rows, weights, back)", "return _summed(rows, weights, back.flip(-1))", MOE),
     ("a grouped row's gradient has another choice's weight", "ops/experts.py", "back.flatten(), weights.flatten()", "back.flatten(), weights.flip(-1).flatten()", MOE),
-    ("a sum over a token's experts is rounded at each", "ops/experts.py", "dtype=_wide(rows))\n    for j", "dtype=rows.dtype)\n    for j", ["ops/test_experts.py"]),
+    ("a sum over a token's experts is rounded at each", "ops/experts.py", "dtype=_wide(rows)), back", "dtype=rows.dtype), back", ["ops/test_experts.py"]),
     ("a grouped bias is of the wrong expert", "ops/experts.py", "out + bias[chosen].to", "out + bias[chosen - 1].to", MOE),
     ("MLA's latent is not normed", "nn/mixers/mla.py", "self.kv_norm(latent).unsqueeze(1), k_rope", "latent.unsqueeze(1), k_rope", MLA),
     ("MLA's shared key is not rotated", "nn/mixers/mla.py", "k_rope = ctx.position.rotate(k_rope, ctx.angles, self.layer)", "k_rope = 1 * k_rope", MLA),

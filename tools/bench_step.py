@@ -11,9 +11,11 @@ import json
 import statistics
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from lm.adapters.float8 import multiply_in_float8
 from lm.cli.compose.compose import compose
@@ -25,7 +27,8 @@ from lm.training.budget import peak_flops
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tools.bench import machine
+from tools.bench import machine, stepper, timed
+from tools.contestants import SIZES
 
 
 def main(args: list[str]) -> int:
@@ -42,25 +45,14 @@ def main(args: list[str]) -> int:
         torch.nn.init.normal_(p, std=0.02)
     if options["float8"] == "true":
         multiply_in_float8(model)
-    if options["compile"] == "true":
-        model.compile()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    ids = torch.randint(0, model.vocab_size, (rows, length + 1), generator=torch.Generator().manual_seed(0)).to(device)
 
-    def step() -> float:
-        begun = time.perf_counter()
-        with torch.autocast(device.type, torch.bfloat16):
-            read = causal_reader(ids[:, 1:].contiguous(), chunk=chunk)
-            loss = model(Batch(ids[:, :-1].contiguous()), read=read).total / (rows * length)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter() - begun
+    def loss(ids: Tensor, labels: Tensor) -> Tensor:
+        total: Tensor = model(Batch(ids), read=causal_reader(labels, chunk=chunk)).total
+        return total / labels.numel()
 
-    first, _, *taken = [step() for _ in range(2 + int(options["steps"]))]
+    size = replace(SIZES["124m"], vocab=model.vocab_size, rows=rows, length=length)  # of which the batches are
+    step = stepper(model, loss, "compiled" if options["compile"] == "true" else "bf16", size)
+    first, _, *taken = [1 / timed(step, 1, time.perf_counter) for _ in range(2 + int(options["steps"]))]
     seconds = statistics.median(taken)
     speed, peak = rows * length / seconds, peak_flops(torch.cuda.get_device_name()) if device.type == "cuda" else None
     found = machine() | options | {"overrides": further, "million_parameters": round(sum(p.numel() for p in model.parameters()) / 1e6, 1)}

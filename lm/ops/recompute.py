@@ -17,8 +17,9 @@ PRODUCTS = {"aten::mm", "aten::addmm", "aten::_grouped_mm", "aten::_scaled_mm", 
 KERNELS = {f"aten::_scaled_dot_product_{kind}" for kind in (
     "flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention", "fused_attention_overrideable"
 )}  # fmt: skip
-_KINDS = 64
-_KEPT = PRODUCTS | KERNELS | {"flex_attention", "aten::topk"}  # topk: of equal scores a second call might choose other experts
+_KEPT = PRODUCTS | KERNELS | {"aten::topk"}  # topk: of equal scores a second call might choose other experts
+# Not flex_attention, which only a compiler shows: when it was kept, torch 2.11 read beyond its memory on an H100.
+_KINDS = 64  # of calls of a block that may be compiled in a process: of kinds of layers, of models, with and without gradients
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,7 @@ def recomputed(block: nn.Module, what: Recomputed, *inputs: Any) -> Tensor:
 def let_compilers_in() -> None:
     """Lets torch.compile trace blocks, once for all that are alike: a layer's number may differ, and there are more kinds of calls (with
     and without gradients, the first of a kind, which makes a mask, and later ones) than torch expects of a function. Recomputation may
-    skip their writes into the context, which the forward has made.
-
-    FlexAttention is recomputed then: kept, torch 2.11 read beyond its memory on an H100.
-    """
-    _KEPT.discard("flex_attention")
+    skip their writes into the context, which the forward has made."""
     torch._dynamo.config.allow_unspec_int_on_nn_module = True
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _KINDS)
     torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True

@@ -10,6 +10,7 @@ from lm.cli.compose.compose import compose
 from lm.cost.memory import Setting, memory
 from lm.losses.tokens import causal_reader
 from lm.nn.batch import Batch
+from lm.nn.kept import Precision
 from lm.nn.transformer import LM, EncoderDecoderConfig, build_model
 from lm.ops.ranks import columns, dispatch, ulysses, vocabulary
 from lm.ops.ranks.columns import Columns, Divisible
@@ -126,6 +127,15 @@ def test_activations_of_slices_of_matrices_by_formula_are_what_autograd_keeps(pr
     head = 4 * sum(p.numel() for p in model.head.parameters())
     assert head == found.loss - sum(p.numel() for p in model.head.parameters()) * 4 - 8 * 48 * SETTING.chunk
     assert found.activations + head == pytest.approx(kept_bytes(model, half), rel=0.07)
+
+
+@pytest.mark.parametrize(
+    ("precision", "cpu", "each"), [("fp32", False, 4), ("bf16-mixed", False, 2), ("fp32", True, 4), ("bf16-mixed", True, 6)]
+)
+def test_a_gpu_holds_a_chunks_logits_once_and_a_cpu_those_of_autocast_in_float32_too(precision: Precision, cpu: bool, each: int) -> None:
+    model = build_model(composed("model=gpt2", FUSED["gpt2"], SMALL).model, device="meta")
+    few, more = (memory(model, replace(SETTING, chunk=chunk, precision=precision, cpu=cpu)).loss for chunk in (16, 48))
+    assert more - few == (48 - 16) * 96 * each
 
 
 @pytest.mark.parametrize("preset", ["llama_tiny", "gpt2", "palm_8b", "mixtral_8x7b", "phi3_mini", "smollm3_3b"])

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from lm.ops.recurrence.kernels import bounds, fused, serves
+from lm.ops.recurrence.kernels import bounds, fused, refused, serves
 from lm.ops.recurrence.matrix import Flow, chunked
 
 pytestmark = [
@@ -23,13 +23,12 @@ def test_the_kernels_equal_our_own_form(channels: int, delta: bool, several: boo
     q, k, v, decay, beta = (torch.randn(2, 4, 300, n, generator=source).cuda() for n in (64, 64, 64, channels, 1))
     given = [x.detach().requires_grad_() for x in (q / 8, k / k.norm(dim=-1, keepdim=True), v, -decay.abs() / 16, beta.sigmoid())]
     flow = Flow(*given[: 5 if delta else 4])
-    assert not serves(flow, torch.float32)
-    if not serves(flow, torch.bfloat16):
-        pytest.skip("fla has no gradient here: Triton before 3.7.1 compiles it wrongly on Hopper")
+    assert not serves(flow, torch.float32) and serves(flow, torch.bfloat16) != refused(flow)
     documents = (torch.arange(300, device="cuda") >= 130).long().expand(2, -1) if several else None
     wanted, _ = chunked(flow, flow.empty(), documents)
     found, _ = fused(flow, torch.bfloat16, ends=None if documents is None else bounds(documents))
-    weight = torch.randn(wanted.shape, generator=source).cuda()
-    grads = [torch.autograd.grad((out.float() * weight).sum(), given[: 5 if delta else 4]) for out in (found, wanted)]
+    weight, grads = torch.randn(wanted.shape, generator=source).cuda(), [(), ()]
+    if not refused(flow):  # with one decay per head fla has no gradient on Hopper, where Triton before 3.7.1 compiles it wrongly
+        grads = [torch.autograd.grad((out.float() * weight).sum(), given[: 5 if delta else 4]) for out in (found, wanted)]
     for fast, plain in [(found, wanted), *zip(*grads, strict=True)]:
         assert float((fast.float() - plain).norm() / plain.norm()) < 3e-2

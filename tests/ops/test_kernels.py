@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +20,26 @@ def test_documents_begin_where_their_number_changes_and_at_each_row() -> None:
 
 def test_a_cpu_has_our_own_form() -> None:
     assert not kernels.serves(Flow(*(torch.zeros(1, 1, 4, 16) for _ in range(4))), torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("channels", "triton", "capability", "refused"),
+    [
+        *((1, triton, (9, 0), refused) for triton, refused in (("3.3.1", False), ("3.4.0", True), ("3.6.0", True), ("3.7.1", False))),
+        (1, "3.6.0", (8, 0), False),
+        (16, "3.6.0", (9, 0), False),
+    ],
+)
+def test_gradients_of_one_decay_per_head_are_refused_on_hopper_by_some_versions_of_triton(
+    channels: int, triton: str, capability: tuple[int, int], refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The versions that fla-core 0.6 names, on a GPU that is not there."""
+    kernels._wrong_on_hopper.cache_clear()
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__=triton))  # type: ignore[arg-type]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    q, decay = torch.zeros(1, 1, 4, 16), torch.zeros(1, 1, 4, channels)
+    assert kernels.refused(Flow(q, q, q, decay)) == refused
+    kernels._wrong_on_hopper.cache_clear()
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ def serves(flow: Flow, dtype: torch.dtype) -> bool:
     """
     if not flow.q.is_cuda or dtype not in (torch.bfloat16, torch.float16) or flow.q.shape[-1] > _WIDEST:
         return False
-    return not torch.compiler.is_compiling() and _installed() and not (torch.is_grad_enabled() and _refuses(flow))
+    return not torch.compiler.is_compiling() and _installed() and not (torch.is_grad_enabled() and refused(flow))
 
 
 def bounds(documents: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ def _installed() -> bool:
     return find_spec("fla") is not None and has_triton()
 
 
-def _refuses(flow: Flow) -> bool:
+def refused(flow: Flow) -> bool:
     """Whether fla refuses the gradient of this flow: on Hopper some versions of Triton compile the kernel for one decay per head wrongly,
     unless TileLang does it (flash-linear-attention's issue 640)."""
     return flow.decay.shape[-1] == 1 and torch.cuda.get_device_capability(flow.q.device)[0] == 9 and _wrong_on_hopper()

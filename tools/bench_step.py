@@ -1,14 +1,13 @@
 """One training step of a preset on this machine: forward, loss, backward, clipping and AdamW over random tokens, as fast as it goes.
 
-    python tools/bench_step.py [model=gpt2] [rows=64] [length=1024] [chunk=8192] [compile=true] [float8=true] [steps=10] [group=option ...]
+    python tools/bench_step.py [model=gpt2] [rows=64] [length=1024] [chunk=8192] [compile=true] [float8=true] [steps=20] [group=option ...]
 
 In bf16-mixed, with random weights. Further arguments are overrides as of `lm train`, such as model/ffn=swiglu. Prints a line of JSON:
-seconds until the first step is over, the median step, tokens per second, the part of a known GPU's peak, and on a GPU the most memory
-that tensors took.
+seconds until the first step is over, the mean of `steps` steps in a row, tokens per second, the part of a known GPU's peak, and on a GPU
+the most memory that tensors took.
 """
 
 import json
-import statistics
 import sys
 import time
 from dataclasses import replace
@@ -32,7 +31,7 @@ from tools.contestants import SIZES
 
 
 def main(args: list[str]) -> int:
-    options = {"model": "gpt2", "rows": "64", "length": "1024", "chunk": "8192", "compile": "true", "float8": "false", "steps": "10"}
+    options = {"model": "gpt2", "rows": "64", "length": "1024", "chunk": "8192", "compile": "true", "float8": "false", "steps": "20"}
     given = dict(arg.split("=", 1) for arg in args)
     options |= {key: value for key, value in given.items() if key in options}
     further = [f"{key}={value}" for key, value in given.items() if key not in options]
@@ -40,7 +39,7 @@ def main(args: list[str]) -> int:
     cfg = compose(["recipes=pretrain/tiny", f"model={options['model']}", "run.name=bench", *further]).config().model
     cfg = cfg.sized(50304, length)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = build_model(cfg, device="meta").to_empty(device=device).train()
+    model = build_model(cfg, device=device).train()
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.02)
     if options["float8"] == "true":
@@ -52,8 +51,7 @@ def main(args: list[str]) -> int:
 
     size = replace(SIZES["124m"], vocab=model.vocab_size, rows=rows, length=length)  # of which the batches are
     step = stepper(model, loss, "compiled" if options["compile"] == "true" else "bf16", size)
-    first, _, *taken = [1 / timed(step, 1, time.perf_counter) for _ in range(2 + int(options["steps"]))]
-    seconds = statistics.median(taken)
+    first, _, seconds = (1 / timed(step, n, time.perf_counter) for n in (1, 2, int(options["steps"])))
     speed, peak = rows * length / seconds, peak_flops(torch.cuda.get_device_name()) if device.type == "cuda" else None
     found = machine() | options | {"overrides": further, "million_parameters": round(sum(p.numel() for p in model.parameters()) / 1e6, 1)}
     found |= {"first_s": round(first, 1), "step_ms": round(seconds * 1e3, 1), "tokens_per_second": round(speed)}

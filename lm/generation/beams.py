@@ -9,8 +9,9 @@ from torch import Tensor
 
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
-from lm.generation.decode import ROWS, Vocabulary, begin, decoding, finite, room
+from lm.generation.decode import ROWS, begin, decoding, room
 from lm.generation.grammar import Grammar, Matcher
+from lm.generation.loop import Vocabulary, finite
 from lm.generation.prefill import cache_for, chunks, prompt_batch
 from lm.generation.sampling import History, adjusted
 from lm.nn.batch import Batch

@@ -2,46 +2,21 @@
 draft of several tokens.
 """
 
-import math
-import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
-from lm.errors import ConfigError, NumericsError
+from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
 from lm.generation.drafting.base import Drafter
 from lm.generation.grammar import Grammar
-from lm.generation.prefill import prefill, right_padded, uneven
-from lm.generation.sampling import History, Logprob, choose, logprobs, row_keys
-from lm.nn.batch import Batch
-from lm.nn.head import every_position
+from lm.generation.loop import Ahead, Loop, OnToken, Row, Vocabulary, goes_ahead
+from lm.generation.sampling import row_keys
 from lm.nn.transformer import LM, EncoderConfig, EncoderDecoderConfig
 
-OnToken = Callable[[int, int], bool]
 ROWS = 32  # decoded together; more prompts follow in further batches
-
-
-@dataclass
-class Row(History):
-    """One sample of a prompt with its new tokens.  index: of the row among all rows of a call; limit: how many new tokens it may get."""
-
-    index: int = 0
-    limit: int = 0
-    logprobs: list[Logprob] = field(default_factory=list)  # one for each new token; empty unless cfg.logprobs asks for them
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """The tokens that may be drawn, and those that end a row or fill it up."""
-
-    n_tokens: int  # ids from n_tokens on are never drawn: rows of the embedding that the tokenizer does not use
-    ends: Collection[int] = ()  # a row ends at one of them, which is not part of it
-    pad: int = 0
 
 
 def generate(
@@ -98,9 +73,11 @@ def go_on(
     drafter: Drafter | None = None,
 ) -> None:
     """As `decode`, for rows made by `rows_of`: appends the new tokens to each."""
+    drafter = drafter or Drafter(0)
+    kind = Ahead if goes_ahead(model, cfg, drafter) else Loop
     with decoding(model):
         for start in range(0, len(rows), ROWS):
-            _Decoding(model, list(rows[start : start + ROWS]), cfg, vocabulary, on_token, drafter or Drafter(0)).run()
+            kind(model, list(rows[start : start + ROWS]), cfg, vocabulary, on_token, drafter).run()
 
 
 @contextmanager
@@ -184,91 +161,3 @@ def begin(model: LM, prompt: Sequence[int]) -> list[int]:
         case EncoderDecoderConfig(start_token=int(start)):
             return [start]
     return list(prompt)
-
-
-class _Decoding:
-    """Rows that are decoded together."""
-
-    def __init__(
-        self, model: LM, rows: list[Row], cfg: SamplingConfig, vocabulary: Vocabulary, on_token: OnToken | None, drafter: Drafter
-    ) -> None:
-        self.model, self.rows, self.cfg, self.vocabulary, self.on_token, self.drafter = model, rows, cfg, vocabulary, on_token, drafter
-        n_new = max(row.limit for row in rows)
-        self.cache, positions, hidden, self.logits = prefill(model, rows, vocabulary.pad, n_new, cfg.prefill_chunk, drafter.n_tokens)
-        drafter.begin(rows, cfg, vocabulary.n_tokens, n_new, hidden, positions)
-        self.drafts: list[list[int]] = [[] for _ in rows]  # drafted tokens that the last forward read behind each row's newest token
-
-    def run(self) -> None:
-        """Decodes until every row has ended."""
-        all_rows, tally = self.rows, self.drafter.tally
-        self._draw()
-        while self.rows:
-            begun = time.perf_counter()
-            self._forward()
-            drafted = any(self.drafts)
-            self._draw()
-            tally.count(time.perf_counter() - begun, drafted)
-        tally.tokens += max(len(row.new) for row in all_rows) - 1
-
-    def _forward(self) -> None:
-        """Runs the model over each row's newest token and its draft, which is cut at the row's limit."""
-        found = self.drafter.propose(self.rows) if self.drafter.tally.ready else [[]] * len(self.rows)
-        self.drafts = [draft[: row.limit - len(row.new) - 1] for draft, row in zip(found, self.rows, strict=True)]
-        given = [[row.new[-1], *draft] for row, draft in zip(self.rows, self.drafts, strict=True)]
-        starts = [len(row.begin) + len(row.new) - 1 for row in self.rows]
-        ids, positions = right_padded(given, starts, self.vocabulary.pad, self.logits.device)
-        batch = Batch(ids, positions=positions, padded=uneven(given))
-        hidden, self.logits = self.model(batch, read=every_position, cache=self.cache)  # (b, s, v)
-        self.drafter.see(hidden, positions)
-
-    def _draw(self) -> None:
-        """Draws the model's own token at each place of the drafts. Each row takes them up to and including the first that
-        differs from its draft; rejected drafts leave the cache, and so do rows that end."""
-        places = [(i, j) for i, draft in enumerate(self.drafts) for j in range(len(draft) + 1)]
-        logits = self.logits.squeeze(1)  # (b, 1, v) -> (rows, v)
-        if any(self.drafts):
-            which, where = torch.tensor(places, device=self.logits.device).unbind(1)
-            logits = self.logits[which, where]  # (b, s, v) -> (drafts and rows, v)
-        histories = [self.rows[i].extended(self.drafts[i][:j]) for i, j in places]
-        ids = choose(finite(logits[:, : self.vocabulary.n_tokens]), histories, self.cfg)
-        told = [] if self.cfg.logprobs is None else logprobs(logits, ids, self.cfg.logprobs)
-        going, forgotten, first, drawn = [], [], 0, ids.tolist()
-        for i, (row, draft) in enumerate(zip(self.rows, self.drafts, strict=True)):
-            mine = slice(first, first := first + len(draft) + 1)
-            n, goes_on = self._take(row, draft, drawn[mine], told[mine])
-            self.drafter.tally.accept(len(draft), n - 1)
-            forgotten.append(self.logits.shape[1] - n if goes_on else 0)
-            going += [i] if goes_on else []
-        if any(forgotten):
-            self.cache.rewind(forgotten)
-        if len(going) < len(self.rows):
-            kept = torch.tensor(going, dtype=torch.int64, device=ids.device)
-            self.rows = [self.rows[i] for i in going]
-            self.cache.reorder(kept)
-            self.drafter.reorder(kept)
-
-    def _take(self, row: Row, draft: list[int], drawn: list[int], told: list[Logprob]) -> tuple[int, bool]:
-        """Appends drawn tokens to the row, up to and including the first that differs from the draft. Returns how many the row took, one
-        more than the draft's accepted tokens, and whether it goes on."""
-        for n, token in enumerate(drawn, 1):
-            if not self._goes_on(row, token, told[n - 1 : n]):
-                return n, False
-            if n > len(draft) or token != draft[n - 1]:
-                break
-        return n, True
-
-    def _goes_on(self, row: Row, token: int, told: list[Logprob]) -> bool:
-        if token in self.vocabulary.ends:
-            return False
-        row.new.append(token)
-        row.logprobs += told
-        ended = self.on_token is not None and self.on_token(row.index, token)
-        return not ended and len(row.new) < row.limit
-
-
-def finite(logits: Tensor) -> Tensor:
-    """Returns the logits. Raises NumericsError where one is NaN or infinite. Their sum tells at a twentieth of the cost; only where it is
-    not finite, which finite logits can cause too, each logit is checked."""
-    if not math.isfinite(logits.sum(dtype=torch.float32)) and not torch.isfinite(logits).all():
-        raise NumericsError("generate: the model's logits hold NaN or infinity, and no token can be drawn. Use another checkpoint.")
-    return logits

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from lm.generation.config import SamplingConfig
-from lm.generation.decode import Row, begin, decoding
+from lm.generation.decode import begin, decoding
+from lm.generation.loop import Row
 from lm.generation.prefill import chunks, prompt_batch
 from lm.generation.sampling import Logprob, choose, logprobs
 from lm.nn.batch import Batch

@@ -12,8 +12,9 @@ from lm.data.rows.base import ObjectiveConfig, Rows
 from lm.data.rows.policy import PolicyConfig
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.generation.config import SamplingConfig
-from lm.generation.decode import ROWS, Vocabulary, go_on, rows_of
+from lm.generation.decode import ROWS, go_on, rows_of
 from lm.generation.evaluate import Evaluator
+from lm.generation.loop import Vocabulary
 from lm.generation.text import chat_template, ends_of
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import LM

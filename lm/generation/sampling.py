@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from lm.generation.config import SamplingConfig
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from lm.generation.grammar import Matcher
 
 HIDDEN = float("-inf")  # the logit of a token that cannot be drawn
+_PIECES = 256  # of a row of logits, among which a GPU looks for the highest
 _COLDEST = 1e-6  # a lower temperature is no colder, and would divide by zero in float32
 
 
@@ -151,15 +153,32 @@ def choose(logits: Tensor, rows: Sequence[History], cfg: SamplingConfig) -> Tens
     """
     logits = adjusted(logits.float(), rows, cfg)
     if cfg.temperature == 0:
-        return logits.argmax(-1)
+        return likeliest(logits)
     return drawn(filtered(logits, cfg), [uniform(row.key, len(row.new)) for row in rows])
+
+
+def likeliest(logits: Tensor) -> Tensor:
+    """Returns the first of each row's highest logits, (b, v) -> (b,). torch's argmax gives a row to one block of a GPU; here many blocks
+    look at a piece each."""
+    if not logits.is_cuda:
+        return logits.argmax(-1)
+    return by_pieces(logits)
+
+
+def by_pieces(logits: Tensor) -> Tensor:
+    """Returns logits.argmax(-1), first within pieces of the row and then among these."""
+    values, places = F.pad(logits, (0, -logits.shape[1] % _PIECES), value=HIDDEN).unflatten(1, (_PIECES, -1)).max(-1)  # (b, pieces)
+    piece = values.argmax(-1, keepdim=True)
+    return (piece * -(-logits.shape[1] // _PIECES) + places.gather(1, piece)).squeeze(1)
 
 
 def drawn(logits: Tensor, uniforms: Sequence[float]) -> Tensor:
     """Returns for each row the token at which the cumulative distribution goes beyond the row's number, (b,).  uniforms: b numbers in
     [0, 1)."""
-    mass = logits.double().softmax(-1).cumsum(-1)
-    targets = torch.tensor(uniforms, dtype=torch.float64, device=logits.device).unsqueeze(-1) * mass[:, -1:]
+    mass, numbers = logits.double().softmax(-1).cumsum(-1), torch.tensor(uniforms, dtype=torch.float64)
+    if logits.is_cuda:  # else the host would wait for all that the device is still to do
+        numbers = numbers.pin_memory()
+    targets = numbers.to(logits.device, non_blocking=True).unsqueeze(-1) * mass[:, -1:]
     return torch.searchsorted(mass, targets, right=True).squeeze(-1)
 
 

@@ -13,9 +13,10 @@ from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import CheckpointError, ConfigError
 from lm.generation.beams import search
 from lm.generation.config import SamplingConfig
-from lm.generation.decode import Vocabulary, begin, beyond, decode, room
+from lm.generation.decode import begin, beyond, decode, room
 from lm.generation.drafting.base import Drafter
 from lm.generation.grammar import Grammar
+from lm.generation.loop import Vocabulary
 from lm.generation.sampling import Logprob
 from lm.nn.transformer import LM
 

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from pydantic import Field, model_validator
@@ -16,7 +16,7 @@ from lm.nn.ffn.base import FFNConfig
 from lm.nn.head import HeadConfig
 from lm.nn.init import InitConfig
 from lm.nn.linear import Embedding
-from lm.nn.mixers.base import AttentionConfig, RecurrentConfig
+from lm.nn.mixers.base import Attention, AttentionConfig, RecurrentConfig
 from lm.nn.norm import NormConfig
 from lm.nn.parametrization import Growth, ParametrizationConfig, StandardConfig
 from lm.nn.position.base import Dims, PositionConfig
@@ -209,6 +209,10 @@ class Stack(nn.Module):
 
     def through_blocks(self, x: Tensor, ctx: Context) -> Tensor:
         """(b, s, d) -> (b, s, d), before the last norm."""
+        if self._run is not recomputed and ctx.cache is None:
+            for block in self.blocks:  # before they are compiled
+                if isinstance(mixer := block._modules[cast(str, block.slot)], Attention):
+                    mixer.prepare(ctx.mask, len(x))
         for layer, block in enumerate(self.blocks):
             x = self.through(block, layer, x, ctx)
         return x

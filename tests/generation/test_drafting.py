@@ -8,10 +8,11 @@ import torch
 
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
-from lm.generation.decode import Vocabulary, decode
+from lm.generation.decode import decode
 from lm.generation.drafting.base import Drafter, Lookup, Tally
 from lm.generation.drafting.model import DraftModel
 from lm.generation.drafting.mtp import MTP
+from lm.generation.loop import Vocabulary
 from lm.generation.sampling import History, choose
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM, DecoderLM, EncoderDecoderConfig

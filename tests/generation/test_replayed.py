@@ -15,6 +15,7 @@ from lm.generation.config import SamplingConfig
 from lm.generation.decode import decode, generate, rows_of
 from lm.generation.drafting.base import Lookup
 from lm.generation.engine import Engine, Request
+from lm.generation.weights.compiled import Step
 from lm.generation.weights.prepare import prepare
 from lm.generation.weights.replayed import Replayed, Run
 from lm.nn.batch import Batch
@@ -132,6 +133,23 @@ def test_every_pair_of_slots_is_replayed(kind: str, choice: Any) -> None:
         tree["ffn"] = tree["ffn"] | {"reference": False}
     with Doubles():
         agree(random_model(model_config(tree)).double())
+
+
+@pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.slow)])  # the latter compiles
+def test_what_computes_one_row_alone_is_recorded_for_it_and_the_model_for_several(real: bool) -> None:
+    model = prepare(redrawn(config(attention=ATTENTIONS[2])))
+    plain, rows = copy.deepcopy(model), list[int]()
+    step = Step(model) if real else None
+
+    def one(x: Tensor, ctx: Context) -> Tensor | None:
+        rows.append(len(x))
+        through = step or (lambda x, ctx: model.norm(model.through_blocks(x, ctx)) if len(x) == 1 else None)
+        return through(x, ctx)
+
+    model.quick = Replayed(model, Recorder() if step is None else lambda run: run, one)
+    options = SamplingConfig(max_tokens=20)
+    assert generate(model, [[5, 6, 7]], options) == generate(plain, [[5, 6, 7]], options) and set(rows) == {1}
+    assert generate(model, PROMPTS, options) == generate(plain, PROMPTS, options) and set(rows) == {1, len(PROMPTS)}
 
 
 def test_texts_of_uneven_prompts_are_those_of_the_model_as_it_is() -> None:

@@ -20,6 +20,7 @@ from lm.generation.sampling import (
     History,
     adjusted,
     biased,
+    by_pieces,
     choose,
     counts,
     drawn,
@@ -34,6 +35,15 @@ from lm.generation.sampling import (
     uniform,
 )
 from lm.schema import from_tree
+
+
+@pytest.mark.parametrize("v", [1, 255, 256, 1000, 5003])
+def test_the_likeliest_token_is_found_by_pieces_and_of_equal_ones_the_first(v: int) -> None:
+    many = logits(200, v).round()  # most rows have their highest number several times
+    many[0], many[1] = float("-inf"), -3.0
+    many[2, v // 2] = float("nan")
+    assert torch.equal(by_pieces(many), many.argmax(-1))
+    assert v == 1 or ((many == many.amax(-1, keepdim=True)).sum(-1) > 1).sum() > 20
 
 
 def logits(b: int = 50, v: int = 211, scale: float = 3.0, seed: int = 0) -> torch.Tensor:

@@ -8,7 +8,8 @@ import torch
 
 from lm.errors import NumericsError
 from lm.generation.config import SamplingConfig
-from lm.generation.decode import finite, generate
+from lm.generation.decode import generate
+from lm.generation.loop import finite
 from lm.generation.weights.fused import QuickRope
 from lm.generation.weights.prepare import prepare
 from lm.nn.batch import Batch

@@ -9,7 +9,9 @@ import torch
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
 from lm.generation.decode import generate
+from lm.generation.weights.compiled import Step
 from lm.generation.weights.prepare import prepare
+from lm.generation.weights.replayed import Replayed
 from lm.nn.batch import Batch
 from lm.nn.head import last_position
 from lm.testing.models import tokens
@@ -31,6 +33,11 @@ def test_graphs_give_the_texts_of_the_model_as_it_is(changes: dict[str, Any]) ->
     made = prepare(copy.deepcopy(model), "saved", compiled=True)
     for options in (SamplingConfig(max_tokens=40), SamplingConfig(max_tokens=40, temperature=0.9, top_p=0.9)):
         assert generate(made, PROMPTS, options, ends=[7]) == generate(model, PROMPTS, options, ends=[7])
+
+
+def test_a_step_of_one_row_is_compiled_before_it_is_recorded() -> None:
+    made = prepare(redrawn(config()).cuda().bfloat16(), "saved", compiled=True)
+    assert isinstance(made.quick, Replayed) and isinstance(made.quick.one, Step)
 
 
 @pytest.mark.parametrize("changes", [{}, MIXING[3], {"ffn": MIXTURES[0]}], ids=str)

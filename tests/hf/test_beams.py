@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lm.generation.beams import Beam, search
 from lm.generation.config import SamplingConfig
-from lm.generation.decode import Vocabulary
+from lm.generation.loop import Vocabulary
 from lm.hf.io.reading import read_hf
 from lm.nn.transformer import LM
 from lm.schema import from_tree

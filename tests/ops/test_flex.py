@@ -112,6 +112,26 @@ def test_a_model_on_flex_equals_one_on_the_reference(softcap: float | None) -> N
 
 
 @torch.no_grad()
+def test_blocks_of_a_mask_are_built_before_a_layer_is_compiled() -> None:
+    built = []
+
+    def watched(*args: object, **options: object) -> object:
+        built.append(torch.compiler.is_compiling())
+        return create_block_mask(*args, **options)  # type: ignore[arg-type]
+
+    attention = {"n_heads": 2, "window": 5, "global_every": 2}
+    for given, n in ((packed([9, 3, 20]), 2), (Batch(tokens(3, 40)), 1)):  # a plain mask without a window is no block mask
+        model = redrawn(config(attention=attention))
+        expected, built[:] = model(given), []
+        for module in model.modules():
+            if isinstance(module, GQA):
+                module.attend = Flex(flex_attention, watched)
+        model.compile(backend="eager")
+        near(model(given), expected)
+        assert built == [False] * n
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("softcap", [None, 8.0])
 def test_cached_decoding_does_not_wait_for_a_compiler(softcap: float | None) -> None:
     model = redrawn(config(attention={"n_heads": 2, "window": 5, "softcap": softcap}))

@@ -114,7 +114,8 @@ class _Whole(nn.Module):
 def traced(model: LM) -> tuple[fx.GraphModule, list[Tensor]]:
     """Returns the graph of a step, whose inputs are the weights, the embedded token, (1, 1, d), and its position, (1, 1); and the weights.
     Raises ConfigError for a model that cannot be traced, or that changes a buffer as it computes."""
-    examples = model.embed.weight[:1].unsqueeze(0), torch.zeros(1, 1, dtype=torch.int64)
+    examples = model.embed.weight[:1].unsqueeze(0), torch.zeros(1, 1, dtype=torch.int64, device=model.embed.weight.device)
+    model.position.angles(examples[1])  # takes what it needs to the device, which what is traced may not keep
     with cut(model), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch's own code
         try:

@@ -1,4 +1,4 @@
-"""Layers with fewer and larger operations, for decoding on a CPU. Each computes what the layer that it replaces does, up to rounding."""
+"""Layers with fewer and larger operations, for decoding. Each computes what the layer that it replaces does, up to rounding."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -149,7 +149,7 @@ class FusedGQA(GQA):
         self.qkv = stacked([of.q, of.k, of.v], hold, rows.flatten())
         if isinstance(of.q_norm, BareRMSNorm) and isinstance(of.k_norm, BareRMSNorm):
             gains = [norm.gain()[order].expand(heads, 1, -1) for norm, heads in zip((of.q_norm, of.k_norm), self.heads, strict=False)]
-            self.norm = QuickRMSNorm(torch.cat(gains), of.q_norm.eps)  # (h+g, 1, c)
+            self.norm = QuickRMSNorm(torch.cat(gains).to(of.q.weight.device), of.q_norm.eps)  # (h+g, 1, c)
 
     @staticmethod
     def fits(of: GQA) -> bool:

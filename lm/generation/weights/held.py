@@ -13,11 +13,12 @@ from lm.errors import ConfigError
 
 def by_hand(x: Tensor, weight: Tensor) -> Tensor:
     """F.linear of one row as a product and a sum over a matrix of any dtype, with sums in float32 at least. A compiler fuses it with the
-    operations before and behind, and converts the matrix as it reads it."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    row = torch.as_strided(x.to(wide), (1, x.numel()), (x.numel(), 1))  # else a compiler computes the row anew for every output
-    out = (row * weight.to(wide)).sum(-1)
-    return out.to(x.dtype).view(*x.shape[:-1], -1)
+    operations before and behind, and converts the matrix as it reads it; on a GPU, where all outputs read the row, the row too."""
+    given, wide = x.dtype, torch.promote_types(x.dtype, torch.float32)
+    x = x.to(wide) if x.is_cpu else x
+    row = torch.as_strided(x, (1, x.numel()), (x.numel(), 1))  # else a compiler computes the row anew for every output
+    out = (row.to(wide) * weight.to(wide)).sum(-1)
+    return out.to(given).view(*x.shape[:-1], -1)
 
 
 class Held(nn.Module):

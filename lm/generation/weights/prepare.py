@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,10 @@ from lm.nn.mixers.gqa import GQA, CrossAttention
 from lm.nn.norm import BareRMSNorm, RMSNorm, ZeroCenteredRMSNorm
 from lm.nn.position.rope import Rope
 from lm.nn.transformer import LM
+from lm.ops.compiling import why_not_compiled
+
+if TYPE_CHECKING:
+    from lm.generation.weights.compiled import Step
 
 KINDS: dict[Dtype, tuple[type[Held], ...]] = {
     "saved": (OneDNN, Plain),
@@ -34,6 +39,7 @@ KINDS: dict[Dtype, tuple[type[Held], ...]] = {
     "int4": (Int4, Int4Reference),
 }
 """Ways to hold a matrix, of which the last is the readable reference and fits everywhere."""
+_FUSED = ("cpu", "cuda")  # devices for which layers are fused, and steps compiled
 _SMALL = 1 << 19  # numbers of a matrix below which oneDNN's calls cost more than its reading saves: two cores of an AMD EPYC, float32
 _CLEARLY = 1.5  # times as fast F.linear must be to be preferred: the two round differently, and a machine must always choose the same
 _TRIES = 24
@@ -63,25 +69,39 @@ def prepare(model: LM, dtype: Dtype = "saved", compiled: bool = False) -> LM:
     """Returns the model itself, which from now on can decode and be evaluated, but can be neither trained, moved nor saved.
 
     dtype: of all matrices but the embedding, stacked experts and the expansions of latent attention, which stay as they are saved, like
-    norms, activations and cache; fp32 is of all of these.  compiled: on a CPU, compiles the step over one token of one row, for which
-    matrices that are not quantised are held twice; on CUDA, records the step over one token of each row as a graph. Raises ConfigError for
-    a matrix that cannot be held in this dtype, and for a step that cannot be compiled.
+    norms, activations and cache; fp32 is of all of these.  compiled: compiles the step over one token of one row, for which a CPU holds
+    matrices that are not quantised twice; on CUDA, where a step that cannot be compiled is left as it is, records the step over one token
+    of each row as a graph. Raises ConfigError for a matrix that cannot be held in this dtype, and on a CPU for a step that cannot be
+    compiled.
     """
-    device = model.embed.weight.device.type
-    if compiled and device not in ("cpu", "cuda"):
-        raise ConfigError(f"compile=true is for CPUs and CUDA, and the model is on {device}. Leave it out.")
-    if in_pieces := compiled and device == "cpu":
-        from lm.generation.weights.compiled import Step, require_compiler  # and torch's tools for graphs
+    device = model.embed.weight.device
+    if compiled and device.type not in _FUSED:
+        raise ConfigError(f"compile=true is for CPUs and CUDA, and the model is on {device.type}. Leave it out.")
+    if compiled and device.type == "cpu":
+        from lm.generation.weights.compiled import require_compiler  # and torch's tools for graphs
 
         require_compiler()
     model.requires_grad_(False)
     if dtype == "fp32":
         model.float()
-    _Preparing(model, dtype, in_pieces).run()
+    _Preparing(model, dtype, compiled).run()
     model.eval()  # not before: fused layers begin in training mode, with dropout
     if compiled:
-        model.quick = Step(model) if in_pieces else Replayed(model)
+        model.quick = _step(model, device)
     return model
+
+
+def _step(model: LM, device: torch.device) -> "Step | Replayed":
+    from lm.generation.weights.compiled import Step
+
+    if device.type == "cpu":
+        return Step(model)
+    if why_not_compiled(device) is not None:
+        return Replayed(model)
+    try:
+        return Replayed(model, one=Step(model))
+    except ConfigError:
+        return Replayed(model)
 
 
 class _Preparing:
@@ -99,7 +119,8 @@ class _Preparing:
         self.in_pieces = [Twice if in_pieces and kind is OneDNN else kind for kind in self.kinds]
 
     def run(self) -> None:
-        fused = self.model.embed.weight.device.type == "cpu"
+        device = self.model.embed.weight.device.type
+        fused = device in _FUSED
         rope = self._rope() if fused else None
         for path, module in [*self.model.named_modules()] if fused else []:
             if type(module) is GQA and FusedGQA.fits(module):
@@ -113,7 +134,7 @@ class _Preparing:
                 self.model.set_submodule(path, HeldHead(module, self._held(path, module.weight, module.bias)))
             elif type(module) in PLAIN:
                 self.model.set_submodule(path, self._held(path, module.weight, module.bias))
-            elif type(module) in (BareRMSNorm, RMSNorm, ZeroCenteredRMSNorm) and fused:
+            elif type(module) in (BareRMSNorm, RMSNorm, ZeroCenteredRMSNorm) and device == "cpu":
                 self.model.set_submodule(path, QuickRMSNorm(module.gain(), module.eps))
         for path, module in [*self.model.named_modules()] if fused else []:
             if type(module) is Block and FusedBlock.fits(module):

@@ -17,6 +17,8 @@ from lm.ops.cache.ring import FirstSlots, Slots
 _LEAST = 256  # slots that a step attends to at least, where the cache has as many
 
 Run = Callable[[], Tensor]
+Quick = Callable[[Tensor, Context], Tensor | None]
+"""The blocks and the last norm over one token of each row; None where it does not serve."""
 Record = Callable[[Run], Run]
 """Turns a function whose tensors stay where they are into one that repeats its work without Python."""
 
@@ -49,8 +51,9 @@ class Replayed:
     attended to or rows have come or gone. Empty slots are read too, and hidden by the mask: results are those of the unrecorded step up to
     rounding."""
 
-    def __init__(self, model: LM, record: Record = by_cuda) -> None:
-        self._model, self._record = model, record
+    def __init__(self, model: LM, record: Record = by_cuda, one: Quick | None = None) -> None:
+        """one: what computes the step of one row in fewer operations than the model does. None: nothing does."""
+        self._model, self._record, self.one = model, record, one
 
     def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
         """(b, 1, d) -> (b, 1, d); None for any other input, which the model computes without this step."""
@@ -63,7 +66,7 @@ class Replayed:
             cache.recorded = wanted, None
             return None
         if step is None:
-            cache.recorded = wanted, (step := _Step(self._model, x, ctx, self._record))
+            cache.recorded = wanted, (step := _Step(self._model, x, ctx, self._record, self.one))
         return cast(_Step, step)(x, ctx)
 
 
@@ -76,7 +79,7 @@ def _seen(slots: Slots) -> int:
 class _Step:
     """One recorded step. It always works on the same tensors: inputs are copied into them before, and results out of them behind."""
 
-    def __init__(self, model: LM, x: Tensor, ctx: Context, record: Record) -> None:
+    def __init__(self, model: LM, x: Tensor, ctx: Context, record: Record, one: Quick | None) -> None:
         assert ctx.cache is not None
         self.x, self.at, self.cache = x.clone(), ctx.mask.q_positions.expand(len(x), 1).clone(), _Still(ctx.cache)
         memory = None if ctx.memory_mask is None else ctx.memory_mask.k_positions
@@ -86,8 +89,8 @@ class _Step:
             mask = Mask(self.at, self.at, causal=model.causal, padded=False)
             across = None if memory is None else Mask(self.at, memory, causal=False)
             here = Context(model.position, mask, model.position.angles(self.at), self.cache, memory_mask=across)
-            out: Tensor = model.norm(model.through_blocks(self.x, here))
-            return out
+            out = None if one is None else one(self.x, here)
+            return model.norm(model.through_blocks(self.x, here)) if out is None else out
 
         self.replay = record(run)
 

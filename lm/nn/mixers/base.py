@@ -14,7 +14,7 @@ from lm.nn.init import Declares, Draw, zeros
 from lm.nn.kept import Kept
 from lm.nn.norm import NormConfig
 from lm.nn.position.base import Position, PositionConfig
-from lm.ops.attention.attend import Scoring, choose
+from lm.ops.attention.attend import Preparing, Scoring, choose
 from lm.ops.attention.mask import Mask
 from lm.ops.cache.cache import State
 from lm.schema import MOST, Config, Slot, Tree
@@ -49,6 +49,11 @@ class Attention(Mixer):
         moved = super()._apply(fn, recurse)
         self.attend = choose(self.o.weight.device, self.head_dim, self.how, self.sinks is not None)
         return moved
+
+    def prepare(self, mask: Mask, rows: int) -> None:
+        """Has the mask take the form that the backend reads, for a batch of so many rows."""
+        if isinstance(self.attend, Preparing):
+            self.attend.prepare(mask, self.how, rows)
 
     def weighted(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, position: Position | None) -> Tensor:
         """As `Attend`, with the bias of this position; dropout acts in training only. Of shared rows, each rank computes some heads."""

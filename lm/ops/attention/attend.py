@@ -1,7 +1,7 @@
 """softmax(q k^T) v, as a readable reference and as fused kernels that agree with it."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -31,6 +31,13 @@ class Attend(Protocol):
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, how: Scoring, sinks: Tensor | None = None
     ) -> Tensor: ...
+
+
+@runtime_checkable
+class Preparing(Protocol):
+    """A backend that gives a mask a form of its own."""
+
+    def prepare(self, mask: Mask, how: Scoring, rows: int) -> None: ...
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, how: Scoring, sinks: Tensor | None = None) -> Tensor:

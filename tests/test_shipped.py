@@ -165,7 +165,11 @@ def for_recipe(recipe: str) -> list[str]:
     return [*given, *size, *WIDTH, *shlex.split(TINY[model])]
 
 
-ALIKE = ("stdlib_docstrings", "stdlib_chat", "stdlib_code", "pairs", "chat")  # each is the data of an objective, which is tried
+# each of the first line is the data of an objective, which is tried; of the second line, read from a hub as fineweb_edu and wmt14_de_en are
+ALIKE = (
+    *("stdlib_docstrings", "stdlib_chat", "stdlib_code", "pairs", "chat"),
+    *("c4", "tinystories", "wikitext103", "cnn_dailymail"),
+)
 
 
 def option_case(group: str, option: str) -> Any:

@@ -35,6 +35,14 @@ def step_seed(seed: int, step: int, micro: int, rank: int) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed}/{step}/{micro}/{rank}".encode(), digest_size=7).digest(), "little")
 
 
+def draw_from(seed: int, device: torch.device) -> None:
+    """Seeds the generators of the CPU and of this device. torch.manual_seed seeds those of every kind of device, and for each that has
+    not begun it notes the whole stack: half a millisecond a step."""
+    torch.default_generator.manual_seed(seed)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(seed)
+
+
 class TrainModule(LightningModule):
     """Loss = sum over tokens / label tokens of the whole step, over all ranks and micro-batches.
 
@@ -90,7 +98,7 @@ class TrainModule(LightningModule):
         return (batch if self.slices is None else batch.in_slices(self.slices)).to(device)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        torch.manual_seed(step_seed(self.cfg.seeds.dropout, self.step, self.micro, self.global_rank))
+        draw_from(step_seed(self.cfg.seeds.dropout, self.step, self.micro, self.global_rank), self.device)
         self.stepped = False
         if self.micro == 0:
             self.nll = torch.zeros((), device=self.device, dtype=torch.float32)  # bf16-true makes bf16 the default

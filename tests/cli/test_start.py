@@ -250,7 +250,10 @@ CHANGES: dict[str, tuple[list[str], Callable[[RunFolder], object]]] = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
+ALIKE = ("fewer steps", "a file beside the model", "another part of a name", "a config of another seed", "a config of another name")
+
+
+@pytest.mark.parametrize("change", [pytest.param(each, marks=[pytest.mark.slow] * (each in ALIKE)) for each in CHANGES])
 def test_only_the_very_same_run_counts_as_ended(ended: RunFolder, change: str) -> None:
     further, apply = CHANGES[change]
     assert _ended(compose(RUN)) == ended.path

@@ -58,7 +58,7 @@ def gradients(model: LM, how: Recompute, batch: Batch) -> list[Tensor]:
     return [*torch.autograd.grad(model(batch).square().sum(), [p for p in model.parameters() if p.requires_grad])]
 
 
-@pytest.mark.parametrize("slots", SLOTS, ids=str)
+@pytest.mark.parametrize("slots", [pytest.param(each, marks=[pytest.mark.slow] * (i % 2)) for i, each in enumerate(SLOTS)], ids=str)
 def test_what_is_computed_again_changes_no_bit_of_a_gradient(slots: dict[str, Any]) -> None:
     for dropout, batch in ((0.0, packed([5, 12])), (0.2, Batch(tokens(2, 17)))):
         model = redrawn(config(**slots, dropout=dropout)).float().train()

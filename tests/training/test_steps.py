@@ -25,7 +25,7 @@ from lm.ops.attention.mask import Mask, arange_positions
 from lm.schema import from_tree
 from lm.storage.checkpoint import CheckpointReader
 from lm.storage.model_folder import read_model
-from lm.training.module import step_seed
+from lm.training.module import draw_from, step_seed
 from lm.training.run import train
 from tests.training.conftest import Configure, read
 
@@ -75,6 +75,14 @@ def test_dropout_acts_in_training(configure: Configure, tmp_path: Path) -> None:
 def test_every_step_micro_batch_and_rank_has_a_dropout_seed_of_its_own() -> None:
     seeds = {step_seed(seed, step, micro, rank) for seed in range(3) for step in range(5) for micro in range(4) for rank in range(2)}
     assert len(seeds) == 3 * 5 * 4 * 2
+
+
+def test_draws_are_those_of_torchs_own_seeding() -> None:
+    found = []
+    for seed in (torch.manual_seed, lambda seed: draw_from(seed, torch.device("cpu"))):
+        seed(step_seed(0, 1, 2, 3))
+        found.append(torch.rand(5))
+    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("bf16-mixed", 0.02), ("bf16-true", 0.02)])

@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, get_args, get_origin
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -19,9 +20,15 @@ _MOST_NESTED = 8
 def hydra(text: str) -> Override | None:
     """Returns an override parsed by Hydra's grammar; None where the grammar does not accept it."""
     try:
-        return OverridesParser.create().parse_override(text)
+        return _parser().parse_override(text)
     except (HydraException, ValueError, RecursionError):  # of a number of thousands of digits, and of as many brackets
         return None
+
+
+@cache
+def _parser() -> OverridesParser:
+    """Returns Hydra's parser, which looks at the signatures of its functions when it is made, longer than at an override."""
+    return OverridesParser.create()
 
 
 def quoted(text: str) -> str:

@@ -189,6 +189,10 @@ BOMBS = {
 
 
 ALIKE = (
+    "percent",
+    "output",
+    "product",
+    "range",
     "replace",
     "concatenation",
     "join",

@@ -67,7 +67,7 @@ def held(preset: str, how: Recompute, autocast: bool) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("autocast", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("preset", FUSED)
+@pytest.mark.parametrize("preset", [pytest.param(each, marks=[pytest.mark.slow] * (n % 2)) for n, each in enumerate(FUSED)])
 def test_memory_by_formula_is_what_is_alive_where_products_are_kept(preset: str, autocast: bool) -> None:
     expected, found = held(preset, Recompute("selective"), autocast)
     assert expected == pytest.approx(found, rel=0.1)

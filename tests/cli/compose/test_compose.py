@@ -21,7 +21,7 @@ from lm.training.config import CheckpointConfig
 CHOICES = [*map("recipes={}".format, catalog.groups()["recipes"]), *map("model={}".format, catalog.groups()["model"])]
 
 
-@pytest.mark.parametrize("choice", [pytest.param([each], marks=[pytest.mark.slow] * bool(n % 4)) for n, each in enumerate(CHOICES)])
+@pytest.mark.parametrize("choice", [pytest.param([each], marks=[pytest.mark.slow] * bool(n % 8)) for n, each in enumerate(CHOICES)])
 def test_without_a_switched_option_the_values_are_those_that_hydra_composes(default_run: Path, tmp_path: Path, choice: list[str]) -> None:
     (tmp_path / "conf").symlink_to(catalog.root() / "conf")  # under another name, it is Hydra that reads the files
     overrides = [f"hydra.searchpath=['file://{catalog.root()}']", *choice]

@@ -81,7 +81,7 @@ def processes_in(folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("act", "code", "said"),
     [
-        ("raise ValueError('one of mine')", 1, r"^rank 1: internal error: ValueError: one of mine"),
+        pytest.param("raise ValueError('one of mine')", 1, r"^rank 1: internal error: ValueError: one of mine", marks=pytest.mark.slow),
         pytest.param(
             "raise MemoryError('no more')", 5, r"^rank 1: train: out of memory with trainer.micro_batch=8", marks=pytest.mark.slow
         ),
@@ -306,7 +306,7 @@ ASKED = ["requeue 77"]
 
 @pytest.mark.parametrize(
     ("strategy", "node", "asked"),
-    [([], "0", ASKED), (ranks("ddp"), "0", ASKED), ([], "1", [])],
+    [pytest.param([], "0", ASKED, marks=pytest.mark.slow), (ranks("ddp"), "0", ASKED), ([], "1", [])],
     ids=["one rank", "two ranks", "another machine than the first"],
 )
 def test_sigusr1_saves_and_puts_the_job_back_into_the_queue_once(

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby
 from typing import Literal
 
@@ -37,7 +38,7 @@ class Request:
     scored: list[Logprob] = field(default_factory=list)
     """What `scores` asks for: an entry for each token of the prompt from the second on."""
 
-    @property
+    @cached_property
     def way(self) -> str:
         """Returns a key of the sampling options: the next tokens of requests with the same key are drawn together."""
         return self.cfg.model_dump_json(exclude={"seed", "stop", "n", "max_tokens"})
@@ -189,7 +190,7 @@ class Engine:
         for _, places in groupby(sorted(going, key=lambda i: samples[i].request.way), key=lambda i: samples[i].request.way):
             group = list(places)
             chosen, cfg = [samples[i] for i in group], samples[group[0]].request.cfg
-            rows = logits[group]
+            rows = logits if len(group) == len(samples) else logits[group]
             ids = choose(rows[:, : self._n_tokens], [sample.row for sample in chosen], cfg)
             told = [None] * len(group) if cfg.logprobs is None else logprobs(rows, ids, cfg.logprobs)
             events += [self._went_on(*each) for each in zip(chosen, ids.tolist(), told, strict=True)]

@@ -203,7 +203,7 @@ def test_a_seed_gives_the_same_text_tomorrow_since_only_clear_races_between_larg
 
 
 @pytest.mark.slow
-def test_elsewhere_than_on_a_cpu_the_reference_multiplies_and_nothing_is_fused() -> None:
+def test_on_other_devices_the_reference_multiplies_and_nothing_is_fused() -> None:
     prepared = prepare(redrawn(config(d_model=64, ffn={"hidden": 96})).to("meta"), "int4")
     kinds = {type(module) for module in prepared.modules()}
     assert Int4Reference in kinds and not kinds & {FusedGQA, FusedMLP, QuickRMSNorm, Int4, torch.nn.Linear}

@@ -139,8 +139,9 @@ class Generate(Verb, GenerateConfig):
         began = time.monotonic()
 
         def told(done: int, n_tokens: int) -> None:
-            if moves() or silent_s() > _SILENT_S:
-                speed = n_tokens / (time.monotonic() - began)
+            elapsed = time.monotonic() - began
+            if moves() or min(silent_s(), elapsed) > _SILENT_S:
+                speed = n_tokens / elapsed
                 status(f"{done:,} of {counted(len(prompts), 'prompt')} answered, {speed:,.0f} tokens/s")
 
         out = Path(os.path.expanduser(self.out))

@@ -1,4 +1,6 @@
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +31,14 @@ def test_peaks_are_found_by_the_names_that_cuda_reports() -> None:
         "NVIDIA RTX A6000": 154.8e12,
     }
     assert {name: peak_flops(name) for name in names} == names
+
+
+def test_memory_of_the_process_that_started_this_one_does_not_count() -> None:
+    """Seen to fail: by ru_maxrss."""
+    asked = "import torch; from lm.training.callbacks.metrics import memory_gib; print(memory_gib(torch.device('cpu')))"
+    large = "import subprocess, sys; held = b'x' * 2**30; subprocess.run([sys.executable, '-c', sys.argv[1]], check=True)"
+    done = subprocess.run([sys.executable, "-c", large, asked], capture_output=True, text=True, check=True)
+    assert 0.1 < float(done.stdout) < 0.9
 
 
 @pytest.mark.parametrize("name", ["AMD EPYC", "NVIDIA A10G", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", ""])

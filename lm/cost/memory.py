@@ -32,6 +32,7 @@ class Setting:
     context: int = 1  # ranks that share the tokens of a row
     tensor: int = 1  # of these ranks, those that share the matrices: 1 or all
     cpu: bool = False  # training runs on a CPU
+    compiled: bool = False
 
 
 @dataclass(frozen=True)
@@ -127,9 +128,9 @@ def _activations(model: LM, setting: Setting) -> int:
         what = setting.recompute.of(unit.layer)
         left = {"none": unit.whole, "block": unit.inputs, "selective": together([unit.inputs, unit.products])}[what]
         unread = unit.unread if what == "selective" else Kept(0, 0)
-        whole, had, unread_bytes = (part.bytes(setting.precision) for part in (unit.whole, left, unread))
+        whole, had, unread_bytes = (part.bytes(setting.precision, setting.compiled) for part in (unit.whole, left, unread))
         kept, again = [*kept, left], max(again, whole - had + unread_bytes)
-    return together(kept).bytes(setting.precision) + again
+    return together(kept).bytes(setting.precision, setting.compiled) + again
 
 
 def _units(model: LM, setting: Setting) -> Iterator[_Unit]:

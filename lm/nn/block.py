@@ -92,7 +92,8 @@ class SequentialConfig(BlockConfig):
         norms = 2 if self.norm(parts).place == "sandwich" else 1
         width, missing = sublayers * parts.d_model, 0 if self.first_norm or parts.layer else parts.d_model
         scaled = 0 if self.layer_scale is None else width
-        return Kept(norms * width - missing, width + scaled, width if parts.dropout else 0)
+        between = width - parts.d_model  # the stream between sublayers: a compiler adds it up again from what they give
+        return Kept(norms * width - missing, width + scaled, width if parts.dropout else 0, again_wide=between, again=-between)
 
     def norm(self, parts: BlockParts) -> NormConfig:
         """Returns the norm of the sublayers, with its place in this layer."""

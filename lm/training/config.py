@@ -189,6 +189,7 @@ class Sized(Config):
             context=self.launch.ranks_per_row,
             tensor=self.launch.tensor,
             cpu=trainer.device == "cpu" or (trainer.device == "auto" and not torch.cuda.is_available()),
+            compiled=trainer.compile,
         )
 
 

@@ -53,10 +53,12 @@ class MLPConfig(FFNConfig):
         return (3 if self.gated else 2) * d_model * self.width(d_model)
 
     def keeps(self, d_model: int, layer: int) -> Kept:
-        """Counts the activation; when gated, up and the product too; with gpt_oss_limit, gate and up before and after clamping."""
+        """Counts the activation; when gated, up and the product too; with gpt_oss_limit, gate and up before and after clamping. A compiler
+        keeps what the matrices give, and what the last one reads; of relu alone the latter, and a byte for what it has cut off."""
         tensors = _STEPS[self.activation] + (2 if self.gated else 0) + (2 if self.gpt_oss_limit is not None else 0)
-        width = self.width(d_model)
-        return Kept(0, tensors * width, width if self.dropout else 0, d_model if self.gated else 0)
+        width, matrices = self.width(d_model), 3 if self.gated else 2
+        again = -width // 2 if tensors < matrices else (tensors - matrices) * width
+        return Kept(0, tensors * width, width if self.dropout else 0, d_model if self.gated else 0, again=again)
 
     def why_not_tensor_parallel(self, d_model: int, n: int, name: str = "hidden") -> str | None:
         """As in FFNConfig.  name: of the option that sets this width."""

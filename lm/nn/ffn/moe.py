@@ -118,7 +118,7 @@ class MoEConfig(FFNConfig):
             return plain.keeps(d_model, layer)
         shared, gated = self.shared(d_model), d_model + 2 if self.shared_gate else 0
         passed = [self.expert] * self.top_k + ([] if shared is None else [shared])
-        routing = Kept(d_model + 3 * self.n_experts, 2 * self.top_k * d_model + gated)
+        routing = Kept(d_model + 3 * self.n_experts, 2 * self.top_k * d_model + gated, again_wide=d_model)
         return together([routing, *(one.keeps(d_model, layer) for one in passed)])
 
     def gives(self, d_model: int, layer: int) -> Kept:

@@ -94,10 +94,11 @@ class GroupedConfig(AttentionConfig):
         return 4 * self.n_heads * self.width(d_model) * min(seq_len, self.layer_window(layer) or seq_len)
 
     def keeps(self, d_model: int, layer: int) -> Kept:
-        """Counts q, k, v and the attention output; q and k before their norm; the gate before and after its sigmoid, and its product."""
+        """Counts q, k, v and the attention output; q and k before their norm; the gate before and after its sigmoid, and its product. A
+        compiler keeps no sigmoid, and the attention output twice, once as the last matrix reads it."""
         q, kv, gate = self.n_heads * self.width(d_model), self.kv_width(d_model), self.gate_width(d_model)
         normed, gated = q + kv if self.qk_norm != "none" else 0, q + 2 * gate if gate else 0
-        return Kept(0, 2 * q + 2 * kv + normed + gated, 0, 2 * d_model)
+        return Kept(0, 2 * q + 2 * kv + normed + gated, 0, 2 * d_model, again=gate - q)
 
     def gives(self, d_model: int, layer: int) -> Kept:
         """Counts the attention output, and a logsumexp of each head."""

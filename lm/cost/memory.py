@@ -32,7 +32,7 @@ class Setting:
     context: int = 1  # ranks that share the tokens of a row
     tensor: int = 1  # of these ranks, those that share the matrices: 1 or all
     cpu: bool = False  # training runs on a CPU
-    compiled: bool = False
+    compiled: bool = False  # blocks are, and compute more again than autograd does
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def memory(model: LM, setting: Setting) -> Memory:
     inner = sum(p.numel() for name, p in model.named_parameters() if name in matrices and p.requires_grad)
     states = round(inner * setting.states[0] + (trained - inner) * setting.states[1])
     whole = _gathered(model, n) * size if cut[0] > 1 else 0
-    cast = 2 * _multiplied(model) if setting.precision == "bf16-mixed" else 0
+    cast = 2 * multiplied(model) if setting.precision == "bf16-mixed" else 0
     tokens = setting.micro_batch * setting.seq_len // setting.context
     logits = min(setting.chunk, tokens * n) * -(-model.vocab_size // n)
     return Memory(
@@ -104,7 +104,7 @@ def _part(module: Divisible, name: str, p: nn.Parameter, tensor: int) -> int:
     return -(-p.numel() // tensor) if name in module.cut else p.numel()
 
 
-def _multiplied(model: LM) -> int:
+def multiplied(model: LM) -> int:
     """Returns how many weights are in matrices, of which autocast keeps a bf16 copy until the backward."""
     roles, linear = model.roles(), sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
     return linear + sum(p.numel() for name, p in model.named_parameters() if p.ndim == 3 and roles[name] == "hidden")

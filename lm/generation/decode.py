@@ -96,8 +96,10 @@ def eval_mode(model: LM) -> Iterator[None]:
 
 @contextmanager
 def decoding(model: LM) -> Iterator[None]:
-    """As `eval_mode`; the model computes in its weights' dtype, which its cache has too."""
-    with eval_mode(model), torch.autocast(model.embed.weight.device.type, enabled=False):
+    """As `eval_mode`; the model computes in its weights' dtype, which its cache has too, and its GPU is the current one, to which streams
+    and events belong."""
+    weight = model.embed.weight
+    with eval_mode(model), torch.autocast(weight.device.type, enabled=False), torch.cuda.device_of(weight):
         yield
 
 

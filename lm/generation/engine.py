@@ -197,7 +197,7 @@ class Engine:
         return events
 
     def _finite(self, logits: Tensor) -> list[bool]:
-        """Returns for each row whether its logits are finite. As in `lm.generation.decode.finite`, the sums tell, unless one is not
+        """Returns for each row whether its logits are finite. As in `lm.generation.loop.finite`, the sums tell, unless one is not
         finite."""
         sums = torch.isfinite(logits.sum(-1, dtype=torch.float32)).tolist()
         return sums if all(sums) else torch.isfinite(logits).all(-1).tolist()

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -194,6 +194,7 @@ class Stack(nn.Module):
         self.blocks = nn.ModuleList(cfg.block.build(parts) for parts in self.parts)
         self.norm = nn.Identity() if cfg.norm.place == "post" else cfg.norm.build(cfg.d_model)
         self._run = recomputed
+        self._attending: dict[nn.Module, list[Attention]] = {}
 
     def embedded(self, x: Tensor, positions: Tensor, segments: Tensor | None) -> Tensor:
         """Returns the input of the first block, (b, s, d).  x: token embeddings, (b, s, d)."""
@@ -209,10 +210,6 @@ class Stack(nn.Module):
 
     def through_blocks(self, x: Tensor, ctx: Context) -> Tensor:
         """(b, s, d) -> (b, s, d), before the last norm."""
-        if self._run is not recomputed and ctx.cache is None:
-            for block in self.blocks:  # before they are compiled
-                if isinstance(mixer := block._modules[cast(str, block.slot)], Attention):
-                    mixer.prepare(ctx.mask, len(x))
         for layer, block in enumerate(self.blocks):
             x = self.through(block, layer, x, ctx)
         return x
@@ -220,9 +217,18 @@ class Stack(nn.Module):
     def through(self, block: nn.Module, layer: int, *inputs: Any) -> Tensor:
         """Returns the output of a block, whose last input is the context; in training, what `recompute` says is recomputed in the
         backward."""
+        if self._run is not recomputed and inputs[-1].cache is None:
+            self._prepare(block, *inputs)
         out = self._run(block, self.recompute.of(layer) if self.training else "none", *inputs)
         inputs[-1].settle(layer)
         return out
+
+    def _prepare(self, block: nn.Module, x: Tensor, *further: Any) -> None:
+        """Has masks built before a compiler sees the block."""
+        if block not in self._attending:
+            self._attending[block] = [each for each in block.modules() if isinstance(each, Attention)]
+        for attention in self._attending[block]:
+            attention.prepare(further[-1], len(x))
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compiles the blocks, in place: blocks that are alike share what is compiled, however many they are."""

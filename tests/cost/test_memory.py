@@ -7,7 +7,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from lm.cli.compose.compose import compose
-from lm.cost.memory import Setting, _multiplied, memory
+from lm.cost.memory import Setting, memory, multiplied
 from lm.losses.tokens import causal_reader
 from lm.nn.batch import Batch
 from lm.nn.kept import Precision
@@ -90,6 +90,14 @@ def test_activations_by_formula_are_what_autograd_keeps(preset: str) -> None:
     assert found.activations + head == pytest.approx(kept_bytes(model), rel=0.07)
 
 
+@pytest.mark.parametrize(("preset", "low", "high"), [("llama_tiny", 0.72, 0.8), ("gpt2", 0.85, 0.95), ("mixtral_8x7b", 0.68, 0.76)])
+def test_what_is_compiled_keeps_less(preset: str, low: float, high: float) -> None:
+    """By as much as the test below finds that a compiler does."""
+    cfg = composed(f"model={preset}", FUSED[preset], SMALL, "trainer.precision=bf16-mixed", "trainer.compile=true")
+    found = memory(build_model(cfg.model, device="meta"), cfg.setting()).activations
+    assert low < found / memory(build_model(cfg.model, device="meta"), replace(cfg.setting(), compiled=False)).activations < high
+
+
 ATTENDING = [preset for preset, changes in FUSED.items() if "recurrent" not in changes and preset != "mamba2_130m"]
 
 
@@ -104,7 +112,7 @@ def test_activations_by_formula_are_nearly_what_a_compiler_keeps(preset: str) ->
     with torch.autocast("cpu", torch.bfloat16):
         model(batch := batch_of(model), causal_reader(batch.labels, chunk=SETTING.chunk))  # a mask is made here
         held = kept_bytes(model)
-    head, cast = 4 * (1 + len(model.mtp)) * sum(p.numel() for p in model.head.parameters()), 2 * _multiplied(model)
+    head, cast = 4 * (1 + len(model.mtp)) * sum(p.numel() for p in model.head.parameters()), 2 * multiplied(model)
     assert memory(model, setting).activations + head + cast == pytest.approx(held, rel=0.1)
 
 

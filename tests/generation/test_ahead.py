@@ -9,7 +9,7 @@ from lm.errors import NumericsError
 from lm.generation.config import SamplingConfig
 from lm.generation.decode import generate
 from lm.generation.drafting.base import Drafter, Lookup
-from lm.generation.loop import goes_ahead
+from lm.generation.loop import Coming, goes_ahead
 from lm.nn.transformer import LM
 from lm.schema import from_tree
 from tests.generation.test_answers import encoder_decoder
@@ -60,6 +60,15 @@ def test_rows_go_to_the_end_of_a_context_of_fixed_length_and_beyond_any_other(mo
         model = redrawn(config(position=position, max_seq_len=16))
         waiting, found = both(monkeypatch, model, cfg(temperature=0, max_tokens=30))
         assert found == waiting
+
+
+def test_a_forward_begins_before_the_tokens_that_it_is_over_are_read(ahead: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, events = redrawn(config()), list[str]()
+    model.blocks[0].register_forward_hook(lambda module, given, out: events.append("forward"))
+    here = Coming.here
+    monkeypatch.setattr(Coming, "here", lambda self: (events.append("read"), here(self))[1])
+    generate(model, [[5, 6]], cfg(max_tokens=3))
+    assert events == ["forward", "forward", "read", "forward", "read", "read"]  # the first of the prompt
 
 
 def test_no_forward_follows_the_last_token(ahead: None) -> None:

@@ -19,7 +19,7 @@ from lm.generation.decode import generate
 from lm.generation.weights import compiled as compiling
 from lm.generation.weights.compiled import Step, traced
 from lm.generation.weights.held import Held, Twice
-from lm.generation.weights.prepare import prepare
+from lm.generation.weights.prepare import HeldHead, prepare
 from lm.nn.batch import Batch
 from lm.nn.context import Context
 from lm.nn.transformer import LM, model_config
@@ -153,7 +153,7 @@ def test_only_what_pieces_read_is_held_twice() -> None:
     model = prepare(redrawn(config(attention=ATTENTIONS[1], ffn=MIXTURES[2], n_layers=2)), compiled=True)
     kinds = {type(each) for name, each in model.named_modules() if isinstance(each, Held) and ".ffn." in name}
     assert kinds and Twice not in kinds
-    assert type(model.head.held) is not Twice
+    assert isinstance(model.head, HeldHead) and model.head.row is not None
 
 
 def test_weights_of_a_traced_step_are_those_of_the_model() -> None:

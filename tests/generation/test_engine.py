@@ -4,10 +4,11 @@ import random
 from typing import Any
 
 import pytest
+import torch
 
 from lm.generation.config import SamplingConfig
 from lm.generation.decode import generate, rows_of
-from lm.generation.engine import Engine, Request
+from lm.generation.engine import Engine, Request, Sample
 from lm.nn.transformer import LM
 from lm.schema import from_tree
 from tests.generation.test_answers import MODELS as ANSWERING
@@ -85,3 +86,12 @@ def test_a_request_waits_for_room_and_a_cancelled_one_makes_some() -> None:
     assert (engine.running, engine.waiting) == (4, 0) and len(third.rows[0].new) == 2 and len(first.rows[0].new) == 2
     engine.cancel([second, third])
     assert engine.step() == [] and engine.running == 0
+
+
+def test_a_row_without_finite_logits_ends_and_another_one_draws_from_its_own() -> None:
+    model, cfg = redrawn(config()), from_tree(SamplingConfig, {"temperature": 0})
+    request = Request(rows_of(model, [[5], [6]], cfg, model.vocab_size), cfg)
+    samples, logits = [Sample(request, row) for row in request.rows], torch.zeros(2, model.vocab_size)
+    logits[0, 3], logits[0, 9], logits[1, 7] = 2.0, float("nan"), 1.0
+    events = Engine(model, 0, model.vocab_size, 2)._drawn(logits, samples)
+    assert [(event.sample, event.token, event.finish) for event in events] == [(samples[0], None, "error"), (samples[1], 7, None)]

@@ -1,10 +1,10 @@
 """FlexAttention, run eagerly on CPU, equals the reference; its gradients are tests/gpu's, since torch has none on CPU."""
 
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from lm.nn.batch import Batch
@@ -111,23 +111,49 @@ def test_a_model_on_flex_equals_one_on_the_reference(softcap: float | None) -> N
         near(with_flex(redrawn(model.cfg))(given), expected)
 
 
-@torch.no_grad()
-def test_blocks_of_a_mask_are_built_before_a_layer_is_compiled() -> None:
-    built = []
+NOWHERE = [
+    ({"attention": {"n_heads": 2, "window": 5, "global_every": 2}}, 1),  # a plain mask without a window is no block mask
+    ({"attention": {"n_heads": 2, "softcap": 5.0}}, 1),
+    ({"attention": {"n_heads": 2}, "position": {"kind": "alibi"}}, 1),
+    ({"attention": {"n_heads": 2, "window": 5}, "position": {"kind": "t5_relative"}}, 0),  # learned, and not for flex
+    ({"attention": {"n_heads": 2, "window": 5, "global_every": 4}, "n_layers": 3, "mtp": {"depth": 1}}, 1),
+]
+
+
+@pytest.mark.parametrize(("changes", "n"), NOWHERE, ids=str)
+def test_blocks_of_a_mask_are_built_outside_of_what_is_compiled(changes: dict[str, Any], n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blocks are as they are: what would be compiled are they alone, and there nothing is built."""
+    built, inside = list[bool](), list[bool]()
 
     def watched(*args: object, **options: object) -> object:
-        built.append(torch.compiler.is_compiling())
+        built.append(bool(inside))
         return create_block_mask(*args, **options)  # type: ignore[arg-type]
 
-    attention = {"n_heads": 2, "window": 5, "global_every": 2}
-    model, given = redrawn(config(attention=attention)), Batch(tokens(3, 40))
-    expected = model(given)
+    def run(block: nn.Module, what: str, *given: Any) -> Tensor:
+        inside.append(True)
+        out: Tensor = block(*given)
+        inside.pop()
+        return out
+
+    model = redrawn(config(**changes))
     for module in model.modules():
         if isinstance(module, GQA):
-            module.attend = Flex(flex_attention, watched)
-    model.compile(backend="eager")
+            module.attend = Flex(lambda q, k, v, *further, **options: q * 1.0, watched)
+    monkeypatch.setattr(torch, "compile", lambda function, *args, **options: run)
+    model.compile()
+    model.train()(Batch(tokens(3, 40)), read=lambda hidden, head, ctx: ctx.mtp)
+    assert built == [False] * n
+    cache, n_built = model.new_cache(1, 4), len(built)
+    model.eval()(Batch(tokens(1, 4)), cache=cache)
+    assert len(built) == n_built  # nor for a prompt that is cached
+
+
+@torch.no_grad()
+def test_a_compiled_model_on_flex_equals_the_uncompiled_one() -> None:
+    model, given = redrawn(config(attention={"n_heads": 2, "window": 5, "global_every": 2})), Batch(tokens(3, 40))
+    expected = model(given)
+    with_flex(model).compile(backend="eager")
     near(model(given), expected)
-    assert built == [False]  # a plain mask without a window is no block mask
 
 
 @torch.no_grad()

@@ -71,8 +71,8 @@ class Generate(Verb, GenerateConfig):
     """Of the matrices: saved (as in the folder), fp32, bf16, int8 (a scale an output) or int4 (a scale and a zero for 32 inputs). null: the
     model as it was trained, with nothing fused."""
     compile: bool = False
-    """On a CPU a step of one row is compiled first, which takes seconds and a C++ compiler, and is faster then; in fewer bits than float32
-    it rounds otherwise than a step of several rows. On CUDA a step of all rows is recorded as one graph."""
+    """A step of one row is compiled first, which takes seconds and a C++ compiler (on CUDA Triton), and is faster then; in fewer bits
+    than float32 it rounds otherwise than a step of several rows. On CUDA a step of all rows is recorded as one graph, too."""
     cache: CacheForm | None = None
     """Of the keys and values of each token: bf16, or int8 (a scale for each head of a token). null: as they are computed."""
     format: Literal["text", "json"] = "text"

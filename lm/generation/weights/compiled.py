@@ -15,11 +15,11 @@ from torch.fx.passes.split_module import split_module
 
 from lm.errors import ConfigError
 from lm.generation.weights.fused import FusedGQA
+from lm.generation.weights.held import Held
 from lm.nn.context import Context
 from lm.nn.ffn.base import Mixture
 from lm.nn.mixers.base import Mixer
 from lm.nn.transformer import LM
-from lm.progress import progress
 
 _LIBRARY = torch.library.Library("slotlm", "FRAGMENT")
 _LIBRARY.define("live(Tensor[] inputs, str name) -> Tensor")
@@ -45,7 +45,7 @@ class Step:
 
     def __init__(self, model: LM) -> None:
         """Compiles the step. Raises ConfigError for a model that cannot be compiled."""
-        with torch.no_grad(), progress("compiling a step"):
+        with torch.no_grad():
             whole, constants = traced(model)
             pieces = split_module(whole, whole, _piece_of(whole), keep_original_order=True)
             made: dict[str, Callable[..., Any]] = {}
@@ -111,15 +111,27 @@ class _Whole(nn.Module):
         return out
 
 
+def row_of(held: Held, like: Tensor) -> Callable[[Tensor], Tensor]:
+    """Returns the product of a matrix with one row, compiled.  like: an embedded token, (1, 1, d)."""
+    graph, constants = _traced(held, (like,))
+    return partial(compiled(graph), *constants)
+
+
 def traced(model: LM) -> tuple[fx.GraphModule, list[Tensor]]:
     """Returns the graph of a step, whose inputs are the weights, the embedded token, (1, 1, d), and its position, (1, 1); and the weights.
     Raises ConfigError for a model that cannot be traced, or that changes a buffer as it computes."""
     examples = model.embed.weight[:1].unsqueeze(0), torch.zeros(1, 1, dtype=torch.int64, device=model.embed.weight.device)
     model.position.angles(examples[1])  # takes what it needs to the device, which what is traced may not keep
-    with cut(model), warnings.catch_warnings():
+    with cut(model):
+        return _traced(_Whole(model), examples)
+
+
+def _traced(module: nn.Module, examples: tuple[Tensor, ...]) -> tuple[fx.GraphModule, list[Tensor]]:
+    """Returns the graph of a module, whose inputs are its tensors and the examples; and these tensors."""
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch's own code
         try:
-            program = torch.export.export(_Whole(model), examples, strict=False).run_decompositions()
+            program = torch.export.export(module, examples, strict=False).run_decompositions()
         except ConfigError:
             raise
         except Exception as error:  # torch has many
@@ -198,6 +210,6 @@ def compiled(piece: fx.GraphModule) -> Callable[..., Any]:
     try:
         made: Callable[..., Any] = inductor(piece, [node.meta["val"] for node in piece.graph.nodes if node.op == "placeholder"])
     except (CppCompileError, InductorError) as error:
-        said = f"compile=true: the C++ compiler failed: {str(error).strip().splitlines()[-1]}"
+        said = f"compile=true: the compiler failed: {str(error).strip().splitlines()[-1]}"
         raise ConfigError(f"{said}. Try it by itself, or leave compile out.") from error
     return made

@@ -182,7 +182,7 @@ class FusedGQA(GQA):
     def weighted(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, position: Position | None) -> Tensor:
         """As in GQA; but queries of one token that share a key head are passed as several queries of one head, so that no keys are copied,
         as torch's kernel does in bfloat16."""
-        if q.shape[2] > 1 or self.bias(mask, position) is not None or self.sinks is not None:
+        if q.shape[2] > 1 or not mask.cached or self.bias(mask, position) is not None or self.sinks is not None:
             return super().weighted(q, k, v, mask, position)
         shared = q.squeeze(2).unflatten(1, (k.shape[1], -1))  # (b, h, 1, c) -> (b, g, h/g, c)
         return self.attend(shared, k, v, mask, None, self.quiet, None).flatten(1, 2).unsqueeze(2)  # -> (b, h, 1, c)

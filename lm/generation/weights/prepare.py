@@ -2,10 +2,10 @@
 are fused where they can be."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,8 @@ from lm.nn.norm import BareRMSNorm, RMSNorm, ZeroCenteredRMSNorm
 from lm.nn.position.rope import Rope
 from lm.nn.transformer import LM
 from lm.ops.compiling import why_not_compiled
+from lm.printing import note
+from lm.progress import progress
 
 if TYPE_CHECKING:
     from lm.generation.weights.compiled import Step
@@ -53,10 +55,13 @@ class HeldHead(Head):
         nn.Module.__init__(self)
         self.scale, self.softcap, self.dense, self.norm, self.held = of.scale, of.softcap, of.dense, of.norm, held
         self.in_features, self.out_features = of.in_features, of.out_features
+        self.row: Callable[[Tensor], Tensor] | None = None  # the product of one row, (1, 1, d) -> (1, 1, v), compiled
         if of.dense is not None:
             self.act = of.act
 
     def product(self, x: Tensor) -> Tensor:
+        if self.row is not None and x.numel() == self.in_features:
+            return self.row(x.view(1, 1, -1)).view(*x.shape[:-1], -1)
         out: Tensor = self.held(x)
         return out
 
@@ -92,16 +97,26 @@ def prepare(model: LM, dtype: Dtype = "saved", compiled: bool = False) -> LM:
 
 
 def _step(model: LM, device: torch.device) -> "Step | Replayed":
-    from lm.generation.weights.compiled import Step
-
     if device.type == "cpu":
-        return Step(model)
-    if why_not_compiled(device) is not None:
-        return Replayed(model)
-    try:
-        return Replayed(model, one=Step(model))
-    except ConfigError:
-        return Replayed(model)
+        return _compiled(model)
+    one = None
+    if why_not_compiled(device) is None:
+        try:
+            one = _compiled(model)
+        except ConfigError as error:
+            note(f"{str(error).partition('. ')[0]}: a step is recorded as it is.")
+    return Replayed(model, one=one)
+
+
+def _compiled(model: LM) -> "Step":
+    """Compiles the step over one token of one row, and the head over what it gives."""
+    from lm.generation.weights.compiled import Step, row_of
+
+    with progress("compiling a step"):
+        step = Step(model)
+        if isinstance(head := model.head, HeldHead):
+            head.row = row_of(cast(Held, head.held), torch.zeros_like(model.embed.weight[:1].unsqueeze(0)))
+    return step
 
 
 class _Preparing:
@@ -155,7 +170,9 @@ class _Preparing:
         """Returns whether the matrix would be inside a compiled piece, and not in a module that a compiled step calls uncompiled."""
         *above, _ = accumulate(path.split("."), "{}.{}".format)
         modules = map(self.model.get_submodule, above)
-        return path.startswith("blocks.") and not any(isinstance(each, Mixer | Mixture) and type(each) is not FusedGQA for each in modules)
+        return path == "head" or (
+            path.startswith("blocks.") and not any(isinstance(each, Mixer | Mixture) and type(each) is not FusedGQA for each in modules)
+        )
 
     def _cast(self, weight: Tensor) -> Tensor:
         return weight.detach().to(torch.bfloat16) if self.dtype == "bf16" else weight.detach()

@@ -13,6 +13,7 @@ from lm.nn.transformer import LM
 from lm.ops.attention.mask import Mask
 from lm.ops.cache.cache import Cache
 from lm.ops.cache.ring import FirstSlots, Slots
+from lm.printing import note
 
 _LEAST = 256  # slots that a step attends to at least, where the cache has as many
 
@@ -26,15 +27,16 @@ Record = Callable[[Run], Run]
 def by_cuda(run: Run) -> Run:
     """Records what `run` launches as a CUDA graph; returns a function that replays it. Calls `run` once before, so that kernels are loaded
     and libraries have their workspaces. Raises ConfigError where it cannot be recorded."""
-    side = torch.cuda.Stream()
+    side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        run()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
     try:
+        with torch.cuda.stream(side):
+            run()
+        torch.cuda.current_stream().wait_stream(side)
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads of a server may allocate meanwhile
             out = run()
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as error:
         said = f"compile=true: a layer cannot be recorded ({str(error).strip().splitlines()[0]})"
         raise ConfigError(f"{said}. Leave it out.") from error
@@ -66,8 +68,19 @@ class Replayed:
             cache.recorded = wanted, None
             return None
         if step is None:
-            cache.recorded = wanted, (step := _Step(self._model, x, ctx, self._record, self.one))
+            cache.recorded = wanted, (step := self._recorded(x, ctx))
         return cast(_Step, step)(x, ctx)
+
+    def _recorded(self, x: Tensor, ctx: Context) -> "_Step":
+        """Records a step; as the model computes it, where `one`, which may only now meet its device's compiler, cannot be recorded."""
+        try:
+            return _Step(self._model, x, ctx, self._record, self.one)
+        except ConfigError as error:
+            if self.one is None or len(x) > 1:
+                raise
+            self.one = None
+            note(f"{str(error).partition('. ')[0]}: a step is recorded as it is.")
+        return _Step(self._model, x, ctx, self._record, None)
 
 
 def _seen(slots: Slots) -> int:

@@ -54,7 +54,7 @@ class MLPConfig(FFNConfig):
 
     def keeps(self, d_model: int, layer: int) -> Kept:
         """Counts the activation; when gated, up and the product too; with gpt_oss_limit, gate and up before and after clamping. A compiler
-        keeps what the matrices give, and what the last one reads; of relu alone the latter, and a byte for what it has cut off."""
+        keeps what the matrices give, and what the last one reads; of relu alone the latter, and half a number each for what it cut off."""
         tensors = _STEPS[self.activation] + (2 if self.gated else 0) + (2 if self.gpt_oss_limit is not None else 0)
         width, matrices = self.width(d_model), 3 if self.gated else 2
         again = -width // 2 if tensors < matrices else (tensors - matrices) * width

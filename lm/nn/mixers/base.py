@@ -50,10 +50,10 @@ class Attention(Mixer):
         self.attend = choose(self.o.weight.device, self.head_dim, self.how, self.sinks is not None)
         return moved
 
-    def prepare(self, mask: Mask, rows: int) -> None:
+    def prepare(self, ctx: Context, rows: int) -> None:
         """Has the mask take the form that the backend reads, for a batch of so many rows."""
         if isinstance(self.attend, Preparing):
-            self.attend.prepare(mask, self.how, rows)
+            self.attend.prepare(ctx.mask, self.bias(ctx.mask, ctx.position), self.how, rows)
 
     def weighted(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, position: Position | None) -> Tensor:
         """As `Attend`, with the bias of this position; dropout acts in training only. Of shared rows, each rank computes some heads."""

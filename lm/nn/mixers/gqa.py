@@ -238,6 +238,9 @@ class ResidualGQA(GQA):
 class CrossAttention(GQA):
     """Queries from the decoder, keys and values from the encoder's output, with no positions.  Vaswani et al. 2017, section 3.2.3."""
 
+    def prepare(self, ctx: Context, rows: int) -> None:
+        """Its mask is of a source, and takes no form of its own."""
+
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         assert ctx.memory_mask is not None
         k, v = ctx.memory_keys(self.layer, self.keys_values)

@@ -37,7 +37,7 @@ class Attend(Protocol):
 class Preparing(Protocol):
     """A backend that gives a mask a form of its own."""
 
-    def prepare(self, mask: Mask, how: Scoring, rows: int) -> None: ...
+    def prepare(self, mask: Mask, bias: Tensor | None, how: Scoring, rows: int) -> None: ...
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, how: Scoring, sinks: Tensor | None = None) -> Tensor:

@@ -29,12 +29,8 @@ class Flex:
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, how: Scoring, sinks: Tensor | None = None
     ) -> Tensor:
-        learned = bias is not None and bias.requires_grad  # flex would sum its gradient by one atomic addition per score
-        other = _other(mask, how) or learned
-        if how.softcap is None and (other or (bias is None and mask.plain(how.window) is not None)):
-            return sdpa(q, k, v, mask, bias, how)
-        if other:
-            return reference(q, k, v, mask, bias, how)
+        if not _serves(mask, bias, how):
+            return (sdpa if how.softcap is None else reference)(q, k, v, mask, bias, how)
         blocks = self.blocks(mask, how.window, len(q))
         q, k = q.to(v.dtype), k.to(v.dtype)  # under autocast a norm of the heads may have returned float32
         out: Tensor = self.attention(q, k, v, score_mod(how, bias, q), blocks, how.scale, enable_gqa=q.shape[1] != k.shape[1])
@@ -45,16 +41,19 @@ class Flex:
         s, device = mask.q_positions.shape[1], mask.q_positions.device
         return mask.once(("flex", window), lambda: self.block_mask(mask_mod(mask, window, rows), rows, None, s, s, device=device))
 
-    def prepare(self, mask: Mask, how: Scoring, rows: int) -> None:
-        """Builds the blocks before a compiler sees the layer: in what is compiled with selective recomputation, torch 2.11 reads beyond its
-        memory where a block builds them; and of blocks of which none does, fewer kinds are compiled."""
-        if not _other(mask, how) and (how.softcap is not None or mask.plain(how.window) is None):
+    def prepare(self, mask: Mask, bias: Tensor | None, how: Scoring, rows: int) -> None:
+        """Builds the blocks before a compiler sees the layer: where a compiled layer builds them, and is recomputed selectively, torch 2.11
+        reads beyond its memory. Where none does, there are fewer kinds of layers to compile, too."""
+        if _serves(mask, bias, how):
             self.blocks(mask, how.window, rows)
 
 
-def _other(mask: Mask, how: Scoring) -> bool:
-    """Returns whether the mask has a form that is not FlexAttention's."""
-    return mask.cached or mask.explicit is not None or how.first > 0
+def _serves(mask: Mask, bias: Tensor | None, how: Scoring) -> bool:
+    """Returns whether FlexAttention computes this: keys of a cache, explicit masks and learned biases, whose gradient it would sum by one
+    atomic addition per score, have other kernels, and plain rows faster ones."""
+    if mask.cached or mask.explicit is not None or how.first > 0 or (bias is not None and bias.requires_grad):
+        return False
+    return how.softcap is not None or bias is not None or mask.plain(how.window) is None
 
 
 def mask_mod(mask: Mask, window: int | None, b: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import lm as library
 from lm.adapters.adapter import LoRAConfig, adapting
@@ -23,6 +24,7 @@ from lm.generation.weights.quantised import GROUP, Int4, Int4Reference, Int8, In
 from lm.nn.batch import Batch
 from lm.nn.init import init_weights
 from lm.nn.transformer import LM, model_config
+from lm.ops.attention.flex import Flex
 from lm.schema import from_tree
 from lm.testing.models import Doubles, random_model, redraw, same, tokens
 from tests.conftest import Lm
@@ -100,6 +102,17 @@ def test_what_is_known_is_fused_and_every_other_matrix_is_held() -> None:
         Plain: 3 * 5 + 1,
         torch.nn.Linear: 0,
     }  # of a layer q k v, its gate, o, gate up, down
+
+
+@torch.no_grad()
+def test_one_token_without_a_cache_is_read_by_the_backend_that_a_gpu_would_choose() -> None:
+    """Seen to fail: its heads were passed as several queries, of which that backend's mask knew nothing."""
+    model, batch = redrawn(config(attention={"n_heads": 4, "n_kv_heads": 2, "softcap": 5.0})), Batch(tokens(3, 1))
+    prepared = prepare(copy.deepcopy(model))
+    for module in prepared.modules():
+        if isinstance(module, FusedGQA):
+            module.attend = Flex(flex_attention, create_block_mask)
+    torch.testing.assert_close(prepared(batch), model(batch))
 
 
 def test_a_prepared_model_draws_the_same_tokens_and_leaves_the_embedding() -> None:

@@ -266,7 +266,7 @@ def test_several_processes_train_as_one(kind: str, names: Iterable[str], world: 
     """And where one rank's gradient is not finite, every rank leaves the weights as the steps before it made them."""
     if kind.startswith("zero") and importlib.util.find_spec("deepspeed") is None:
         pytest.skip("deepspeed is not installed: pip install 'slotlm[deepspeed]'")
-    launch(server, [__name__, kind, str(tmp_path), *names], tmp_path, 600 if names is COMPILED else 300, world)
+    launch(server, [__name__, kind, str(tmp_path), *names], tmp_path, 600, world)
     for name in names:
         if ALL[name].optim is MUON and kind in REFUSING:
             continue

@@ -148,6 +148,7 @@ def test_blocks_of_a_mask_are_built_outside_of_what_is_compiled(changes: dict[st
     assert len(built) == n_built  # nor for a prompt that is cached
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_compiled_model_on_flex_equals_the_uncompiled_one() -> None:
     model, given = redrawn(config(attention={"n_heads": 2, "window": 5, "global_every": 2})), Batch(tokens(3, 40))

@@ -170,6 +170,7 @@ def test_rows_are_a_function_of_seed_draw_and_id(cfg: SpansConfig | UL2Config, m
     assert whole.tokens.tolist() != rows.batch(np.arange(8), 6).tokens.tolist()
 
 
+@pytest.mark.slow  # the test below counts them too
 def test_ul2_draws_its_denoisers_evenly(make_store: MakeStore) -> None:
     rows, tokenizer = make(UL2Config(sentinels=60), make_store, 256)
     first = [int(given[0]) for draw in range(40) for row in examples(rows.batch(np.arange(40), draw)) for given, _ in row]

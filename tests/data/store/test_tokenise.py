@@ -48,7 +48,7 @@ def build(cfg: TextConfig, tokenizer: Tokenizer, kill_after: int | None, told: "
     told.put(lines)
 
 
-@pytest.mark.parametrize("chats", [False, True])
+@pytest.mark.parametrize("chats", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_killed_preparation_goes_on_and_gives_the_same_bytes(tmp_path: Path, byte_tokenizer: Tokenizer, chats: bool) -> None:
     """Seen to fail with the state unread, and with what was written after it kept."""
     context = multiprocessing.get_context("fork")

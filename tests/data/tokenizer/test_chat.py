@@ -189,6 +189,7 @@ BOMBS = {
 
 
 ALIKE = (
+    "macro",
     "percent",
     "output",
     "product",

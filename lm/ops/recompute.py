@@ -18,7 +18,7 @@ KERNELS = {f"aten::_scaled_dot_product_{kind}" for kind in (
     "flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention", "fused_attention_overrideable"
 )}  # fmt: skip
 _KEPT = PRODUCTS | KERNELS | {"aten::topk"}  # topk: of equal scores a second call might choose other experts
-# Not flex_attention, which only a compiler shows: when it was kept, torch 2.11 read beyond its memory on an H100.
+# Not flex_attention, which only a compiler shows: whether it can be kept since its masks are built before the blocks has not been tried.
 _KINDS = 64  # of calls of a block that may be compiled in a process: of kinds of layers, of models, with and without gradients
 
 

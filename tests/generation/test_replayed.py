@@ -15,6 +15,7 @@ from lm.generation.config import SamplingConfig
 from lm.generation.decode import decode, generate, rows_of
 from lm.generation.drafting.base import Lookup
 from lm.generation.engine import Engine, Request
+from lm.generation.weights import prepare as preparing
 from lm.generation.weights.compiled import Step
 from lm.generation.weights.prepare import prepare
 from lm.generation.weights.replayed import Replayed, Run
@@ -150,6 +151,36 @@ def test_what_computes_one_row_alone_is_recorded_for_it_and_the_model_for_severa
     options = SamplingConfig(max_tokens=20)
     assert generate(model, [[5, 6, 7]], options) == generate(plain, [[5, 6, 7]], options) and set(rows) == {1}
     assert generate(model, PROMPTS, options) == generate(plain, PROMPTS, options) and set(rows) == {1, len(PROMPTS)}
+
+
+def test_what_fails_only_as_it_runs_is_left_out_and_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    def fails(x: Tensor, ctx: Context) -> Tensor:
+        raise ConfigError("compile=true: no compiler. Leave it out.")
+
+    model = redrawn(config())
+    made, recorder = replaying(model)
+    made.quick = Replayed(made, recorder, fails)
+    for _ in range(2):
+        assert generate(made, [[5, 6, 7]], SamplingConfig(max_tokens=8)) == generate(model, [[5, 6, 7]], SamplingConfig(max_tokens=8))
+    assert recorder.recorded == 2 and capsys.readouterr().err == "compile=true: no compiler: a step is recorded as it is.\n"
+
+
+@pytest.mark.parametrize("why", ["triton is not installed", "a layer that cannot be traced", None])
+def test_a_gpu_records_what_cannot_be_compiled_and_says_so(
+    why: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def compiled(model: LM) -> object:
+        if why is not None:
+            raise ConfigError(f"compile=true: {why}. Leave it out.")
+        return model.norm
+
+    model, absent = redrawn(config()), why == "triton is not installed"
+    monkeypatch.setattr(preparing, "_compiled", compiled)
+    monkeypatch.setattr(preparing, "why_not_compiled", lambda device: why if absent else None)
+    made = preparing._step(model, torch.device("cuda"))
+    assert isinstance(made, Replayed) and made.one is (model.norm if why is None else None)
+    told = f"compile=true: {why}: a step is recorded as it is.\n"
+    assert capsys.readouterr().err == ("" if why is None else told)
 
 
 def test_texts_of_uneven_prompts_are_those_of_the_model_as_it_is() -> None:

@@ -35,7 +35,7 @@ def test_gradients_of_one_decay_per_head_are_refused_on_hopper_by_some_versions_
 ) -> None:
     """The versions that fla-core 0.6 names, on a GPU that is not there."""
     kernels._wrong_on_hopper.cache_clear()
-    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__=triton))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__=triton))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     q, decay = torch.zeros(1, 1, 4, 16), torch.zeros(1, 1, 4, channels)
     assert kernels.refused(Flow(q, q, q, decay)) == refused

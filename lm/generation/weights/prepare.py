@@ -15,7 +15,7 @@ from lm.generation.config import Dtype
 from lm.generation.weights.fused import FusedBlock, FusedGQA, FusedMLP, QuickRMSNorm, QuickRope
 from lm.generation.weights.held import Held, OneDNN, Plain, Twice
 from lm.generation.weights.quantised import GROUP, Int4, Int4Reference, Int8, Int8Reference
-from lm.generation.weights.replayed import Replayed
+from lm.generation.weights.replayed import Replayed, tell_uncompiled
 from lm.nn.block import Block
 from lm.nn.ffn.base import Mixture
 from lm.nn.ffn.mlp import GatedMLP
@@ -27,7 +27,6 @@ from lm.nn.norm import BareRMSNorm, RMSNorm, ZeroCenteredRMSNorm
 from lm.nn.position.rope import Rope
 from lm.nn.transformer import LM
 from lm.ops.compiling import why_not_compiled
-from lm.printing import note
 from lm.progress import progress
 
 if TYPE_CHECKING:
@@ -99,13 +98,13 @@ def prepare(model: LM, dtype: Dtype = "saved", compiled: bool = False) -> LM:
 def _step(model: LM, device: torch.device) -> "Step | Replayed":
     if device.type == "cpu":
         return _compiled(model)
-    one = None
-    if why_not_compiled(device) is None:
-        try:
-            one = _compiled(model)
-        except ConfigError as error:
-            note(f"{str(error).partition('. ')[0]}: a step is recorded as it is.")
-    return Replayed(model, one=one)
+    try:
+        if (why := why_not_compiled(device)) is not None:
+            raise ConfigError(f"compile=true: {why}. Leave it out.")
+        return Replayed(model, one=_compiled(model))
+    except ConfigError as error:
+        tell_uncompiled(error)
+        return Replayed(model)
 
 
 def _compiled(model: LM) -> "Step":

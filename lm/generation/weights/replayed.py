@@ -79,8 +79,13 @@ class Replayed:
             if self.one is None or len(x) > 1:
                 raise
             self.one = None
-            note(f"{str(error).partition('. ')[0]}: a step is recorded as it is.")
+            tell_uncompiled(error)
         return _Step(self._model, x, ctx, self._record, None)
+
+
+def tell_uncompiled(error: ConfigError) -> None:
+    """Says on stderr why a step is not compiled before it is recorded."""
+    note(f"{str(error).partition('. ')[0]}: a step is recorded as it is.")
 
 
 def _seen(slots: Slots) -> int:

@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import datetime
 from typing import Any
 
 from jinja2 import Template, TemplateError, nodes
@@ -38,7 +39,7 @@ def _template(source: str) -> Template:
     """Returns the template, in an environment set up as transformers does."""
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"])
     environment.filters["tojson"] = _json
-    environment.globals["raise_exception"] = _refuse
+    environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
     return environment.from_string(source)
 
 
@@ -52,6 +53,11 @@ def _rendered(template: Template, names: dict[str, Any]) -> str:
 def _json(value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False) -> str:
     """Returns plain JSON; jinja's own `tojson` escapes for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _now(form: str) -> str:
+    """Returns the date and time here, which templates of some models write into their system message."""
+    return datetime.now().strftime(form)
 
 
 def _refuse(message: str) -> None:

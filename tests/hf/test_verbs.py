@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from lm.data.kinds import BytesConfig
 from lm.data.tokenizer.tokenizer import load_tokenizer
@@ -181,6 +181,37 @@ def test_blocks_of_multi_token_prediction_are_dropped_unless_a_family_keeps_them
     assert lm("import", "from=hf", "out=back").returncode == 0
     done = lm("export", "from=back", "format=hf", "out=again", "mtp=keep")
     assert done.returncode == 2 and "mtp=keep: the model has no blocks that predict further tokens" in done.stderr
+
+
+@pytest.mark.parametrize("also_in_vocab", [False, True])
+def test_added_tokens_without_a_row_are_left_out_and_told(tmp_path: Path, lm: Run, theirs: Path, also_in_vocab: bool) -> None:
+    """As the mark of an image in Gemma 3's tokenizer of its model of text alone, and BART's mask. Seen to fail: they were refused."""
+    tokenizer = load_tokenizer(theirs, foreign=True)
+    before, rows = tokenizer.document("a <image> b"), tokenizer.vocab_size
+    file, config = theirs / "tokenizer.json", theirs / "tokenizer_config.json"
+    tree = json.loads(file.read_text())
+    weights = load_file(theirs / "model.safetensors")
+    for name in ("lm_head.weight", "model.embed_tokens.weight"):
+        weights[name] = weights[name][:rows].clone()
+    save_file(weights, theirs / "model.safetensors")
+    (theirs / "config.json").write_text(json.dumps(json.loads((theirs / "config.json").read_text()) | {"vocab_size": rows}))
+    tree["added_tokens"] += [
+        {"id": rows + i, "content": name, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+        for i, name in enumerate(("<image>", "[PAD]"))
+    ]
+    if also_in_vocab:
+        tree["model"]["vocab"] |= {token["content"]: token["id"] for token in tree["added_tokens"]}
+    file.write_text(json.dumps(tree))
+    said = json.loads(config.read_text())
+    config.write_text(json.dumps(said | {"pad_token": "[PAD]"}))
+    done = lm("import", f"from={theirs}", "out=here")
+    assert done.returncode == 0, done.stderr
+    assert "tokenizer.json: left out: 2 tokens for which the embedding has no row: <image>, [PAD]" in done.stderr
+    found = load_tokenizer(tmp_path / "here")
+    assert (found.vocab_size, found.document("a <image> b")) == (rows, before) and found.pad < rows
+    config.write_text(json.dumps(said | {"eos_token": "<image>"}))
+    done = lm("import", f"from={theirs}", "out=other")
+    assert done.returncode == 3 and f"{rows + 2} tokens are more than the {rows} rows of the model's embedding" in done.stderr
 
 
 def test_nothing_is_overwritten(tmp_path: Path, lm: Run, theirs: Path) -> None:

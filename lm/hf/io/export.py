@@ -10,6 +10,7 @@ import torch
 
 from lm import printing
 from lm.adapters.adapter import LoRAConfig
+from lm.data.tokenizer.fitting import fitted
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import CheckpointError, ConfigError, expect
 from lm.generation.load import load
@@ -214,6 +215,10 @@ def import_model(
     except ConfigError as error:
         raise CheckpointError(f"{error} Give another with tokenizer=PATH.") from None
     assert found.config.vocab_size is not None
+    own, beyond = fitted(own, found.config.vocab_size) if tokenizer is None else (own, [])
+    if beyond:
+        names = f"{', '.join(beyond[:5])}{', ...' if len(beyond) > 5 else ''}"
+        say(f"tokenizer.json: left out: {counted(len(beyond), 'token')} for which the embedding has no row: {names}")
     require_fit(own, found.config.vocab_size, str(folder / "tokenizer.json"))
     own.further_ends = further_ends(folder, own)
     extra = {"parent": str(source), "tokenizer_hash": own.hash, "family": found.family.name, "sampling": sampling(folder)}

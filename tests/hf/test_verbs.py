@@ -149,9 +149,12 @@ def test_what_ends_an_answer_there_ends_it_here(tmp_path: Path, lm: Run, theirs:
 
 def test_how_tokens_are_drawn_stays_with_a_model_that_is_trained_on(tmp_path: Path, lm: Run, theirs: Path) -> None:
     """By generation_config.json: numbers alone, and no key that this program does not know."""
-    drawn = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.05}
-    (theirs / "generation_config.json").write_text(json.dumps({**drawn, "min_p": "0.1", "max_length": 9}))
-    assert lm("import", f"from={theirs}", "out=here").returncode == 0
+    drawn = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.05, "no_repeat_ngram_size": 3}
+    drawn |= {"num_beams": 4, "length_penalty": 2.0, "early_stopping": "never"}
+    more = {"min_p": "0.1", "max_length": 9, "suppress_tokens": None, "eos_token_id": 257, "_from_model_config": True}
+    (theirs / "generation_config.json").write_text(json.dumps({**drawn, **more}))
+    done = lm("import", f"from={theirs}", "out=here")
+    assert done.returncode == 0 and "generation_config.json: not kept: min_p='0.1', max_length=9\n" in done.stderr
     (tmp_path / "text.txt").write_text("some text, some more\n" * 400)
     data = "data=text data.files=text.txt data.seq_len=16 data.global_batch=2 data.val_rows=2 data.cache_dir=cache"
     once = "run.name=on trainer.max_steps=1 trainer.device=cpu trainer.sample_prompts=[] schedule.warmup_steps=0"

@@ -25,7 +25,7 @@ from lm.hf.io.hub import local_folder
 from lm.hf.io.peft import CONFIG as ADAPTER
 from lm.hf.io.peft import read_peft, write_peft
 from lm.hf.io.reading import read_hf
-from lm.hf.io.tokenizer import further_ends, sampling
+from lm.hf.io.tokenizer import GENERATION, further_ends, sampling
 from lm.hf.io.writing import drop_mtp, family_for, write_hf
 from lm.nn.transformer import LM, model_config
 from lm.schema import Tree
@@ -221,7 +221,10 @@ def import_model(
         say(f"tokenizer.json: left out: {counted(len(beyond), 'token')} for which the embedding has no row: {names}")
     require_fit(own, found.config.vocab_size, str(folder / "tokenizer.json"))
     own.further_ends = further_ends(folder, own)
-    extra = {"parent": str(source), "tokenizer_hash": own.hash, "family": found.family.name, "sampling": sampling(folder)}
+    drawn, not_kept = sampling(folder)
+    if not_kept:
+        say(f"{GENERATION}: not kept: {', '.join(not_kept)[:300]}")
+    extra = {"parent": str(source), "tokenizer_hash": own.hash, "family": found.family.name, "sampling": drawn}
     save_model(target, found.config.tree(), found.weights, own.save, extra, overwrite)
     return Written(target, found.family.name, sum(weight.numel() for weight in found.weights.values()))
 

@@ -11,7 +11,12 @@ from lm.nn.transformer import ModelConfig
 from lm.schema import Tree
 from lm.storage.reading import read_json
 
-SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+GENERATION = "generation_config.json"
+SAMPLING = (
+    "do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "no_repeat_ngram_size", "num_beams", "length_penalty",
+    "early_stopping",
+)  # fmt: skip
+_ELSEWHERE = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "transformers_version", "use_cache")
 
 
 def save_tokenizer(folder: Path, tokenizer: Tokenizer, cfg: ModelConfig) -> None:
@@ -46,18 +51,23 @@ def ends(tokenizer: Tokenizer) -> int | list[int] | None:
 
 def further_ends(folder: Path, tokenizer: Tokenizer) -> list[int]:
     """Returns the special tokens that end a text besides eos, by a folder's generation_config.json or else its config.json."""
-    files = [file for name in ("generation_config.json", "config.json") if (file := folder / name).exists()]
+    files = [file for name in (GENERATION, "config.json") if (file := folder / name).exists()]
     said: int | list[int] = next((found for file in files if (found := read_json(file, foreign=True).get("eos_token_id")) is not None), [])
     given = said if isinstance(said, list) else [said]
     return [i for i in given if isinstance(i, int) and i != tokenizer.eos and i in tokenizer.special_names]
 
 
-def sampling(folder: Path) -> Tree | None:
-    """Returns the numbers of a folder's generation_config.json by which `generate` draws tokens where nothing else is asked for; None where
-    it has none."""
-    said = read_json(file, foreign=True) if (file := folder / "generation_config.json").exists() else {}
-    found = {key: value for key in SAMPLING if isinstance(value := said.get(key), bool | int | float) and isfinite(value)}
-    return found or None
+def sampling(folder: Path) -> tuple[Tree | None, list[str]]:
+    """Returns the values of a folder's generation_config.json by which `generate` goes on where nothing else is asked for, None where it
+    has none; and what else it says, as `key=value`, which no export will have."""
+    said = read_json(file, foreign=True) if (file := folder / GENERATION).exists() else {}
+    found = {key: value for key in SAMPLING if _is_setting(value := said.get(key))}
+    rest = [f"{key}={value!r}" for key, value in said.items() if value and key not in (*found, *_ELSEWHERE) and not key.startswith("_")]
+    return found or None, rest
+
+
+def _is_setting(value: object) -> bool:
+    return value == "never" or (isinstance(value, bool | int | float) and isfinite(value))
 
 
 def _around(tokenizer: Tokenizer, before: list[int], after: list[int]) -> Tree:

@@ -7,10 +7,13 @@ from lm.errors import ConfigError
 from lm.hf.io.family import Family, Pair, activation, hf_activation, module, modules, same
 from lm.hf.io.transforms import Split
 from lm.hf.options.windows import layer_types, read_windows, write_windows
+from lm.nn.transformer import ModelConfig
 from lm.schema import Tree
 
 _ENDS = {"embed_norm": "model.embeddings.norm", "norm": "model.final_norm", "head": "decoder"} | {n: n for n in ("head.dense", "head.norm")}
 _ALIKE = {"attention_residual.norm": "attn_norm", "attention.o": "attn.Wo", "ffn_residual.norm": "mlp_norm", "ffn.down": "mlp.Wo"}
+_BASES = {"global_rope_theta": "rope_theta", "local_rope_theta": "rope_local_base_freq"}
+"""Its names for rotary bases, outside of rope_parameters -> those of other families, at which transformers' class does not look."""
 
 
 class ModernBert(Family):
@@ -44,15 +47,17 @@ class ModernBert(Family):
     further: ClassVar[tuple[str, ...]] = (
         "layer_types", "local_attention", "global_attn_every_n_layers", "classifier_activation", "classifier_pooling", "layer_norm_eps",
         "position_embedding_type", "deterministic_flash_attn", "reference_compile", "repad_logits_with_grad", "sparse_prediction",
-        "sparse_pred_ignore_index",
+        "sparse_pred_ignore_index", *_BASES,
     )  # fmt: skip
-    respelled: ClassVar[tuple[str, ...]] = ("local_attention",)  # half of it is rounded down
-    renamed: ClassVar[dict[str, str]] = {"global_rope_theta": "rope_theta", "local_rope_theta": "rope_local_base_freq"}
+    respelled: ClassVar[tuple[str, ...]] = ("local_attention", *_BASES)  # half is rounded down; bases in rope_parameters come first
     fixed: ClassVar[Tree] = {
         "kind": "encoder", "norm.kind": "layer", "norm.place": "pre", "position.kind": "rope", "attention.kind": "gqa", "ffn.kind": "mlp",
         "ffn.gated": True, "block.kind": "sequential", "block.first_norm": False, "embed.norm": True,
     }  # fmt: skip
     fixed_there: ClassVar[Tree] = {"pad_token_id": None}  # where none is told, transformers takes 50283
+
+    def config(self, hf: Tree) -> ModelConfig:
+        return super().config(hf | {usual: hf.get(own) for own, usual in _BASES.items()})
 
     def read(self, hf: Tree) -> Tree:
         if (hf.get("rope_scaling") or {}).get("rope_type", "default") != "default":
@@ -64,8 +69,10 @@ class ModernBert(Family):
     def write(self, ours: Tree) -> Tree:
         windows = write_windows(ours)
         local = {"local_attention": 2 * (windows.pop("sliding_window") - 1)} if "sliding_window" in windows else {}
+        theta, local_theta = ours["position.theta"], ours.get("position.local_theta")
+        bases = {"global_rope_theta": theta, "local_rope_theta": theta if local_theta is None else local_theta}  # of transformers 4
         # transformers would take a `rope_scaling` for layers with a window too
-        return {**windows, **local, "classifier_activation": hf_activation(ours["head.transform"]), "rope_scaling": None}
+        return {**windows, **local, **bases, "classifier_activation": hf_activation(ours["head.transform"]), "rope_scaling": None}
 
     def pairs(self, ours: Tree) -> Iterator[Pair]:
         yield same("embed.weight", "model.embeddings.tok_embeddings.weight")

@@ -8,6 +8,7 @@ import pytest
 from lm.errors import ConfigError
 from lm.hf.families.modernbert import FAMILY
 from lm.hf.io.family import resolved
+from lm.hf.options.keys import unheard
 
 transformers = pytest.importorskip("transformers")
 
@@ -37,11 +38,22 @@ def test_modernbert(case: str, tmp_path: Path) -> None:
     verify(transformers.ModernBertForMaskedLM(transformers.ModernBertConfig(**BASE | CASES[case])), tmp_path, greedy=False)
 
 
-@pytest.mark.parametrize("more", [{}, {"global_attn_every_n_layers": 2, "global_rope_theta": 500.0, "local_rope_theta": 90.0}])
+OWN = {"global_attn_every_n_layers": 2, "global_rope_theta": 500.0, "local_rope_theta": 90.0}
+
+
+@pytest.mark.parametrize("more", [{}, OWN, OWN | {"rope_parameters": None}, {"rope_theta": 500.0, "rope_local_base_freq": 90.0}])
 def test_modernbert_of_transformers_4(more: dict[str, Any]) -> None:
-    renamed = {FAMILY.renamed.get(key, key): value for key, value in (BASE | more).items()}
+    """Seen to fail: the names that other families have for the two bases were read, where transformers' class knows its own alone."""
     new = transformers.ModernBertConfig(**BASE | more).to_dict()
-    assert resolved(FAMILY.config(renamed)) == resolved(FAMILY.config(new))
+    cfg = FAMILY.config(BASE | more)
+    assert resolved(cfg) == resolved(FAMILY.config(new))
+    assert unheard("config.json", BASE | more, FAMILY, cfg) == []
+
+
+def test_an_export_names_the_bases_for_transformers_4() -> None:
+    """Seen to fail: they were in rope_parameters alone, and transformers 4 took 160,000 and 10,000."""
+    again = FAMILY.hf(FAMILY.config(BASE | OWN))
+    assert (again["global_rope_theta"], again["local_rope_theta"]) == (500.0, 90.0)
 
 
 def test_windows_in_another_pattern_are_refused() -> None:

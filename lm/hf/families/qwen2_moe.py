@@ -6,12 +6,12 @@ from typing import Any, ClassVar
 from lm.hf.families.qwen3 import Qwen3
 from lm.hf.families.qwen3_moe import Qwen3MoE
 from lm.hf.io.family import Pair, same
-from lm.hf.options.windows import WINDOW_KEYS
+from lm.hf.options.windows import FULL, SLIDING, WINDOW_KEYS
 from lm.schema import Tree
 
 
 class Qwen2MoE(Qwen3MoE):
-    """Biases on queries, keys and values, Qwen3's windows, and beside the experts one that every token passes, behind a gate."""
+    """Biases on queries, keys and values, windows in some layers, and beside the experts one that every token passes, behind a gate."""
 
     name = "qwen2_moe"
     architecture = "Qwen2MoeForCausalLM"
@@ -30,7 +30,10 @@ class Qwen2MoE(Qwen3MoE):
     }  # fmt: skip
 
     def read(self, hf: Tree) -> Tree:
-        return super().read({"num_experts": 60, "intermediate_size": 5632, **hf}) | Qwen3.read(self, hf)
+        first = hf.get("max_window_layers", 28) if hf.get("use_sliding_window", False) else 0
+        usual = [SLIDING if layer < first and layer % 2 == 0 else FULL for layer in range(hf["num_hidden_layers"])]  # not Qwen3's
+        windows = Qwen3.read(self, {**hf, "layer_types": hf.get("layer_types") or usual})
+        return super().read({"num_experts": 60, "intermediate_size": 5632, **hf}) | windows
 
     def write(self, ours: Tree) -> Tree:
         return super().write(ours) | Qwen3.write(self, ours)

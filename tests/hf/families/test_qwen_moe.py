@@ -7,7 +7,10 @@ import pytest
 
 transformers = pytest.importorskip("transformers")
 
+from lm.errors import ConfigError  # noqa: E402
+from lm.hf.families.qwen2_moe import FAMILY as QWEN2_MOE  # noqa: E402
 from lm.hf.families.qwen3_next import FAMILY  # noqa: E402
+from lm.hf.io.family import resolved  # noqa: E402
 from tests.hf.harness import VOCAB, cases, verify  # noqa: E402
 
 SIZES: dict[str, Any] = {
@@ -36,6 +39,17 @@ NEXT: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", cases(QWEN2, quick=0))
 def test_qwen2_moe(case: str, tmp_path: Path) -> None:
     verify(transformers.Qwen2MoeForCausalLM(transformers.Qwen2MoeConfig(**SIZES | QWEN2[case])), tmp_path)
+
+
+@pytest.mark.parametrize("windows", [{"use_sliding_window": True, "sliding_window": 11}, {"sliding_window": 11, "max_window_layers": 3}])
+def test_without_layer_types_every_second_layer_of_qwen2_moe_has_a_window(windows: dict[str, Any]) -> None:
+    """As in transformers. Seen to fail: no layer had one, as in Qwen2 and Qwen3, whose windows begin at max_window_layers."""
+    there = transformers.Qwen2MoeConfig(**SIZES | windows).to_dict()
+    cfg = QWEN2_MOE.config(SIZES | windows)
+    assert resolved(cfg) == resolved(QWEN2_MOE.config(there))
+    assert (cfg.attention.window, cfg.attention.global_every) == ((11, 2) if windows.get("use_sliding_window") else (None, None))
+    with pytest.raises(ConfigError, match="is not a window in all layers but every n-th"):
+        QWEN2_MOE.config(SIZES | {"use_sliding_window": True, "max_window_layers": 2})
 
 
 @pytest.mark.parametrize("case", cases(NEXT))

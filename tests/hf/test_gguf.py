@@ -14,7 +14,7 @@ from lm.data.kinds import UnigramConfig
 from lm.data.tokenizer.splits import SPLITS
 from lm.data.tokenizer.tokenizer import Specials, Tokenizer
 from lm.errors import ConfigError
-from lm.hf.gguf.vocabulary import vocabulary
+from lm.hf.gguf.vocabulary import unnamed_ends, vocabulary
 from lm.hf.gguf.writing import ARCHITECTURES, architecture_for
 from lm.nn.transformer import LM, model_config
 from lm.schema import from_tree
@@ -71,6 +71,25 @@ def test_the_vocabulary_says_what_each_token_is(tokenizer: Tokenizer) -> None:
     assert found["tokenizer.ggml.tokens"][:4] == ["<|bos|>", "<|eos|>", "<|pad|>", "!"]
     assert (found["tokenizer.ggml.pre"], found["tokenizer.ggml.add_bos_token"], found["tokenizer.ggml.eos_token_id"]) == ("qwen2", True, 1)
     assert len(found["tokenizer.ggml.merges"]) == 340 - 259
+
+
+@pytest.mark.parametrize(
+    ("further", "said", "left_out"), [([2], [0, 2, None], []), ([2, 3], [0, 2, 3], []), ([5, 4, 3, 2], [0, 2, 3], ["d", "e"])]
+)
+def test_every_token_that_ends_a_text_is_named_as_far_as_there_are_names(
+    further: list[int], said: list[int | None], left_out: list[str]
+) -> None:
+    """Llama 3.1 and gpt-oss have three. Seen to fail: more than two ended in a traceback."""
+    raw = Tokenizers(models.BPE(vocab={}, merges=[]))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    raw.add_special_tokens(["</s>", "a", "b", "c", "d", "e", "<|end|>"])
+    made = Tokenizer(raw, Specials(None, "</s>", None))
+    made.further_ends = further
+    found = vocabulary(made, 8)
+    assert [found.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")] == said
+    assert unnamed_ends(made) == left_out
+    made.chat_template = "{% for m in messages %}{{ m.content }}<|end|>{% endfor %}"
+    assert vocabulary(made, 8)["tokenizer.ggml.eot_token_id"] == 6  # llama.cpp ends a turn by it
 
 
 def saved(folder: Path, model: LM, tokenizer: Tokenizer) -> Path:

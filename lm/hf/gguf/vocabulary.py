@@ -29,7 +29,7 @@ def vocabulary(tokenizer: Tokenizer, n_rows: int) -> Tree:
     last = ends(tokenizer)
     if last is None:
         raise _refusal("it has no eos, and llama.cpp ends texts at token 11 then")
-    eos, eot = last if isinstance(last, list) else (last, None)
+    eos, eot, eom, *_ = [*(last if isinstance(last, list) else [last]), None, None]
     found: Tree = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": _split(content),
@@ -41,12 +41,19 @@ def vocabulary(tokenizer: Tokenizer, n_rows: int) -> Tree:
         "tokenizer.ggml.eos_token_id": eos,
         "tokenizer.ggml.padding_token_id": tokenizer.pad,
         "tokenizer.ggml.eot_token_id": eot,
+        "tokenizer.ggml.eom_token_id": eom,  # llama.cpp ends a text at this one too, whatever it is called, and has no fourth
         "tokenizer.ggml.add_bos_token": bool(tokenizer.prefix),
         "tokenizer.ggml.add_eos_token": False,
         "tokenizer.ggml.add_space_prefix": False,
         "tokenizer.chat_template": tokenizer.chat_template,
     }
     return {key: value for key, value in found.items() if value is not None}
+
+
+def unnamed_ends(tokenizer: Tokenizer) -> list[str]:
+    """Returns the tokens that end a text but have no place in the file."""
+    last = ends(tokenizer)
+    return [tokenizer.special_names[i] for i in last[3:]] if isinstance(last, list) else []
 
 
 def normalises(tokenizer: Tokenizer) -> str | None:

@@ -15,7 +15,7 @@ from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import CheckpointError, ConfigError, expect
 from lm.generation.load import load
 from lm.generation.text import require_fit
-from lm.hf.gguf.vocabulary import normalises
+from lm.hf.gguf.vocabulary import normalises, unnamed_ends
 from lm.hf.gguf.writing import FILE, TYPES, architecture_for, require_gguf, write_gguf
 from lm.hf.io import check as theirs
 from lm.hf.io.card import model_card
@@ -124,6 +124,8 @@ def _as_gguf(
     kept = {torch.float16: "f16", torch.bfloat16: "bf16"}.get(model.embed.weight.dtype, "f32")
     if (changed := normalises(tokenizer)) is not None:
         say(f"tokenizer: it brings text into the form {changed} first, and llama.cpp does not: give it such text")
+    if left_out := unnamed_ends(tokenizer):
+        say(f"tokenizer: the file has no place for {', '.join(left_out)} as an end of texts: tell llama.cpp where it is run")
     with out_folder(folder, overwrite, sum(p.nbytes for p in model.parameters())) as half:
         half.mkdir(exist_ok=True)
         write_gguf(half / FILE, home, model, tokenizer, kept if dtype == "keep" else dtype, Path(source).name)

@@ -41,11 +41,12 @@ def _further_names(tokenizer: Tokenizer, cfg: ModelConfig) -> Tree:
 
 
 def ends(tokenizer: Tokenizer) -> int | list[int] | None:
-    """Returns the end token or tokens of a text, eos first: with a chat template also the token that ends an answer, where it is another
-    one. Raises ConfigError."""
+    """Returns the end token or tokens of a text, eos first: with a chat template then the token that ends an answer, where it is another
+    one, and then further ones. Raises ConfigError."""
     template = tokenizer.chat_template
-    found = sorted(ends_of(tokenizer, None if template is None else ChatTemplate(template, "the tokenizer", tokenizer)))
-    found.sort(key=lambda token: token != tokenizer.eos)
+    chat = None if template is None else ChatTemplate(template, "the tokenizer", tokenizer)
+    first = (tokenizer.eos, chat.end() if chat is not None else None)
+    found = list(dict.fromkeys([*(end for end in first if end is not None), *sorted(ends_of(tokenizer, chat))]))
     return found if len(found) > 1 else next(iter(found), None)
 
 

@@ -137,14 +137,18 @@ def test_a_folder_with_other_logits_is_not_left(tmp_path: Path, lm: Run, monkeyp
 
 
 def test_what_ends_an_answer_there_ends_it_here(tmp_path: Path, lm: Run, theirs: Path) -> None:
-    """Of special tokens alone: the number of a letter, as configs without a tokenizer have it, ends nothing."""
+    """Of added tokens alone: the number of a letter, as configs without a tokenizer have it, ends nothing. Seen to fail: an added token
+    that is not special, such as <|im_end|> of some fine-tuned models, ended nothing either, and an export had lost it."""
     tokenizer = load_tokenizer(theirs)
     special = [i for i in tokenizer.special_names if i != tokenizer.eos]
-    (theirs / "generation_config.json").write_text(json.dumps({"eos_token_id": [tokenizer.eos, special[0], 65]}))
+    tree, plain = json.loads((theirs / "tokenizer.json").read_text()), tokenizer.vocab_size
+    tree["added_tokens"].append(tree["added_tokens"][-1] | {"id": plain, "content": "<|im_end|>", "special": False})
+    (theirs / "tokenizer.json").write_text(json.dumps(tree))
+    (theirs / "generation_config.json").write_text(json.dumps({"eos_token_id": [tokenizer.eos, special[0], plain, 65]}))
     assert lm("import", f"from={theirs}", "out=here").returncode == 0
-    assert ends_of(load(tmp_path / "here")[1], None) == {tokenizer.eos, special[0]}
+    assert ends_of(load(tmp_path / "here")[1], None) == {tokenizer.eos, special[0], plain}
     assert lm("export", "from=here", "format=hf", "out=again", "check=false").returncode == 0
-    assert json.loads((tmp_path / "again/generation_config.json").read_text())["eos_token_id"] == [tokenizer.eos, special[0]]
+    assert json.loads((tmp_path / "again/generation_config.json").read_text())["eos_token_id"] == [tokenizer.eos, special[0], plain]
 
 
 def test_how_tokens_are_drawn_stays_with_a_model_that_is_trained_on(tmp_path: Path, lm: Run, theirs: Path) -> None:

@@ -67,6 +67,7 @@ class Tokenizer:
         self._adds_bos, state = adds_bos, self.content()
         decides = [state, specials] if adds_bos else [state, specials, adds_bos]
         self.hash: str = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+        self.added_names = {i: token.content for i, token in raw.get_added_tokens_decoder().items()}
         self.special_names = {i: token.content for i, token in raw.get_added_tokens_decoder().items() if token.special}
         self._ids = {name: i for i, name in self.special_names.items()}
         self.mask = self.special(_MASKS)
@@ -229,9 +230,8 @@ def load_tokenizer(path: Path, foreign: bool = False) -> Tokenizer:
         adds_bos = not foreign or specials.bos in raw.encode("a", add_special_tokens=True).tokens[:1]
     tokenizer = Tokenizer(raw, specials, adds_bos)
     tokenizer.chat_template = _chat_template(file.with_name("chat_template.jinja"), named.get("chat_template"))
-    further = named.get("further_ends")
-    given = further if isinstance(further, list) else []
-    tokenizer.further_ends = [i for i in given if isinstance(i, int) and i in tokenizer.special_names]
+    if isinstance(further := named.get("further_ends"), list):
+        tokenizer.further_ends = [i for i in further if isinstance(i, int) and i in tokenizer.added_names]
     return tokenizer
 
 

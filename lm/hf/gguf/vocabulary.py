@@ -53,7 +53,7 @@ def vocabulary(tokenizer: Tokenizer, n_rows: int) -> Tree:
 def unnamed_ends(tokenizer: Tokenizer) -> list[str]:
     """Returns the tokens that end a text but have no place in the file."""
     last = ends(tokenizer)
-    return [tokenizer.special_names[i] for i in last[3:]] if isinstance(last, list) else []
+    return [tokenizer.added_names[i] for i in last[3:]] if isinstance(last, list) else []
 
 
 def normalises(tokenizer: Tokenizer) -> str | None:

@@ -51,11 +51,12 @@ def ends(tokenizer: Tokenizer) -> int | list[int] | None:
 
 
 def further_ends(folder: Path, tokenizer: Tokenizer) -> list[int]:
-    """Returns the special tokens that end a text besides eos, by a folder's generation_config.json or else its config.json."""
+    """Returns the added tokens, special or not, that end a text besides eos, by a folder's generation_config.json or else its
+    config.json."""
     files = [file for name in (GENERATION, "config.json") if (file := folder / name).exists()]
     said: int | list[int] = next((found for file in files if (found := read_json(file, foreign=True).get("eos_token_id")) is not None), [])
     given = said if isinstance(said, list) else [said]
-    return [i for i in given if isinstance(i, int) and i != tokenizer.eos and i in tokenizer.special_names]
+    return [i for i in given if isinstance(i, int) and i != tokenizer.eos and i in tokenizer.added_names]
 
 
 def sampling(folder: Path) -> tuple[Tree | None, list[str]]:

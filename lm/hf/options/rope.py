@@ -48,9 +48,19 @@ def read_ropes(hf: Tree, theta: float, local_theta: float | None) -> Tree:
             f"config.json: rope_scaling has type={scaling['type']!r} and no rope_type, and where layers with a window have rotary"
             " parameters of their own, transformers reads rope_type alone. Write rope_type."
         )
-    full: Tree = {**(there.get("full_attention") or there), **scaling}
-    full.pop("truncate", None)  # transformers looks for it where no file has it, and always truncates
-    ours = read_rope({**_without_original(hf), "rope_scaling": None, "rope_parameters": full}, theta)
+    given: Tree = there.get("full_attention") or {}
+    apart = {key: value for key, value in there.items() if not key.endswith("_attention")}
+
+    def read(parameters: Tree) -> Tree:
+        full = {key: value for key, value in (parameters | scaling).items() if key != "truncate"}  # transformers always truncates
+        return read_rope({**_without_original(hf), "rope_scaling": None, "rope_parameters": full}, theta)
+
+    ours = read(given)
+    if not given and read(apart) != ours:
+        raise ConfigError(
+            "config.json: rope_parameters are not by type of layer, and where layers with a window have their own, transformers looks at"
+            " full_attention and sliding_attention alone. Write them so."
+        )
     return {**ours, "position.local_theta": float(local_theta if base is None else base)}
 
 

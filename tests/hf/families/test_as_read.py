@@ -95,6 +95,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "olmo 3, a scaling of layers with a window": (
         "olmo3", SIZES | {"rope_parameters": {"sliding_attention": YARN}}, "layers with a window have rope_type='yarn'",
     ),
+    "olmo 3, rotary parameters that are not by type of layer": (  # seen to fail: they were read, and transformers took its own
+        "olmo3", SIZES | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}, "rope_parameters are not by type of layer",
+    ),
+    "gemma 3, a scaling that is not by type of layer": (
+        "gemma3_text", SIZES | {"rope_parameters": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}}, "Write them so",
+    ),
     "modernbert, a scaling of all layers": (
         "modernbert", SIZES | {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling is of layers with a window too",
     ),
@@ -120,6 +126,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "topk_group is null",
     ),
 }  # fmt: skip
+
+
+def test_rotary_parameters_that_say_nothing_new_need_not_be_by_type_of_layer() -> None:
+    plain = families()["gemma3_text"].config(SIZES)
+    assert families()["gemma3_text"].config(SIZES | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}) == plain
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -122,6 +122,7 @@ class Service:
         stack.enter_context(self.worker.opened(ticket))
         self.metrics.prompt_tokens += asked.n_prompt
         if asked.body.stream:
+            stack.callback(self._count_left, ticket)
             return _Stream(self._chunks(ticket, answer, began), stack)
         with stack:
             whole, gone = asyncio.ensure_future(self._whole(ticket, began)), asyncio.ensure_future(_left(request))
@@ -132,6 +133,10 @@ class Service:
             whole.cancel()
             self.metrics.cancelled += 1
             return Response(status_code=499)
+
+    def _count_left(self, ticket: Ticket) -> None:
+        """Called behind a stream; where something of it was still to come, the client has left."""
+        self.metrics.cancelled += ticket.n_open > 0
 
     async def _whole(self, ticket: Ticket, began: float) -> list[Piece]:
         found: dict[int, Piece] = {}

@@ -52,6 +52,7 @@ class Ticket:
         """Returns the next piece of any of its samples. Raises LmError where the request failed."""
         found = await self._out.get()
         if isinstance(found, LmError):
+            self.n_open = 0  # nothing more comes
             raise found
         self.n_open -= found.finish is not None
         return found

@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -232,6 +233,27 @@ def test_metrics_count_what_was_done(client: httpx.Client) -> None:
     before = [count(name) for name in names]
     choices(client, COMPLETIONS, {"prompt": [65, 66], "max_tokens": 7, "logit_bias": {"258": -100, "257": -100, "256": -100}})
     assert [count(name) - n for name, n in zip(names, before, strict=True)] == [7, 2, 1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_is_counted_and_one_that_stays_is_not(client: httpx.Client, stream: bool) -> None:
+    """Of those that left a stream none was counted."""
+
+    def left() -> int:
+        return int(next(line.split()[-1] for line in client.get("/metrics").text.splitlines() if line.startswith("lm_requests_cancelled")))
+
+    before, body = left(), {"prompt": "a", "stream": stream, "logit_bias": {"258": -100, "257": -100, "256": -100}}
+    client.post(COMPLETIONS, json=body | {"max_tokens": 3})
+    assert left() == before
+    data = json.dumps(body | {"max_tokens": 4000}).encode()
+    with socket.create_connection((client.base_url.host, client.base_url.port)) as leaving:
+        leaving.sendall(b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (COMPLETIONS.encode(), len(data), data))
+        time.sleep(0.1)
+    began = time.monotonic()
+    while left() == before:
+        assert time.monotonic() - began < 20, "who left was not counted"
+        time.sleep(0.01)
+    assert left() == before + 1
 
 
 def test_weights_that_give_nan_are_an_error_of_the_server(serve: Serve, model: DecoderLM) -> None:

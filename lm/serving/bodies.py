@@ -79,6 +79,12 @@ class Message(Config):
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        """Drops keys that are null, as those of the body: clients send an answer back with all that it might have had."""
+        return {key: value for key, value in given.items() if value is not None} if isinstance(given, dict) else given
+
     @field_validator("content", mode="before")
     @classmethod
     def _of_text(cls, given: Any) -> Any:

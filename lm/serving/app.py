@@ -30,7 +30,7 @@ from lm.serving.worker import Piece, Ticket, Worker
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/metrics", "/")
 
 _PAGE = Path(__file__).with_name("page.html")
-_KINDS = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_error"}
+_KINDS = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_error", 503: "server_error"}
 
 
 class Door:
@@ -214,10 +214,12 @@ async def _refused(request: Request, error: Exception) -> Response:
     """Returns the answer to any error, in OpenAI's shape."""
     if isinstance(error, ClientDisconnect):
         return Response(status_code=499)
+    headers: dict[str, str] = {}
     if isinstance(error, HTTPException):
+        headers |= error.headers or {}  # of 405, Allow
         error = Refusal(error.status_code, f"{request.method} {request.url.path[:80]}: {error.detail}. Paths: {', '.join(PATHS)}.")
     if isinstance(error, Refusal):
-        headers = {"Retry-After": "1"} if error.status in (429, 503) else {}
+        headers |= {"Retry-After": "1"} if error.status in (429, 503) else {}
         return JSONResponse(_said(error.sentence, _KINDS.get(error.status, "invalid_request_error"), error.code), error.status, headers)
     if isinstance(error, ConfigError):
         return JSONResponse(_said(error.sentence, "invalid_request_error"), 400)

@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import socket
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,6 +19,7 @@ from lm.generation.text import chat_template, complete
 from lm.nn.batch import Batch
 from lm.nn.transformer import DecoderLM
 from lm.schema import Tree, from_tree
+from lm.serving.worker import Worker
 from tests.serving.conftest import Serve
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -194,7 +196,7 @@ def test_what_cannot_be_answered_is_told_in_openais_shape(client: httpx.Client, 
     found = client.post(path, content=data)
     error = found.json()["error"]
     assert (found.status_code, sorted(error)) == (status, ["code", "message", "param", "type"]) and says in error["message"]
-    assert error["message"].endswith(".")
+    assert error["message"].endswith(".") and found.headers.get("Allow") == ("GET" if status == 405 else None)
 
 
 def test_a_key_is_asked_for_and_other_sites_are_refused(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,6 +225,19 @@ def test_a_full_queue_refuses_and_a_client_that_leaves_makes_room(serve: Serve) 
         while (last := client.post(COMPLETIONS, json=body | {"max_tokens": 3})).status_code == 429:
             assert time.monotonic() - began < 20, "the place of who left is still taken"
         assert last.status_code == 200
+
+
+def test_a_server_that_shuts_down_says_that_it_is_its_own_doing(serve: Serve) -> None:
+    """Seen to be called an invalid_request_error."""
+    others = set(threading.enumerate())
+    with serve() as client:
+        for thread in set(threading.enumerate()) - others:
+            if isinstance(thread, Worker):
+                thread.draining = True
+        found = client.post(COMPLETIONS, json={"prompt": "a"})
+        error = found.json()["error"]
+        assert (found.status_code, error["type"], error["code"]) == (503, "server_error", "shutting_down")
+        assert client.get("/health").json() == {"status": "draining"}
 
 
 def test_metrics_count_what_was_done(client: httpx.Client) -> None:

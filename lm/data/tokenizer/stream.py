@@ -4,6 +4,8 @@ import codecs
 
 from lm.data.tokenizer.tokenizer import Tokenizer
 
+_BEFORE = 32  # tokens at least that are decoded again with a new one, where its text depends on those before
+
 
 class Stream:
     """Decodes token by token; the joined results of `push` and `flush` equal the result of `decode`."""
@@ -11,8 +13,9 @@ class Stream:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._ids: list[int] = []
-        self._sent = ""
+        self._ids: list[int] = []  # the last ones
+        self._sent = ""  # of their text
+        self._cut = 0  # before this many of them no character is incomplete
 
     def push(self, token: int) -> str:
         """Returns the text that this token completes; the bytes of an incomplete character are held back."""
@@ -30,4 +33,7 @@ class Stream:
     def _send(self, text: str) -> str:
         new = text[len(self._sent) :]
         self._sent += new
+        if len(self._ids) - self._cut >= _BEFORE and (last := self._tokenizer.decode(self._ids[self._cut :])):
+            self._ids, self._sent = self._ids[self._cut :], last
+            self._cut = len(self._ids)
         return new

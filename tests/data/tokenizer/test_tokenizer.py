@@ -100,6 +100,15 @@ def test_streamed_text_equals_decoded_text(any_kind: Tokenizer, seed: int) -> No
     assert "".join(parts) + stream.flush() == any_kind.decode(ids)
 
 
+def test_a_long_text_is_not_decoded_anew_with_each_token(unigram: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where tokens are not bytes all before the new one were: 8,000 tokens of a prompt took nine seconds."""
+    ids = [*unigram.encode("ab a  ab!a" * 40), *[1] * 80, *unigram.encode(" ab a " * 40), *[unigram.encode("a")[0]] * 40]
+    stream, whole, most, decode = Stream(unigram), unigram.decode(ids), [0], unigram.decode
+    monkeypatch.setattr(unigram, "decode", lambda some: most.append(len(some)) or decode(some))
+    assert "".join(map(stream.push, ids)) + stream.flush() == whole
+    assert max(most) < 200 < len(ids)
+
+
 def test_streaming_holds_back_half_a_character(byte_tokenizer: Tokenizer) -> None:
     stream = Stream(byte_tokenizer)
     assert [stream.push(byte) for byte in "é👧".encode()] == ["", "é", "", "", "", "👧"]

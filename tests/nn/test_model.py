@@ -1,6 +1,7 @@
 """What a model as a whole promises beside the invariants: its initial weights, dropout, windows, readers."""
 
 import math
+import pickle
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from lm.nn.transformer import build_model, model_config
 from lm.schema import Tree
 from lm.testing.invariants import check_sizes
 from lm.testing.models import BASE, tokens
-from tests.nn.models import CONV, MIXTURES, config, redrawn, with_kinds
+from tests.nn.models import CONV, FFNS, GPT_OSS, MIXTURES, config, redrawn, with_kinds
 
 pytestmark = pytest.mark.usefixtures("doubles")
 
@@ -128,3 +129,11 @@ def test_what_a_model_steers_has_a_name_and_what_is_frozen_has_none() -> None:
     model.balance(torch.arange(6.0).expand(3, -1))
     assert all((p - before[name]).tolist() == pytest.approx([0.001] * 3 + [-0.001] * 3) for name, p in model.steered().items())
     assert redrawn(config()).steered() == {}
+
+
+@pytest.mark.parametrize("ffn", [*FFNS, GPT_OSS, MIXTURES[0]], ids=str)
+def test_a_model_can_be_pickled(ffn: dict[str, Any]) -> None:
+    """For torch.save, and for a process of its own. Seen to fail wherever a feed-forward was gated."""
+    model = redrawn(config(ffn=ffn))
+    ids = torch.tensor([[1, 2, 3]])
+    assert torch.equal(pickle.loads(pickle.dumps(model))(ids), model(ids))

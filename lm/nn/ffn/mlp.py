@@ -1,6 +1,7 @@
 """Position-wise feed-forward layers."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -71,10 +72,16 @@ class MLPConfig(FFNConfig):
 
     def gate(self) -> "Gate":
         """Returns the function that combines gate and up."""
-        act, limit = ACTIVATIONS[self.activation], self.gpt_oss_limit
-        if limit is None:
-            return lambda gate, up: act(gate) * up
-        return lambda gate, up: act(gate.clamp(max=limit)) * (up.clamp(-limit, limit) + 1)
+        act = ACTIVATIONS[self.activation]
+        return partial(_gated, act) if self.gpt_oss_limit is None else partial(_limited, act, self.gpt_oss_limit)
+
+
+def _gated(act: Callable[[Tensor], Tensor], gate: Tensor, up: Tensor) -> Tensor:
+    return act(gate) * up
+
+
+def _limited(act: Callable[[Tensor], Tensor], limit: float, gate: Tensor, up: Tensor) -> Tensor:
+    return act(gate.clamp(max=limit)) * (up.clamp(-limit, limit) + 1)
 
 
 def relu2(x: Tensor) -> Tensor:

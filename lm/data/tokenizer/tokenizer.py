@@ -161,10 +161,10 @@ class Tokenizer:
         return [self.eos] if self.eos is not None else []
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Returns the text of the ids. Special tokens and ids outside the vocabulary give no text, broken UTF-8 gives U+FFFD."""
+        """Returns the text of the ids, a list or a tensor. Specials and ids outside the vocabulary give no text, broken UTF-8 U+FFFD."""
         if self._bytes is not None:
-            return b"".join(self._bytes.get(i, b"") for i in ids).decode("utf-8", "replace")
-        return str(self._raw.decode([i for i in ids if i < self.vocab_size], skip_special_tokens=True))
+            return b"".join(self._bytes.get(i, b"") for i in map(int, ids)).decode("utf-8", "replace")
+        return str(self._raw.decode([i for i in map(int, ids) if 0 <= i < self.vocab_size], skip_special_tokens=True))
 
     def token_bytes(self) -> NDArray[np.int32] | None:
         """Returns (v,) number of UTF-8 bytes of each token, 0 for specials; None where tokens are not bytes (SentencePiece, WordPiece)."""

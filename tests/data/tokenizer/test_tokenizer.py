@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -113,6 +114,13 @@ def test_streaming_holds_back_half_a_character(byte_tokenizer: Tokenizer) -> Non
     stream = Stream(byte_tokenizer)
     assert [stream.push(byte) for byte in "é👧".encode()] == ["", "é", "", "", "", "👧"]
     assert stream.push(0xC3) == "" and stream.flush() == "\ufffd"
+
+
+def test_ids_of_a_tensor_or_an_array_are_decoded_too(any_kind: Tokenizer) -> None:
+    """Of a tensor the text was empty, as of ids that no vocabulary has."""
+    ids = any_kind.encode("ab")
+    for given in (torch.tensor(ids), np.array(ids), np.array(ids, np.uint32), [*ids, -1, any_kind.vocab_size]):
+        assert any_kind.decode(given) == any_kind.decode(ids) == "ab"
 
 
 def test_decoding_equals_the_library(bpe: Tokenizer, tmp_path: Path) -> None:

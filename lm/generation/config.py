@@ -1,8 +1,9 @@
 """How text is continued, and what held-out text is asked, in numbers."""
 
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+import json
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from lm.errors import ConfigError
 from lm.schema import MOST, Config
@@ -49,7 +50,8 @@ class SamplingConfig(Config):
     stop: str | list[str] = Field([])
     """Texts that end the output, and are not part of it."""
     json_schema: str | None = None
-    """The output is JSON of this schema, and a text only where max_tokens did not cut it: {} for any. null: off."""
+    """The output is JSON of this schema, and a text only where max_tokens did not cut it: {} for any. null: off. In Python and in a request
+    an object as well."""
     regex: str | None = None
     """The output matches this, from its first to its last character, in the syntax of Rust's regexes. null: off."""
     grammar: str | None = None
@@ -70,6 +72,11 @@ class SamplingConfig(Config):
         """Returns the key of what the output must be; None where it may be anything."""
         given = {"json_schema": self.json_schema, "regex": self.regex, "grammar": self.grammar}
         return next((name for name, value in given.items() if value is not None), None)
+
+    @field_validator("json_schema", mode="before")
+    @classmethod
+    def _as_text(cls, given: Any) -> Any:
+        return json.dumps(given) if isinstance(given, dict) else given
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:

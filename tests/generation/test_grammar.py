@@ -42,6 +42,7 @@ def model() -> DecoderLM:
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_what_is_written_fits_the_schema(model: DecoderLM, tokenizer: Tokenizer, way: dict[str, Any]) -> None:
     found = lm.complete(model, tokenizer, ["ab", "c"], json_schema=json.dumps(SCHEMA), max_tokens=120, **way)
+    assert found == lm.complete(model, tokenizer, ["ab", "c"], json_schema=SCHEMA, max_tokens=120, **way)
     assert len(found) == 2 * way.get("n", 1)
     for each in found:
         assert each.finish == "stop", each.text

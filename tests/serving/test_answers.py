@@ -82,6 +82,8 @@ def test_an_answer_is_json_of_the_schema_that_was_asked_for(client: httpx.Client
     body = {"messages": [{"role": "user", "content": "?"}], "max_tokens": 20, "seed": 0}
     [found] = choices(client, CHAT, body | {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}})
     assert json.loads(found["message"]["content"])["a"] in (True, False) and found["finish_reason"] == "stop"
+    for given in (schema, json.dumps(schema)):
+        assert choices(client, CHAT, body | {"json_schema": given}) == [found]
     [found] = choices(client, CHAT, body | {"response_format": {"type": "json_object"}})
     assert found["message"]["content"].startswith("{")
 

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import Any, get_args, overload
 
+import numpy as np
 import torch
 
 from lm.adapters.adapter import hold
@@ -106,7 +107,11 @@ def complete(model: LM, tokenizer: Tokenizer, prompt: str | list[str], *, chat: 
     likeliest."""
     expect("model", model, torch.nn.Module, "Give the model and the tokenizer that lm.load returned")
     expect("tokenizer", tokenizer, Tokenizer, "Give the model and the tokenizer that lm.load returned")
-    cfg = from_tree(GenerateConfig, options)
+    numbers = {key: value.item() if isinstance(value, np.generic) else value for key, value in options.items()}
+    try:
+        cfg = from_tree(GenerateConfig, numbers)
+    except TypeError as error:
+        raise ConfigError(f"options: {error}. Give numbers, texts, lists and dicts.") from None
     prompts = [prompt] if isinstance(prompt, str) else prompt
     if not isinstance(prompts, list | tuple) or not all(isinstance(each, str) for each in prompts):
         raise ConfigError(f"prompt: {prompt!r:.80} is no text. Give one, or a list of several; of ids the text is tokenizer.decode(ids).")

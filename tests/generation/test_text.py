@@ -3,6 +3,7 @@
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers
@@ -137,6 +138,11 @@ def test_python_door_takes_one_text_or_several(model: DecoderLM, tokenizer: Toke
     assert isinstance(one, str)
     assert lm.generate(model, tokenizer, ["a", "b"], max_tokens=9) == [one, lm.generate(model, tokenizer, "b", max_tokens=9)]
     assert lm.generate(model, tokenizer, [], max_tokens=9) == []
+    assert lm.generate(model, tokenizer, "a", max_tokens=np.int64(9), temperature=np.float32(0.5)) == lm.generate(
+        model, tokenizer, "a", max_tokens=9, temperature=0.5
+    )
+    with pytest.raises(ConfigError, match="options: Object of type set is not JSON"):
+        lm.generate(model, tokenizer, "a", stop={"e"})
     with pytest.raises(ConfigError, match="Did you mean 'max_tokens'"):
         lm.generate(model, tokenizer, "a", max_token=9)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lm.errors import expect
+from lm.errors import ConfigError, expect
 from lm.ops.ranks.ulysses import WHOLE, Slices, Whole
 
 IGNORED = -100  # the label of a place where nothing is predicted; no other label is negative
@@ -41,8 +41,11 @@ class Batch:
     @classmethod
     def of(cls, given: "Batch | Tensor") -> "Batch":
         """Returns a batch of these tokens; a batch as it is. Raises ConfigError for all else."""
-        if isinstance(given, Tensor):
+        if isinstance(given, Tensor) and given.dim() == 2:
             return cls(given)
+        if isinstance(given, Tensor):
+            shape = "x".join(map(str, given.shape)) or "()"
+            raise ConfigError(f"batch: a tensor of {shape} was given. Give token ids of shape (rows, tokens): of one row ids.unsqueeze(0).")
         expect("batch", given, cls, "Give a Batch, or a tensor of token ids of shape (rows, tokens)")
         return given
 

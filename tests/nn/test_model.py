@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from lm.errors import ConfigError
 from lm.nn.batch import Batch
 from lm.nn.head import last_position
 from lm.nn.mixers.gqa import GQAConfig
@@ -34,6 +35,9 @@ def test_the_last_position_reader_equals_the_last_logits() -> None:
 def test_a_tensor_is_a_batch_of_tokens() -> None:
     model, ids = redrawn(config()), tokens(2, 7)
     assert torch.equal(model(ids), model(Batch(ids)))
+    for given, shape in ((ids[0], "7"), (ids[None], "1x2x7")):  # the first was an IndexError
+        with pytest.raises(ConfigError, match=rf"batch: a tensor of {shape} was given\. .* ids\.unsqueeze\(0\)"):
+            model(given)
 
 
 def test_initial_weights_depend_on_seed_and_name_only() -> None:

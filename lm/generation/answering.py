@@ -91,6 +91,7 @@ def answer_all(
     drafter: Drafter | None,
     told: Callable[[int, int], None],
     anew: bool = False,
+    goes_on: bool = False,
 ) -> tuple[int, int]:
     """Writes a file with a line for each prompt: its object and `answers`, the list of cfg.n completions. Returns how many prompts were
     answered here, and with how many tokens.
@@ -98,11 +99,11 @@ def answer_all(
     The answers are those that `complete` gives for all prompts at once, whatever was answered before a kill. They grow in a hidden file
     beside `out`, which comes into being when it is complete.  asked: what decides the answers, by key; a start that was ended is gone on
     with only where it is the same.  chat: as in `complete`.  told: called before each batch with the prompts that are answered so far, and
-    the tokens drawn here.  anew: replace a file at `out`, and what a start with another `asked` has left. Raises ConfigError as `complete`
-    does, before anything is drawn, and ResourceError where the file cannot be written.
+    the tokens drawn here.  anew: replace a file at `out`, and what a start with another `asked` has left.  goes_on: as in `prompt_ids`.
+    Raises ConfigError as `complete` does, before anything is drawn, and ResourceError where the file cannot be written.
     """
     require_fit(tokenizer, model.vocab_size)
-    encoded = [_ids(model, tokenizer, prompt, cfg, chat) for prompt in prompts]
+    encoded = [_ids(model, tokenizer, prompt, cfg, chat, goes_on) for prompt in prompts]
     ends, before, n_tokens = ends_of(tokenizer, chat), Counter[tuple[int, ...]](), 0
     at_once = 1 if cfg.beams > 1 else max(1, ROWS // cfg.n)  # a form may allow fewer beams than cfg.n
     with _growing(out, asked | {"prompts": _digest(prompts)}, anew) as (file, done):
@@ -111,7 +112,8 @@ def answer_all(
         for start in range(done, len(prompts), at_once):
             told(start, n_tokens)
             some = slice(start, start + at_once)
-            found = continued(model, tokenizer, encoded[some], cfg, ends, drafter=drafter, alone=chat is not None, before=before)
+            alone = chat is not None and not goes_on
+            found = continued(model, tokenizer, encoded[some], cfg, ends, drafter=drafter, alone=alone, before=before)
             each = len(found) // len(encoded[some])
             for i, prompt in enumerate(prompts[some]):
                 answers = [asdict(completion) for completion in found[i * each : (i + 1) * each]]
@@ -129,9 +131,9 @@ def require_new(out: Path, anew: bool) -> None:
         raise ConfigError(f"out={out}: it exists already. {remedy}.")
 
 
-def _ids(model: LM, tokenizer: Tokenizer, prompt: Prompt, cfg: SamplingConfig, chat: ChatTemplate | None) -> list[int]:
+def _ids(model: LM, tokenizer: Tokenizer, prompt: Prompt, cfg: SamplingConfig, chat: ChatTemplate | None, goes_on: bool) -> list[int]:
     try:
-        ids = prompt_ids(model, tokenizer, prompt.asked, chat)
+        ids = prompt_ids(model, tokenizer, prompt.asked, chat, goes_on)
         room(model, ids, cfg)
     except ConfigError as error:
         raise ConfigError(f"{prompt.where}: {error}") from None

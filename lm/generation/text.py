@@ -151,12 +151,15 @@ def require_fit(tokenizer: Tokenizer, vocab_size: int, where: str = "tokenizer")
         )
 
 
-def prompt_ids(model: LM, tokenizer: Tokenizer, prompt: str | Sequence[Turn], chat: ChatTemplate | None = None) -> list[int]:
+def prompt_ids(
+    model: LM, tokenizer: Tokenizer, prompt: str | Sequence[Turn], chat: ChatTemplate | None = None, goes_on: bool = False
+) -> list[int]:
     """Returns the token ids that a model reads for a prompt. For a decoder: the text as it begins a document of training, with bos where
     the tokenizer adds it; for an empty text bos, or else eos. For an encoder-decoder: the source as a whole document.
 
     chat: the ids are instead those that this template writes of the prompt as a user's message, or of all turns, up to where the answer
-    begins. Raises ConfigError for a text that is not valid Unicode, and for an empty prompt where there is neither bos nor eos.
+    begins.  goes_on: up to the end of the last turn instead, the beginning of an answer. Raises ConfigError for a text that is not valid
+    Unicode, and for an empty prompt where there is neither bos nor eos.
     """
     turns = [Turn("user", prompt)] if isinstance(prompt, str) else prompt
     text = turns[-1].text
@@ -165,7 +168,7 @@ def prompt_ids(model: LM, tokenizer: Tokenizer, prompt: str | Sequence[Turn], ch
     except UnicodeEncodeError as error:
         raise ConfigError(f"prompt: character {error.start} ({text[error.start]!r}) is not valid Unicode. Give it as UTF-8.") from None
     if chat is not None:
-        return ids_of(tokenizer, chat.question(turns))
+        return ids_of(tokenizer, chat.question(turns, goes_on))
     if model.cfg.kind == "encoder_decoder":
         return tokenizer.document(text)
     ids = [*tokenizer.prefix, *tokenizer.encode(text)] or tokenizer.suffix

@@ -92,7 +92,8 @@ class Reader:
         tools = body.tools if body.tool_choice == "auto" else None
         if tools and not self.chat.mentions("tools"):
             raise ConfigError("tools: the model's chat template does not read any. Leave them out, or use a model fine-tuned with tools.")
-        parts = self.chat.asking([message.shown() for message in body.messages], {"tools": tools} if tools else {})
+        messages, names = [message.shown() for message in body.messages], {"tools": tools} if tools else {}
+        parts = self.chat.asking(messages, names, body.continue_final_message)
         cfg = self._sampling(tree | form)
         return self._asked(body, tree, cfg, [ids_of(self.tokenizer, parts)], [""])
 

@@ -141,8 +141,19 @@ class ChatBody(Body):
     """Tell log p of each token."""
     top_logprobs: int | None = Field(None, ge=0, le=TOP)
     """Tell of the likeliest tokens too."""
+    continue_final_message: bool = False
+    """The last message, the assistant's, is gone on with, and the answer is what comes behind it."""
+    add_generation_prompt: bool | None = None
+    """Of vLLM's clients, which send false with continue_final_message."""
     tools: list[dict[str, Any]] | None = None
     """Given to the template."""
     tool_choice: Literal["auto", "none"] = "auto"
     """none: the template is not told of tools."""
     response_format: Format = Format(type="text")
+
+    @model_validator(mode="after")
+    def _begins_or_goes_on(self) -> Self:
+        if self.add_generation_prompt is self.continue_final_message:
+            given = str(self.add_generation_prompt).lower()
+            raise ValueError(f"add_generation_prompt: {given} contradicts continue_final_message={given}. Leave it out.")
+        return self

@@ -68,7 +68,8 @@ class Ticket:
         told = [] if event.told is None else [event.told]
         piece = Piece(row.index, told=told, n_tokens=int(event.token is not None), finish=event.finish)
         if row.index not in self._texts:
-            alone = isinstance(self.asked.body, ChatBody)  # an answer is a text of its own
+            body = self.asked.body
+            alone = isinstance(body, ChatBody) and not body.continue_final_message  # an answer is a text of its own
             first = [] if alone else row.source or begin(self._model, row.begin)
             self._texts[row.index] = Continuation(primed(self._tokenizer, first), request.cfg.stops)
             piece.text = self.asked.echoes[row.index // request.cfg.n]

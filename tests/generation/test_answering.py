@@ -157,6 +157,23 @@ def test_messages_are_asked_in_the_chat_template(lm: Lm, tmp_path: Path, model: 
     assert [each["answers"][0]["text"] for each in read(tmp_path / "d.jsonl")] == alone
 
 
+def test_a_message_of_the_assistant_at_the_end_is_gone_on_with_where_that_is_asked(lm: Lm, tmp_path: Path, model: DecoderLM) -> None:
+    chat_model(tmp_path / "chat", model, "plain")
+    ask = {"role": "user", "content": "Hi"}
+    ascii_alone = "logit_bias=" + json.dumps({str(i): -100 for i in range(128, 259)})
+    args = ["generate", "from=chat", "temperature=0", ascii_alone]
+    assert lm(*args, f"prompts={lines(tmp_path / 'a.jsonl', [{'messages': [ask]}])}", "out=a.out", "max_tokens=9")[0] == 0
+    whole = read(tmp_path / "a.out")[0]["answers"][0]["text"]
+    begun = lines(tmp_path / "b.jsonl", [{"messages": [ask, {"role": "assistant", "content": whole[:4]}]}])
+    assert lm(*args, f"prompts={begun}", "out=b.out", "max_tokens=5", "continue_final_message=true")[0] == 0
+    assert read(tmp_path / "b.out")[0]["answers"][0]["text"] == whole[4:]
+    code, _, err = lm(*args, "prompts=a.jsonl", "out=c.out", "continue_final_message=true")
+    assert code == 2 and "a.jsonl, line 1: continue_final_message: the last message is no text of the assistant. End with one" in err
+    for given in (["prompt=a"], [f"prompts={lines(tmp_path / 'c.jsonl', [{'prompt': 'a'}])}", "out=c.out"]):
+        code, _, err = lm(*args, *given, "continue_final_message=true")
+        assert code == 2 and "continue_final_message=true: it is of prompts=FILE with messages." in err
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

@@ -142,6 +142,17 @@ def test_a_chat_is_written_by_the_template(client: httpx.Client, model: DecoderL
     assert all(len(each["top_logprobs"]) == 3 for each in content)
 
 
+def test_an_answer_that_is_begun_goes_on(client: httpx.Client) -> None:
+    ask = {"role": "user", "content": "Hello"}
+    body: Tree = {"max_tokens": 12, "temperature": 0, "logit_bias": {str(i): -100 for i in range(128, 259)}}  # ASCII alone
+    whole = choices(client, CHAT, body | {"messages": [ask]})[0]["message"]["content"]
+    begun = [ask, {"role": "assistant", "content": whole[:5]}]
+    assert choices(client, CHAT, body | {"messages": begun})[0]["message"]["content"] != whole[5:]
+    for more in ({}, {"add_generation_prompt": False}):
+        on = body | {"messages": begun, "max_tokens": 7, "continue_final_message": True} | more
+        assert choices(client, CHAT, on)[0]["message"] == {"role": "assistant", "content": whole[5:]}
+
+
 ASK: Tree = {"messages": [{"role": "user", "content": "?"}]}
 
 
@@ -181,6 +192,8 @@ ASK: Tree = {"messages": [{"role": "user", "content": "?"}]}
         (CHAT, {**ASK, "response_format": {"type": "json_object"}, "regex": "a"}, 400, "response_format: regex says too"),
         (CHAT, {**ASK, "response_format": {"type": "json_object"}, "json_schema": "{}"}, 400, "response_format: json_schema says too"),
         (CHAT, {**ASK, "max_tokens": 2, "max_completion_tokens": 3}, 400, "both were given"),
+        (CHAT, {**ASK, "continue_final_message": True}, 400, "the last message is no text of the assistant"),
+        (CHAT, {**ASK, "add_generation_prompt": False}, 400, "false contradicts continue_final_message=false"),
         (CHAT, {**ASK, "stream_options": {"include_usage": True}}, 400, "no effect without stream=true"),
         (COMPLETIONS, b'{"prompt": "a", "prompt": "b"}', 400, "'prompt' is given twice"),
         (COMPLETIONS, {"prompt": "a", "seed": 1 << 70}, 400, "seed: a number of 71 bits"),

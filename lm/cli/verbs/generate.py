@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from lm.nn.transformer import LM
 
 _SILENT_S = 30.0  # off a terminal, so long without a line
+_NO_MESSAGES = "continue_final_message=true: it is of prompts=FILE with messages. Give them, or leave it out."
 _REMEDY = "Write prompt=TEXT, or echo TEXT | lm generate ..."
 
 
@@ -63,6 +64,8 @@ class Generate(Verb, GenerateConfig):
     chat: bool | None = None
     """The prompt is a user's message under the tokenizer's chat template. null: where neither prompt nor prompts is given and there is a
     template, and for messages."""
+    continue_final_message: bool = False
+    """With messages: the last one, the assistant's, is gone on with, instead of a further one begun; answers are what comes behind it."""
     merge: bool = True
     """An adapter becomes part of the weights; otherwise it computes beside them."""
     device: str = "auto"
@@ -106,6 +109,8 @@ class Generate(Verb, GenerateConfig):
     def _require_files(self) -> None:
         if self.prompts is None and (self.out is not None or self.overwrite):
             raise ConfigError("out, overwrite: they are of prompts=FILE, which is not set. Set it, or leave them out.")
+        if self.prompts is None and self.continue_final_message:
+            raise ConfigError(_NO_MESSAGES)
         if self.prompts is not None and self.out is None:
             raise ConfigError("prompts: the answers need a file. Write out=FILE.")
         if self.prompts is not None and (self.prompt is not None or self.format != "text"):
@@ -131,11 +136,14 @@ class Generate(Verb, GenerateConfig):
         self.require(tokenizer.vocab_size)
         if messages := not isinstance(prompts[0].asked, str):
             self._require_template(tokenizer)
+        elif self.continue_final_message:
+            raise ConfigError(_NO_MESSAGES)
         else:
             self._note_template(tokenizer)
         chat = chat_template(tokenizer) if messages or self.chat else None
         sampling = self.model_dump(mode="json", include=set(SamplingConfig.model_fields))
         asked = {"from": of, "chat": chat is not None, **self.model_dump(include={"dtype", "cache", "merge"}), **sampling}
+        asked |= {"continue_final_message": True} if self.continue_final_message else {}
         began = time.monotonic()
 
         def told(done: int, n_tokens: int) -> None:
@@ -147,7 +155,8 @@ class Generate(Verb, GenerateConfig):
         out = Path(os.path.expanduser(self.out))
         try:
             with quiet():
-                n, n_tokens = answer_all(model, tokenizer, prompts, self, out, asked, chat, drafter, told, anew=self.overwrite)
+                goes_on = self.continue_final_message
+                n, n_tokens = answer_all(model, tokenizer, prompts, self, out, asked, chat, drafter, told, self.overwrite, goes_on)
         except KeyboardInterrupt:
             note(f"{self.out}: what is answered is kept, and the same command goes on behind it.")
             raise

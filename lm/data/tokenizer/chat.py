@@ -19,6 +19,7 @@ from lm.storage.reading import read_text
 
 _BUILT_IN = Path(__file__).with_name("chat_templates")
 _BREAK = "\ufdd2"  # inserted into special tokens that a message spells, so that they stay text
+_HERE = "\ufdd3"  # stands where an answer is, or goes on
 _GENERATION = re.compile(r"{%[-+]?\s*generation\b")
 _HELD = str.maketrans(dict.fromkeys((OPEN, CLOSE, _BREAK), "\ufffd"))
 
@@ -48,13 +49,14 @@ class ChatTemplate:
         texts = self._marked(messages, names) if self._marks else self._compared(messages, names)
         return [Run(self._split(text), learned) for text, learned in texts if text]
 
-    def question(self, turns: Sequence[Turn]) -> list[int | str]:
-        """Returns texts and special ids of a chat up to the beginning of the assistant's next answer."""
-        return self._asked(*self._named(turns))
+    def question(self, turns: Sequence[Turn], goes_on: bool = False) -> list[int | str]:
+        """Returns texts and special ids of a chat up to the beginning of the assistant's next answer.  goes_on: up to the end of what the
+        last message, the assistant's, says, as transformers' continue_final_message. Raises ConfigError where it is not the assistant's."""
+        return self._asked(*self._named(turns), goes_on)
 
-    def asking(self, messages: Sequence[Tree], names: Tree) -> list[int | str]:
+    def asking(self, messages: Sequence[Tree], names: Tree, goes_on: bool = False) -> list[int | str]:
         """Returns the same as `question`, of messages with further fields.  names: other variables for the template, such as tools."""
-        return self._asked(self._held(_with_arguments(messages)), self._held(names))
+        return self._asked(self._held(_with_arguments(messages)), self._held(names), goes_on)
 
     def mentions(self, name: str) -> bool:
         """Returns whether this name occurs in the template's source."""
@@ -62,13 +64,23 @@ class ChatTemplate:
 
     def end(self) -> int | None:
         """Returns the special token that the template writes after an answer; None where it writes none."""
-        answer = "\ufdd3"
-        text = self._text([{"role": "user", "content": answer}, {"role": ASSISTANT, "content": answer}], {})
-        behind = self._split(text.rpartition(answer)[2])
+        text = self._text([{"role": "user", "content": _HERE}, {"role": ASSISTANT, "content": _HERE}], {})
+        behind = self._split(text.rpartition(_HERE)[2])
         return next((part for part in behind if isinstance(part, int)), None)
 
-    def _asked(self, messages: Sequence[Tree], names: Tree) -> list[int | str]:
-        return self._split(self._text(messages, names, ask=True).replace(OPEN, "").replace(CLOSE, ""))
+    def _asked(self, messages: Sequence[Tree], names: Tree, goes_on: bool) -> list[int | str]:
+        text = self._begun(messages, names) if goes_on else self._text(messages, names, ask=True)
+        return self._split(text.replace(OPEN, "").replace(CLOSE, ""))
+
+    def _begun(self, messages: Sequence[Tree], names: Tree) -> str:
+        """Returns the text up to the end of the last message's content, whose blanks are cut off where the template does so."""
+        *before, last = messages
+        if last["role"] != ASSISTANT or last.get("tool_calls"):
+            raise ConfigError("continue_final_message: the last message is no text of the assistant. End with one, or leave this out.")
+        found, here, behind = self._text([*before, {**last, "content": f"{last['content']}{_HERE} "}], names).rpartition(_HERE)
+        if not here:
+            raise ConfigError(f"continue_final_message: the chat template of {self._where} leaves the last message out. Leave this out.")
+        return found if behind.startswith(" ") else found.rstrip()
 
     def _marked(self, messages: list[Tree], names: Tree) -> Iterator[tuple[str, bool]]:
         for number, part in enumerate(self._text(messages, names).split(OPEN)):

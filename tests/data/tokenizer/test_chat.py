@@ -83,6 +83,20 @@ def test_a_named_template_writes_what_models_of_that_name_were_trained_on(name: 
         assert shown(own, [Run(asked, False)])[0][0] == "".join(text for text, _ in NAMED[name][:3])
 
 
+@pytest.mark.parametrize(("name", "trims"), [("llama3", True), ("gemma", True), ("alpaca", False), ("plain", False), ("chatml", False)])
+def test_an_answer_that_is_begun_is_asked_for_as_it_would_be_trained(name: str, trims: bool) -> None:
+    own = BytesConfig().build(extra=ChatRecord(template=name).specials())
+    template = ChatTemplate(source(name), "here", own)
+    [(read, _)] = shown(own, [Run([part for run in template.runs(TURNS[:3]) for part in run.parts], False)])
+    for said, begun in (("Hel", "Hel"), ("", ""), ("Hel ", "Hel" if trims else "Hel "), ("Hello.", "Hello.")):
+        [(asked, _)] = shown(own, [Run(template.question([*TURNS[:2], Turn("assistant", said)], goes_on=True), False)])
+        assert asked == read[: read.index("Hello.")] + begun
+    with pytest.raises(ConfigError, match="the last message is no text of the assistant"):
+        template.question(TURNS[:2], goes_on=True)
+    with pytest.raises(ConfigError, match="leaves the last message out"):
+        ChatTemplate("{{ messages[0].content }}", "here", own).question(TURNS[:3], goes_on=True)
+
+
 def test_the_plain_template_needs_no_special_tokens_but_bos_and_eos(tokenizer: Tokenizer) -> None:
     runs = ChatTemplate(source("plain"), "here", tokenizer).runs(TURNS)
     assert shown(tokenizer, runs) == [

@@ -121,6 +121,8 @@ def test_what_was_trained_begins_the_next_prompt(both: tuple[Any, Tokenizer], te
     assert prompt == ids[: learned.index(1)] == [i for i, one in zip(ids, learned, strict=True) if not one][: len(prompt)]
     messages = [{"role": turn.role, "content": turn.text} for turn in TURNS[:3]]
     assert ids_of(ours, asked.question(TURNS[:3])) == theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    begun = theirs.apply_chat_template(messages[:2], continue_final_message=True, return_dict=False)
+    assert ids_of(ours, asked.question(TURNS[:2], goes_on=True)) == begun
 
 
 def test_what_a_message_spells_stays_text(both: tuple[Any, Tokenizer], tmp_path: Path) -> None:

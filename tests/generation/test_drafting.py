@@ -166,3 +166,17 @@ def test_a_model_that_cannot_draft_for_another_is_refused(draft: dict[str, Any],
         DraftModel(4, made(draft), made(model))
     with pytest.raises(ConfigError, match="no blocks that predict further tokens"):
         MTP(2, redrawn(config()))
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_a_drafter_takes_no_memory_for_tokens_that_do_not_come(kind: str) -> None:
+    """The model's own blocks kept a place for each of max_tokens, and more than the memory holds were an internal error."""
+    model = made({})
+    cfg, new = SamplingConfig(max_tokens=10**12), [[], []]  # type: SamplingConfig, list[list[int]]
+
+    def enough(row: int, token: int) -> bool:
+        new[row].append(token)
+        return len(new[row]) >= 40
+
+    rows = decode(model, PROMPTS[:2], cfg, on_token=enough, drafter=drafter_of(kind, model, {}))
+    assert [row.new for row in rows] == new == [row.new[:40] for row in decode(model, PROMPTS[:2], cfg.replace(max_tokens=40))]

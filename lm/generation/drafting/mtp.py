@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
@@ -31,7 +32,7 @@ class MTP(Drafter):
         first = len(self.model.blocks)
         b, length, slack = len(rows), max(len(row.begin) for row in rows) + n_new + self.n_tokens, 2 * self.n_tokens + UNDRAFTED + 2
         self.caches = [self._cache(layer, b, length, slack) for layer in range(first, first + self.n_tokens)]
-        self.hidden = hidden.new_zeros(self.n_tokens + 1, b, length, hidden.shape[2])  # the output of each block at each place
+        self.hidden = hidden.new_zeros(self.n_tokens + 1, b, hidden.shape[1], hidden.shape[2])  # the output of each block at each place
         self._keep(0, hidden, positions)
         for k in range(1, self.n_tokens + 1):
             texts = [row.begin[k:] for row in rows]
@@ -72,6 +73,8 @@ class MTP(Drafter):
 
     def _keep(self, k: int, hidden: Tensor, positions: Tensor) -> None:
         rows, columns = (positions >= 0).nonzero(as_tuple=True)
+        if (beyond := int(positions.max()) + 1 - self.hidden.shape[2]) > 0:
+            self.hidden = F.pad(self.hidden, (0, 0, 0, max(beyond, self.hidden.shape[2])))
         self.hidden[k, rows, positions[rows, columns]] = hidden[rows, columns]
 
     def _through(self, k: int, later: Tensor, positions: Tensor) -> Tensor:

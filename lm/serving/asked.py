@@ -4,6 +4,7 @@ import secrets
 from dataclasses import dataclass
 from typing import TypeVar
 
+from lm.data.tokenizer.stream import Stream
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
@@ -68,8 +69,7 @@ class Reader:
             raise ConfigError("echo: the prompt of an encoder-decoder is a source, which its answer does not go on. Leave it out.")
         only_read = body.echo and tree.get("max_tokens") == 0
         cfg = self._sampling(tree | ({"max_tokens": 1} if only_read else {}))
-        texts = [prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt) for prompt in prompts]
-        asked = self._asked(body, tree, cfg, encoded, texts if body.echo else [""] * len(prompts))
+        asked = self._asked(body, tree, cfg, encoded, [self._text(prompt) if body.echo else "" for prompt in prompts])
         for request in asked.requests:
             request.scores = cfg.logprobs if body.echo else None
             for row in request.rows:
@@ -96,6 +96,10 @@ class Reader:
         parts = self.chat.asking(messages, names, body.continue_final_message)
         cfg = self._sampling(tree | form)
         return self._asked(body, tree, cfg, [ids_of(self.tokenizer, parts)], [""])
+
+    def _text(self, prompt: str | Ids) -> str:
+        """Returns the text of a prompt, without a character at the end that new tokens may complete."""
+        return prompt if isinstance(prompt, str) else "".join(map(Stream(self.tokenizer).push, prompt))
 
     def _ids(self, prompt: str | Ids) -> Ids:
         if isinstance(prompt, str):

@@ -117,6 +117,23 @@ def test_text_offsets_are_places_in_the_text(client: httpx.Client) -> None:
     assert named and all(choice["text"][at] == name for name, at in named if at < len(choice["text"]))
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echoed_prompt_may_end_within_a_character(client: httpx.Client, stream: bool) -> None:
+    """The answer completes it. Seen to come twice: as U+FFFD of the prompt, and whole."""
+    first, second, third = "日".encode()
+    body: Tree = {"prompt": [65, first, second], "echo": True, "logprobs": 0, "stream": stream}
+
+    def answered(more: Tree) -> tuple[str, list[int]]:
+        if not stream:
+            [choice] = choices(client, COMPLETIONS, body | more)
+            return choice["text"], choice["logprobs"]["text_offset"]
+        parts = [part for chunk in events(client, COMPLETIONS, body | more) for part in chunk["choices"]]
+        return "".join(part["text"] for part in parts), [at for part in parts for at in part["logprobs"]["text_offset"]]
+
+    assert answered({"max_tokens": 1, "logit_bias": {str(third): 1000}}) == ("A日", [0, 1, 1, 1])
+    assert answered({"max_tokens": 0}) == ("A\ufffd", [0, 1, 1])
+
+
 def test_a_prompt_is_scored_without_new_tokens(client: httpx.Client) -> None:
     body = {"prompt": "abcd", "max_tokens": 0, "echo": True, "logprobs": 0}
     (choice,) = choices(client, COMPLETIONS, body)

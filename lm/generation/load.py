@@ -140,13 +140,15 @@ def drafter_of(model: LM, tokenizer: Tokenizer, cfg: GenerateConfig, dtype: Dtyp
 
 
 def pick_device(name: str) -> torch.device:
-    """Returns the device of this name. Raises ConfigError for a device that torch does not know or does not find here."""
+    """Returns the device of this name. Raises ConfigError for one that is neither a CPU nor CUDA, or that torch does not find here."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-    except RuntimeError:
-        raise ConfigError(f"device: {name!r} is not a device. Write auto, cpu or cuda.") from None
+    except (RuntimeError, TypeError):
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):  # torch also knows mps, meta, xla, ...
+        raise ConfigError(f"device: {name!r} is not a device. Write auto, cpu or cuda.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"device: {name} was asked for, and torch finds {torch.cuda.device_count()} GPUs here. Use device=auto or cpu.")
     return device

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -118,8 +119,10 @@ def test_damaged_file_is_named(model_folder: Path) -> None:
 
 
 def test_device_that_is_not_there_is_refused(model_folder: Path) -> None:
-    with pytest.raises(ConfigError, match="'gpu' is not a device"):
-        lm.load(model_folder, device="gpu")
+    untyped: Any = None
+    for name in ("gpu", "mps", "meta", "xla:0", untyped):  # torch knows all but the first by name
+        with pytest.raises(ConfigError, match=f"{name!r} is not a device"):
+            lm.load(model_folder, device=name)
     missing = f"cuda:{torch.cuda.device_count()}"
     with pytest.raises(ConfigError, match=f"{missing} was asked for"):
         lm.load(model_folder, device=missing)

@@ -77,10 +77,13 @@ def config(name: str | Sequence[str] | None = None, overrides: Sequence[str] = (
     from lm.cli.compose.compose import compose_config
     from lm.errors import ConfigError, expect
 
+    expect("name", name, (str, list, tuple, type(None)), "Give a recipe or a model preset, such as 'nano', or a list of overrides")
     expect("overrides", overrides, (str, list, tuple), "Give a list, such as ['optim.lr=0.01']")
     if isinstance(overrides, str):
         raise ConfigError(f"overrides: {overrides!r} is one text. Give a list, [{overrides!r}].")
     given = [name] if isinstance(name, str) and "=" in name else [] if isinstance(name, str) else [*(name or ())]
+    for text in (*given, *overrides):
+        expect("overrides", text, str, "Each is a text, such as 'optim.lr=0.01'")
     return compose_config([*given, *overrides], name if isinstance(name, str) and not given else None)
 
 

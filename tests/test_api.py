@@ -170,6 +170,7 @@ def test_what_a_function_does_not_know_is_refused_in_one_sentence(folder: Path) 
         "format='htm' is not an option.": lambda: lm.compare(folder, format="htm"),
         "x='stp' is not an option. Did you mean 'step'?": lambda: lm.compare(folder, x="stp"),
         "format='onnx': export writes hf and gguf": lambda: lm.export(folder, "out", format="onnx"),
+        "mtp='kep' is not an option. Did you mean 'keep'?": lambda: lm.export(folder, "out", mtp="kep"),
     }
     for said, call in calls.items():
         with pytest.raises(ConfigError, match=re.escape(said)):
@@ -225,6 +226,25 @@ def a_model() -> Any:
         (lambda: UNTYPED.export("runs/a", None), "out: NoneType was given. Give the folder to write."),
         (lambda: a_model()("abc"), "batch: str was given. Give a Batch, or a tensor of token ids of shape (rows, tokens)."),
         (lambda: UNTYPED.evaluate(a_model()), "model: DecoderLM comes without a tokenizer."),
+        (lambda: UNTYPED.evaluate((a_model(),)), "model: NoneType was given. Give a folder, or the pair of model and tokenizer"),
+        (lambda: UNTYPED.evaluate("runs/a", lm.config("nano")), "data: TrainConfig was given. Give lm.config("),
+        (lambda: UNTYPED.evaluate("runs/a", None, lm.config("nano")), "objective: TrainConfig was given. Give lm.config("),
+        (lambda: UNTYPED.evaluate("runs/a", wanted={"seq_len": [8]}), "wanted: dict was given. Give lm.config("),
+        (lambda: UNTYPED.evaluate("runs/a", micro_batch="8"), "micro_batch: str was given. Give a whole number of rows."),
+        (lambda: UNTYPED.config(Path("nano")), "name: PosixPath was given. Give a recipe or a model preset, such as 'nano'"),
+        (lambda: UNTYPED.config("nano", [5]), "overrides: int was given. Each is a text, such as 'optim.lr=0.01'."),
+        (lambda: UNTYPED.build_model(lm.config("nano")), "cfg: TrainConfig was given. Give that of a model, such as lm.config("),
+        (lambda: UNTYPED.train(lm.config("nano"), 5), "callbacks: int was given. Give a list of Lightning callbacks."),
+        (lambda: UNTYPED.compare(None), "runs: NoneType was given. Give the folder of a run, or a list of several."),
+        (lambda: UNTYPED.compare([None]), "runs: NoneType was given. Each is the folder of a run."),
+        (lambda: UNTYPED.compare("runs/a", 5), "out: int was given. Give a folder or a file to write."),
+        (lambda: UNTYPED.import_model("runs/a", None), "out: NoneType was given. Give the folder to write."),
+        (lambda: UNTYPED.import_model(None, "zz"), "source: NoneType was given. Give the folder of a model, or its owner/name"),
+        (lambda: UNTYPED.export("runs/a", "zz", overwrite="false"), "overwrite: str was given. Give True or False."),
+        (
+            lambda: a_model()(torch.tensor([1, 2])),
+            "batch: a tensor of shape (2,) was given. Give token ids of shape (rows, tokens): of one row ids.unsqueeze(0).",
+        ),
     ],
 )
 def test_arguments_of_another_kind_are_refused_in_one_sentence(call: Callable[[], object], said: str) -> None:

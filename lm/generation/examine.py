@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal, NotRequired, Self, cast
 
 from pydantic import Field
+from torch import nn
 
 from lm import plugins
 from lm.adapters.adapter import round_beside
@@ -98,12 +99,17 @@ def evaluate(
     """
     if split not in (*SPLITS, "all"):
         raise ConfigError(f"split={split!r} is not an option. {did_you_mean(str(split), [*SPLITS, 'all'])}")
+    expect("micro_batch", micro_batch, int, "Give a whole number of rows")
     if micro_batch < 1:
         raise ConfigError(f"micro_batch={micro_batch}: rows are read one by one at the least. Make it 1 or more.")
     if not isinstance(model, str | os.PathLike | tuple):
         raise ConfigError(f"model: {type(model).__name__} comes without a tokenizer. Give a folder, or what lm.load returned.")
-    expect("data", data, (Config, type(None)), "Give lm.config(overrides=['data=text', 'data.files=held.txt']).data")
-    expect("objective", objective, (Config, type(None)), "Give lm.config(overrides=['objective=causal']).objective")
+    if isinstance(model, tuple):
+        for part, kind in zip((*model, None), (nn.Module, Tokenizer), strict=False):
+            expect("model", part, kind, "Give a folder, or the pair of model and tokenizer that lm.load returned")
+    expect("data", data, (DataConfig, type(None)), "Give lm.config(overrides=['data=text', 'data.files=held.txt']).data")
+    expect("objective", objective, (ObjectiveConfig, type(None)), "Give lm.config(overrides=['objective=causal']).objective")
+    expect("wanted", wanted, (EvalConfig, type(None)), "Give lm.config(overrides=['eval.seq_len=[512]']).eval")
     folder = resolve_model(str(model)) if not isinstance(model, tuple) else None
     if data is None:
         run = RunFolder.around(folder) if folder is not None else None

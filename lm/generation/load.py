@@ -81,7 +81,7 @@ def save(model: LM, tokenizer: Tokenizer, out: str | os.PathLike[str], *, overwr
     if made != {name: p.shape for name, p in weights.items()}:
         raise ConfigError("model: its weights are not those of its config, as of one with a dtype or an adapter. Save it as it was built.")
     text.require_fit(tokenizer, model.vocab_size, "tokenizer")
-    target, extra = require_free(Path(out), overwrite), {"tokenizer_hash": tokenizer.hash, "plugins": used(model.cfg)}
+    target, extra = require_free(out, overwrite), {"tokenizer_hash": tokenizer.hash, "plugins": used(model.cfg)}
     save_model(target, model.cfg.tree(), weights, tokenizer.save, extra, overwrite)
     return target
 

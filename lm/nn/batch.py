@@ -41,11 +41,11 @@ class Batch:
     @classmethod
     def of(cls, given: "Batch | Tensor") -> "Batch":
         """Returns a batch of these tokens; a batch as it is. Raises ConfigError for all else."""
-        if isinstance(given, Tensor) and given.dim() == 2:
-            return cls(given)
         if isinstance(given, Tensor):
-            shape = "x".join(map(str, given.shape)) or "()"
-            raise ConfigError(f"batch: a tensor of {shape} was given. Give token ids of shape (rows, tokens): of one row ids.unsqueeze(0).")
+            if given.ndim != 2:
+                found, remedy = tuple(given.shape), "Give token ids of shape (rows, tokens): of one row ids.unsqueeze(0)"
+                raise ConfigError(f"batch: a tensor of shape {found} was given. {remedy}.")
+            return cls(given)
         expect("batch", given, cls, "Give a Batch, or a tensor of token ids of shape (rows, tokens)")
         return given
 

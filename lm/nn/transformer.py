@@ -7,7 +7,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from lm.errors import ConfigError, ResourceError
+from lm.errors import ConfigError, ResourceError, expect
 from lm.nn.batch import Batch
 from lm.nn.block import SequentialConfig
 from lm.nn.context import Auxiliary, Context
@@ -281,8 +281,8 @@ class EncoderDecoderLM(LM):
 
 def build_model(cfg: ModelConfig, seed: int | None = None, device: torch.device | str = "cpu") -> LM:
     """The model of this config, built on the meta device first; weights drawn from `seed`, or left empty (None) to be loaded.
-    Raises ResourceError where its weights are more than the device can hold.
-    """
+    Raises ResourceError where its weights are more than the device can hold."""
+    expect("cfg", cfg, ModelConfig, "Give that of a model, such as lm.config('nano').model")
     try:
         with torch.device("meta"):
             model = cfg.written_out().build()

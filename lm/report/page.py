@@ -3,11 +3,11 @@
 import os.path
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
-from lm.errors import ConfigError
+from lm.errors import ConfigError, expect
 from lm.report.collect import collect
 from lm.report.curves import comparison_png, curves, unplotted
 from lm.report.frame import render
@@ -67,7 +67,12 @@ def compare(
     for name, given, options in (("format", format, [*FORMATS]), ("x", x, [*get_args(Axis)])):
         if given not in options:
             raise ConfigError(f"{name}={given!r} is not an option. {did_you_mean(str(given), options)}")
-    listed = [runs] if isinstance(runs, str | os.PathLike) else runs
+    expect("runs", runs, (str, os.PathLike, Iterable), "Give the folder of a run, or a list of several")
+    listed = [runs] if isinstance(runs, str | os.PathLike) else [*runs]
+    for run in listed:
+        expect("runs", run, (str, os.PathLike), "Each is the folder of a run")
+    expect("out", out, (str, os.PathLike, type(None)), "Give a folder or a file to write")
+    expect("baseline", baseline, (str, os.PathLike, type(None)), "Give the folder or the name of a run")
     comparison = collect([Path(run) for run in listed], baseline)
     notes = [*comparison.notes, *unplotted(comparison, x)]
     if comparison.repeated:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lm.errors import CheckpointError, ConfigError, ResourceError
+from lm.errors import CheckpointError, ConfigError, ResourceError, expect
 from lm.storage.atomic import MANIFEST, atomic_folder, listed_files, unlisted_files
 from lm.storage.run_folder import RunFolder
 
@@ -23,12 +23,14 @@ def out_folder(out: Path, overwrite: bool, needed_bytes: int = 0) -> Iterator[Pa
         raise
 
 
-def require_free(out: str | Path, overwrite: bool, *read: str | os.PathLike[str]) -> Path:
+def require_free(out: str | os.PathLike[str], overwrite: bool, *read: str | os.PathLike[str]) -> Path:
     """Returns `out` as a path. Raises ConfigError where it exists; with `overwrite`, only where it is not a folder of its own that a verb
     has written.
 
     read: folders that are read for the new one: none may lie in `out`, where it would be replaced.
     """
+    expect("out", out, (str, os.PathLike), "Give the folder to write")
+    expect("overwrite", overwrite, bool, "Give True or False")
     path = Path(os.path.expanduser(out))
     for source in read:
         there = Path(os.path.expanduser(source))

@@ -6,7 +6,7 @@ from typing import Any
 
 from lightning import Callback, Trainer
 
-from lm.errors import ConfigError
+from lm.errors import ConfigError, expect
 from lm.training.build import keep_freed_memory
 from lm.training.callbacks.bad_steps import BadSteps, Rollback
 from lm.training.callbacks.checkpoints import Checkpoints
@@ -40,7 +40,8 @@ reads the clock; last Checkpoints, which saves what the others have counted, and
 
 
 def _require_usable(callback: Any) -> None:
-    """Raises ConfigError for a Lightning callback that would break the run or have no effect."""
+    """Raises ConfigError for what is no Lightning callback, and for one that would break the run or have no effect."""
+    expect("callbacks", callback, Callback, "Each is an object of a Callback of Lightning's")
     for kind in type(callback).__mro__:
         if kind.__module__.startswith("lightning.") and kind.__name__ in _REFUSED:
             raise ConfigError(f"callbacks: {type(callback).__name__} {_REFUSED[kind.__name__]}.")

@@ -28,7 +28,7 @@ from lm.hf.io.reading import read_hf
 from lm.hf.io.tokenizer import GENERATION, further_ends, sampling
 from lm.hf.io.writing import drop_mtp, family_for, write_hf
 from lm.nn.transformer import LM, model_config
-from lm.schema import Tree
+from lm.schema import Tree, did_you_mean
 from lm.storage.adapted import Adapted, read_merged
 from lm.storage.model_folder import IMPORTED, folder_hash, read_config, read_model, resolve_model, save_model
 from lm.storage.out import out_folder, require_free
@@ -72,9 +72,8 @@ def export(
     then.
     """
     expect("model", model, (str, os.PathLike), "Give the folder of the run or model")
-    expect("out", out, (str, os.PathLike), "Give the folder to write")
     folder = require_free(out, overwrite, model)
-    _require_known(format, dtype)
+    _require_known(format, dtype, mtp)
     found, tokenizer = load(model, "cpu")
     _without_mtp(found, mtp, say)
     if format == "gguf":
@@ -97,12 +96,14 @@ def _about(model: str | os.PathLike[str]) -> Tree:
     return read_config(resolve_model(str(model)))
 
 
-def _require_known(format: str, dtype: str) -> None:
+def _require_known(format: str, dtype: str, mtp: str) -> None:
     if format not in ("hf", "gguf"):
         raise ConfigError(f"format={format!r}: export writes hf and gguf, and export_adapter what peft loads. Choose one of those.")
     known = ["keep", *(TYPES if format == "gguf" else _DTYPES)]
     if dtype not in known:
         raise ConfigError(f"dtype={dtype}: format={format} has {', '.join(known)}. Choose one of those.")
+    if mtp not in ("drop", "keep"):
+        raise ConfigError(f"mtp={mtp!r} is not an option. {did_you_mean(str(mtp), ['drop', 'keep'])}")
 
 
 def _without_mtp(model: LM, mtp: str, say: Say) -> None:
@@ -205,6 +206,9 @@ def import_model(
     folder with one; None: the model's own. max_seq_len: a shorter context than its own. out, overwrite: as in `export`. Raises ConfigError,
     CheckpointError, or NumericsError for a weight that is not finite.
     """
+    expect("source", source, (str, os.PathLike), "Give the folder of a model, or its owner/name on the hub")
+    expect("tokenizer", tokenizer, (str, os.PathLike, type(None)), "Give the path of tokenizer.json, or a folder with one")
+    expect("max_seq_len", max_seq_len, (int, type(None)), "Give a whole number of tokens")
     target = require_free(out, overwrite, source)
     folder = local_folder(str(source), revision)
     if (folder / ADAPTER).is_file():

@@ -6,7 +6,7 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from lm import collector
-from lm.errors import ConfigError
+from lm.errors import ConfigError, expect
 from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
 
@@ -24,6 +24,7 @@ def train(cfg: TrainConfig, callbacks: Sequence["Callback"] = (), command: str |
     """
     if not isinstance(cfg, TrainConfig):
         raise ConfigError(f"train: {type(cfg).__name__} is no config of a run. Write lm.train(lm.config(overrides=[...])).")
+    expect("callbacks", callbacks, (list, tuple), "Give a list of Lightning callbacks")
     if cfg.plan:
         raise ConfigError("plan=true: a run that is only planned is not trained. Leave it out, or write lm train plan=true.")
     folder = RunFolder(cfg.run.folder)

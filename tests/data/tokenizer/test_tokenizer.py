@@ -110,6 +110,11 @@ def test_a_long_text_is_not_decoded_anew_with_each_token(unigram: Tokenizer, mon
     assert max(most) < 200 < len(ids)
 
 
+def test_ids_of_a_tensor_or_an_array_are_decoded_as_those_of_a_list(any_kind: Tokenizer) -> None:
+    ids = any_kind.encode("abba")
+    assert any_kind.decode(torch.tensor([-1, *ids])) == any_kind.decode(np.array(ids)) == any_kind.decode(ids) != ""
+
+
 def test_streaming_holds_back_half_a_character(byte_tokenizer: Tokenizer) -> None:
     stream = Stream(byte_tokenizer)
     assert [stream.push(byte) for byte in "é👧".encode()] == ["", "é", "", "", "", "👧"]

@@ -116,6 +116,13 @@ def test_a_callback_that_cannot_work_is_refused_with_what_does(configure: Config
         train(configure(), callbacks=[callback])
 
 
+def test_what_is_no_callback_is_refused(configure: Configure, tmp_path: Path) -> None:
+    untyped: Any = [LambdaCallback]
+    with pytest.raises(ConfigError, match=r"^callbacks: type was given\. Each is an object of a Callback"):
+        train(configure(), callbacks=untyped)
+    assert not (tmp_path / "run").exists()
+
+
 def test_metrics_and_callbacks_of_a_config_take_their_name_as_their_kind(configure: Configure, tmp_path: Path) -> None:
     cfg = with_plugins(
         configure(),

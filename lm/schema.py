@@ -64,7 +64,7 @@ class Config(BaseModel):
 
     def __init__(self, **values: Any) -> None:
         """Raises ConfigError, as `from_tree`."""
-        if messages := [f"{path}: {rule}" for path, rule in _unfit_leaves(values)]:
+        if messages := [f"{path.rstrip('_')}: {rule}" for path, rule in _unfit_leaves(values)]:
             raise _joined(messages, "")
         try:
             super().__init__(**values)
@@ -163,7 +163,7 @@ Named = Annotated[dict[str, S], BeforeValidator(kind_from_key)]
 
 def from_tree(cls: type[C], tree: Tree, where: str = "") -> C:
     """Validate a plain tree into `cls`; `where` (a file, say) starts each message. Raises ConfigError, the first problem last."""
-    if messages := [f"{path}: {rule}" for path, rule in _unfit_leaves(tree)]:
+    if messages := [f"{path.rstrip('_')}: {rule}" for path, rule in _unfit_leaves(tree)]:
         raise _joined(messages, where)
     try:
         return cls.model_validate_json(json.dumps(tree), strict=True)

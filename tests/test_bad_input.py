@@ -122,6 +122,11 @@ FILES: dict[str, tuple[Prepare, int, list[str]]] = {
     "no such model": (call("generate", "from=runs/gone", "prompt=x"), 3, ["runs/gone: does not exist"]),
     "no model given": (call("eval"), 2, ["lm eval from="]),
     "no such run": (call("compare", "runs/gone", "runs/gone2"), 2, ["runs/gone"]),
+    "nothing to compare": (call("compare", ""), 2, ["compare: '' was given for a folder"]),
+    "nothing to average": (call("average", "", "out=x"), 2, ["average: '' was given for a folder"]),
+    "nothing to merge": (call("merge", "runs/a", " ", "out=x"), 2, ["merge: '' was given for a folder"]),
+    "nothing as parent": (call("train", "init_from=''"), 3, ["model folder: '' names none"]),
+    "no UTF-8 as model": (call("generate", "from=\udcff", "prompt=x"), 2, ["from: '\\udcff' does not fit"]),
 }
 
 

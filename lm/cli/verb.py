@@ -4,10 +4,12 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from importlib import import_module
 from keyword import iskeyword
+from pathlib import Path
 from typing import ClassVar
 
 from lm.cli.compose.arguments import refuse, refuse_spaced, take
 from lm.cli.views.help import listing, usage
+from lm.errors import ConfigError
 from lm.schema import Config
 
 
@@ -31,6 +33,14 @@ class Verb(Config):
     def refuse(self, rest: Sequence[str]) -> None:
         """Raises ConfigError for an argument that is not one of the verb's own keys."""
         refuse(type(self), rest)
+
+    def folders(self, rest: Sequence[str]) -> list[str]:
+        """Returns the arguments that are folders: those that exist or have no '='. Raises ConfigError for others, and for an empty one."""
+        found = [arg for arg in rest if Path(arg).exists() or "=" not in arg]
+        self.refuse([arg for arg in rest if arg not in found])
+        if not all(arg.strip() for arg in found):
+            raise ConfigError(f"{type(self).__name__.lower()}: '' was given for a folder, as an unset variable leaves it. Name one.")
+        return found
 
 
 class Writer(Verb):

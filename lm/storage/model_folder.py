@@ -106,6 +106,8 @@ def meant(path: str, but: str | None = None) -> str:
 
     but: name of a run that is never meant.
     """
+    if not path.strip():
+        raise CheckpointError("model folder: '' names none. Give a folder that lm train or lm import wrote.")
     if os.path.lexists(os.path.expanduser(path)) or (path != LATEST and not glob.has_magic(path)):
         return path
     if path == LATEST:

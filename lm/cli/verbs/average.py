@@ -1,7 +1,6 @@
 """`lm average RUN last=5 out=FOLDER`: one model out of a run's newest checkpoints."""
 
 import shlex
-from pathlib import Path
 
 from pydantic import Field
 
@@ -24,8 +23,7 @@ class Average(Writer):
 
     def run(self, rest: list[str]) -> None:
         """Prints one line on stdout."""
-        runs = [arg for arg in rest if Path(arg).exists() or "=" not in arg]
-        self.refuse([arg for arg in rest if arg not in runs])
+        runs = self.folders(rest)
         if len(runs) != 1:
             raise ConfigError(f"average: {len(runs)} runs were given, and checkpoints of one are averaged. Write lm average runs/NAME.")
         from lm.generation.merging import average

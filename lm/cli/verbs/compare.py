@@ -29,8 +29,7 @@ class Compare(Writer):
 
     def run(self, rest: list[str]) -> None:
         """Prints the table; an argument is a run folder if it exists or has no '='."""
-        folders = [arg for arg in rest if Path(arg).exists() or "=" not in arg]
-        self.refuse([arg for arg in rest if arg not in folders])
+        folders = self.folders(rest)
         if not folders:
             raise ConfigError("compare: no run folder was given. Name at least one, as in lm compare runs/a runs/b.")
         from lm.report.page import compare, table_format

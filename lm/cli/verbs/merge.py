@@ -1,7 +1,6 @@
 """`lm merge FOLDER FOLDER ... out=FOLDER`: one model out of several of one architecture."""
 
 import shlex
-from pathlib import Path
 from typing import Literal
 
 from lm.cli.verb import Writer
@@ -30,8 +29,7 @@ class Merge(Writer):
 
     def run(self, rest: list[str]) -> None:
         """Prints one line on stdout; an argument is a folder if it exists or has no '='."""
-        folders = [arg for arg in rest if Path(arg).exists() or "=" not in arg]
-        self.refuse([arg for arg in rest if arg not in folders])
+        folders = self.folders(rest)
         try:
             weights = None if self.weights is None else [float(text) for text in self.weights.strip("[]").split(",")]
         except ValueError:

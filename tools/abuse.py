@@ -43,6 +43,7 @@ from lm.storage.atomic import TEMPORARY  # noqa: E402
 from tests.client import ask  # noqa: E402
 from tests.server import serving  # noqa: E402
 from tools.abuse_cases import TINY, Case, change, data, environments, files, overrides  # noqa: E402
+from tools.options import options  # noqa: E402
 
 UNSEEN, TURNING = ("Cc", "Cs", "Zl", "Zp"), "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # what steers a terminal
 MOST_CHARS = 2000
@@ -154,9 +155,9 @@ def make(base: Path, server: Path) -> None:
 
 
 def main() -> int:
-    given_ = dict(arg.split("=", 1) for arg in sys.argv[1:])
-    n, seed, jobs = int(given_.get("cases", 3000)), int(given_.get("seed", random.randrange(10**6))), int(given_.get("jobs", 2))
-    chosen = given_.get("only", ",".join(SHARES)).split(",")
+    defaults = {"cases": 3000, "seed": random.randrange(10**6), "jobs": 2, "only": [*SHARES]}
+    asked = options(sys.argv[1:], __doc__, defaults, {"only": SHARES}, zero=("seed",))
+    n, seed, jobs, chosen = (asked[key] for key in defaults)
     print(f"seed={seed}", flush=True)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     begun = time.monotonic()

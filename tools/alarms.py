@@ -21,6 +21,7 @@ from scipy import stats
 
 from lm.report.statistics import ALPHA, differences, holm, interval_of, p_value
 from lm.storage.run_folder import RunFolder
+from tools.options import folders, refuse
 
 METRIC = "test_bits_per_byte"
 SEEDS, STUDIES, PARTS = 5, 20_000, 8  # of a group, of groups that are drawn, and of the runs for the jackknife
@@ -96,9 +97,9 @@ def looked(rows: int, studies: int = SIMULATED) -> dict[str, float]:
     return said | {"given up": given_up / studies / (rows - 1), "all hold": together / studies}
 
 
-def main(folders: Sequence[str]) -> None:
+def main(runs: Sequence[str | Path]) -> None:
     """Prints a line of JSON for each size of study."""
-    if not folders:
+    if not runs:
         for apart in (0.0, 20.0):
             for rows in ROWS:
                 for seeds in ROWS:
@@ -106,7 +107,7 @@ def main(folders: Sequence[str]) -> None:
         for rows in ROWS:
             print(json.dumps(looked(rows)), flush=True)
         return
-    values = [float(RunFolder(Path(folder)).summary()[METRIC]) for folder in folders]
+    values = [_value(Path(run)) for run in runs]
     most = (len(values) - -(-len(values) // PARTS)) // SEEDS
     if most < 2:
         sys.exit(f"alarms: {len(values)} runs are too few for two groups of {SEEDS} without an eighth of them. Give 12, or 40.")
@@ -115,5 +116,12 @@ def main(folders: Sequence[str]) -> None:
         print(json.dumps(judged(values, variants, STUDIES)), flush=True)
 
 
+def _value(run: Path) -> float:
+    found = RunFolder(run).summary() if run.is_dir() else None
+    if not found or METRIC not in found:
+        refuse(f"{run}: no finished run with {METRIC} is there. Give runs of lm ablate with data.test_frac.")
+    return float(found[METRIC])
+
+
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(folders(sys.argv[1:], __doc__, least=0))

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import yaml
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -23,12 +22,18 @@ from lm.data.order import Ids, spread
 from lm.data.rows.base import Rows
 from lm.data.rows.build import build_rows
 from lm.data.store.prepare import prepare
+from lm.errors import LmError
 from lm.generation.evaluate import Evaluator
 from lm.generation.load import load
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import LM, EncoderDecoderConfig, build_model
 from lm.schema import from_tree
+from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tools.options import folders, refuse
 
 _ROWS, _TRAIN_ROWS = 64, 4096
 
@@ -87,7 +92,7 @@ def unigram_loss(train: NDArray[np.int64], val: NDArray[np.int64]) -> float:
 
 def baselines(run: Path) -> dict[str, float]:
     """Nats per label token, by what predicts them."""
-    cfg = from_tree(TrainConfig, yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8")))
+    cfg = from_tree(TrainConfig, RunFolder(run).config())
     model, tokenizer = load(run)
     data = prepare(cfg.data, tokenizer, log=lambda line: None)
     rows, val = (build_rows(cfg.objective, cfg.data, store, tokenizer, model.cfg, cfg.seeds.data) for store in (data.train, data.val))
@@ -112,6 +117,9 @@ def baselines(run: Path) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    for run in sys.argv[1:]:
-        for name, nats in baselines(Path(run)).items():
-            print(f"{run}  {name:<32} {nats:.4f}")
+    try:
+        for run in folders(sys.argv[1:], __doc__):
+            for name, nats in baselines(run).items():
+                print(f"{run}  {name:<32} {nats:.4f}")
+    except LmError as error:
+        refuse(error.sentence)

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from datetime import date
 from functools import cached_property
@@ -48,6 +48,7 @@ from lm.training.optim.traits import traits_of
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tools.contestants import SHAPES, SIZES, LossOf, Size
+from tools.options import asked, options
 
 MODES = ("fp32", "bf16", "compiled", "fp32-compiled")
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -255,26 +256,22 @@ def main(args: list[str]) -> int:
     if args[:1] == ["contestant"]:
         take_turns(*args[1:])
         return 0
-    options = dict(arg.split("=", 1) for arg in args[1:])
-    rounds = int(options.get("rounds", 4 if args[:1] == ["loop"] else 5))
-    modes = options.get("modes", "fp32,bf16,compiled" if args[:1] == ["models"] else "fp32").split(",")
-    clock, steps, threads = options.get("clock", "wall"), int(options.get("steps", 3)), int(options.get("threads", torch.get_num_threads()))
-    torch.set_num_threads(threads)
+    what, threads = asked(args, __doc__, ("models", "sft", "loop")), {"threads": torch.get_num_threads()}
     results: Any
-    if args[:1] == ["models"]:
-        shapes, sizes = options.get("shape", "llama,gpt2").split(","), options.get("size", "14m").split(",")
-        if unknown := {*shapes} - {*SHAPES} | {*sizes} - {*SIZES} | {*modes} - {*MODES}:
-            sys.exit(f"{', '.join(sorted(unknown))}: not known. shape= has {', '.join(SHAPES)}, size= {', '.join(SIZES)},"
-                     f" modes= {', '.join(MODES)}.")  # fmt: skip
-        each, together = product(shapes, sizes, modes), options.get("begin") == "together"
-        results = [{"shape": shape} | compare(shape, size, mode, rounds, steps, threads, clock, together) for shape, size, mode in each]
-    elif args[:1] == ["sft"]:
-        results = compare_sft(rounds, int(options.get("steps", 8)))
-    elif args[:1] == ["loop"]:
-        results = compare_loop(rounds, int(options.get("steps", 41)))
+    if what == "models":
+        listed = {"shape": ["llama", "gpt2"], "size": ["14m"], "modes": ["fp32", "bf16", "compiled"]}
+        defaults = {**listed, **threads, "rounds": 5, "steps": 3, "clock": "wall", "begin": "apart"}
+        known: dict[str, Iterable[str]] = {"shape": SHAPES, "size": SIZES, "modes": MODES, "clock": CLOCKS, "begin": ("apart", "together")}
+        given = options(args[1:], __doc__, defaults, known)
+        torch.set_num_threads(given["threads"])
+        how = *(given[key] for key in ("rounds", "steps", "threads", "clock")), given["begin"] == "together"
+        each = product(given["shape"], given["size"], given["modes"])
+        results = [{"shape": shape} | compare(shape, size, mode, *how) for shape, size, mode in each]
     else:
-        print(__doc__)
-        return 2
+        rounds, steps = {"sft": (5, 8), "loop": (4, 41)}[what]
+        given = options(args[1:], __doc__, {"rounds": rounds, "steps": steps, **threads})
+        torch.set_num_threads(given["threads"])
+        results = (compare_sft if what == "sft" else compare_loop)(given["rounds"], given["steps"])
     print(json.dumps(machine() | {"results": results}))
     return 0
 

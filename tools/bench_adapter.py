@@ -23,6 +23,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tools.bench import machine
+from tools.options import options
 
 PARENTS = {
     "least": ("model=tiny", "model.d_model=16", "model.n_layers=1", "model.attention.n_heads=2", "model.attention.n_kv_heads=1"),
@@ -92,16 +93,17 @@ def compare(folder: Path, model: str, precision: str, rounds: int, given: list[s
 
 
 def main(arguments: list[str]) -> None:
-    given = dict(argument.split("=", 1) for argument in arguments)
+    defaults = {"models": ["tiny", "gpt2"], "precisions": ["fp32", "bf16-true"], "rounds": 3, "steps": 12, "seq_len": 128, "out": ""}
+    given = options(arguments, __doc__, defaults, {"models": [name for name in PARENTS if name != "least"]})
     if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > (own := measured("import lm.training.run")[0] * 1024):
         sys.exit("this process is larger than what it would measure")  # a child counts its parent from before its own program
     print(json.dumps({"machine": machine(), "importing_mb": round(own / 1024)}), flush=True)
     with tempfile.TemporaryDirectory() as made:
-        folder = Path(given.get("out", made))
-        for model in given.get("models", "tiny,gpt2").split(","):
-            for precision in given.get("precisions", "fp32,bf16-true").split(","):
-                sizes = [f"trainer.max_steps={given.get('steps', 12)}", f"data.seq_len={given.get('seq_len', 128)}"]
-                compare(folder, model, precision, int(given.get("rounds", 3)), sizes)
+        folder = Path(given["out"] or made)
+        for model in given["models"]:
+            for precision in given["precisions"]:
+                sizes = [f"trainer.max_steps={given['steps']}", f"data.seq_len={given['seq_len']}"]
+                compare(folder, model, precision, given["rounds"], sizes)
 
 
 if __name__ == "__main__":

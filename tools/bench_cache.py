@@ -35,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tools.bench import machine
 from tools.bench_generate import SHAPE
 from tools.bench_length import held
+from tools.options import options, refuse
 
 STEPS = 16
 
@@ -80,25 +81,27 @@ def far(model: LM, form: str | None, length: int) -> Tree:
 
 
 def main(arguments: list[str]) -> None:
-    given = {"rows": "16", "length": "256", "rounds": "3", "long": "8192"} | dict(argument.split("=", 1) for argument in arguments)
+    given = options(arguments, __doc__, {"from": "", "rows": 16, "length": 256, "rounds": 3, "long": 8192}, zero=("long",))
+    if not given["from"]:
+        refuse("from: none was given, and a run is needed. Write from=runs/NAME.")
     torch.set_num_threads(1)
     print(json.dumps({"machine": machine()}))
     folder = resolve_model(given["from"])
     model, tokenizer = load(folder, "cpu", dtype="saved")
-    batch = held_out(folder, tokenizer, model, int(given["rows"]), int(given["length"]))
+    batch = held_out(folder, tokenizer, model, given["rows"], given["length"])
     sizes = tokenizer.token_bytes()
     assert sizes is not None, "bits per byte need a byte-level tokenizer"
     found: dict[str | None, list[Tree]] = {form: [] for form in FORMS}
-    for _ in range(int(given["rounds"])):
+    for _ in range(given["rounds"]):
         for form, each in found.items():
             each.append(through(model, batch, form, torch.as_tensor(sizes)))
     for form, each in found.items():
         print(json.dumps({"loss": form, **each[0], "us": round(min(one["us"] for one in each))}), flush=True)
-    if length := int(given["long"]):
+    if length := given["long"]:
         shape = SHAPE | {"max_seq_len": length + STEPS}
         long = weights.prepare(build_model(from_tree(DecoderConfig, shape), seed=0).eval(), "saved")
         times: dict[str | None, list[Tree]] = {form: [] for form in FORMS}
-        for _ in range(int(given["rounds"])):
+        for _ in range(given["rounds"]):
             for form, each in times.items():
                 each.append(far(long, form, length))
         for form, each in times.items():

@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer as RawTokenizer
@@ -33,6 +34,10 @@ from lm.data.rows.build import build_splits
 from lm.data.rows.causal import CausalRows
 from lm.data.store.prepare import prepare
 from lm.data.store.shards import ShardWriter, TokenStore, write_index
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tools.options import asked, options
 
 KINDS: dict[str, TokenizerConfig] = {"bpe": BPEConfig(), "bytes": BytesConfig()}
 CACHE, ROUNDS = Path("~/.cache/lm-bench").expanduser(), 5
@@ -190,20 +195,19 @@ def memory(mb: int, kind: str) -> dict[str, float]:
 
 def main(args: list[str]) -> int:
     """One benchmark by name, as JSON."""
-    options = dict(arg.split("=") for arg in args[1:])
+    own: dict[str, dict[str, Any]] = {"start": {"mtokens": 10_000}, "memory": {"mb": 1000, "tokenizer": "bpe"}}
     named: dict[str, Callable[[], dict[str, float]]] = {
         "tokenise": tokenise,
         "batches": batches,
         "loading": loading,
         "packing": packing,
         "shards": shards,
-        "start": lambda: start(int(options.get("mtokens", 10_000))),
-        "memory": lambda: memory(int(options.get("mb", 1000)), options.get("tokenizer", "bpe")),
+        "start": lambda: start(given["mtokens"]),
+        "memory": lambda: memory(given["mb"], given["tokenizer"]),
     }
-    if not args or args[0] not in named:
-        print(__doc__)
-        return 2
-    print(json.dumps({args[0]: {key: round(value, 4) for key, value in named[args[0]]().items()}}))
+    what = asked(args, __doc__, named)
+    given = options(args[1:], __doc__, own.get(what, {}), {"tokenizer": KINDS})
+    print(json.dumps({what: {key: round(value, 4) for key, value in named[what]().items()}}))
     return 0
 
 

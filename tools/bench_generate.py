@@ -37,6 +37,7 @@ from lm.schema import Tree, from_tree
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tools.bench import machine
+from tools.options import options, refuse
 
 PROMPT = 16
 SHAPE: Tree = {
@@ -136,7 +137,8 @@ def llama_cpp(model: LM, dtype: str) -> Decode:
     return decode
 
 
-def contestants(model: LM, n_rows: int, only: set[str]) -> Iterator[tuple[str, Decode]]:
+def makers(model: LM, n_rows: int) -> dict[str, Callable[[], Decode]]:
+    """Who can take part, by name."""
     dtypes: tuple[Dtype, ...] = ("fp32", "bf16", "int8", "int4")
     made: dict[str, Callable[[], Decode]] = {REFERENCE: lambda: theirs(model, torch.float32)}
     made["transformers bf16"] = lambda: theirs(model, torch.bfloat16)
@@ -151,6 +153,10 @@ def contestants(model: LM, n_rows: int, only: set[str]) -> Iterator[tuple[str, D
     if importlib.util.find_spec("llama_cpp") is not None and n_rows == 1:
         for name in ("f32", "bf16", "q8_0"):
             made[f"llama.cpp {name}"] = lambda name=name: llama_cpp(model, name)  # type: ignore[misc]
+    return made
+
+
+def contestants(made: dict[str, Callable[[], Decode]], only: set[str]) -> Iterator[tuple[str, Decode]]:
     yield from ((name, make()) for name, make in made.items() if not only or name in {*only, REFERENCE})
 
 
@@ -189,17 +195,18 @@ def compare(n_rows: int, n: int, rounds: int, clock: str, model: LM, entered: It
 
 
 def main(args: list[str]) -> int:
-    options = {"rows": "1,16", "tokens": "64", "rounds": "5", "threads": "2", "clock": "wall", "only": ""} | dict(
-        arg.split("=", 1) for arg in args
-    )
-    torch.set_num_threads(int(options["threads"]))
+    defaults = {"rows": [1, 16], "tokens": 64, "rounds": 5, "threads": 2, "clock": "wall", "only": list[str]()}
+    given = options(args, __doc__, defaults, {"clock": CLOCKS})
+    torch.set_num_threads(given["threads"])
     model = build_model(from_tree(DecoderConfig, SHAPE), seed=0).to("cuda" if torch.cuda.is_available() else "cpu").eval()
-    only = {name for name in options["only"].split(",") if name}
+    known = [makers(model, n_rows) for n_rows in given["rows"]]
+    if strange := {*given["only"]}.difference(*known):
+        refuse(f"only: {', '.join(sorted(strange))} takes no part. Options: {', '.join({name: 0 for each in known for name in each})}.")
     results = [
-        compare(n_rows, int(options["tokens"]), int(options["rounds"]), options["clock"], model, contestants(model, n_rows, only))
-        for n_rows in map(int, options["rows"].split(","))
+        compare(n_rows, given["tokens"], given["rounds"], given["clock"], model, contestants(made, {*given["only"]}))
+        for n_rows, made in zip(given["rows"], known, strict=True)
     ]
-    print(json.dumps(machine() | {"clock": options["clock"], "results": results}, indent=1))
+    print(json.dumps(machine() | {"clock": given["clock"], "results": results}, indent=1))
     return 0
 
 

@@ -22,6 +22,7 @@ from lm.schema import Tree, from_tree
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tools.bench import machine
+from tools.options import options
 
 VOCAB, CHUNK, TOKENS = 256, 2048, 16
 STATE: Tree = {"n_heads": 4, "k_dim": 16, "v_dim": 16}
@@ -82,26 +83,24 @@ def held(cache: Cache) -> int:
 
 
 def main(arguments: list[str]) -> None:
-    given = dict(argument.split("=", 1) for argument in arguments)
-    lengths, filled = (
-        [int(n) for n in given.get(key, default).split(",")]
-        for key, default in (("lengths", "1024,2048,4096,8192,16384,32768"), ("decoded", "1024,65536"))
-    )
-    kinds = given.get("only", ",".join(KINDS)).split(",")
+    lengths = [1024, 2048, 4096, 8192, 16384, 32768]
+    defaults = {"lengths": lengths, "decoded": [1024, 65536], "rounds": 3, "only": [*KINDS]}
+    given = options(arguments, __doc__, defaults, {"only": KINDS})
+    kinds = given["only"]
     torch.set_num_threads(1)
     print(json.dumps({"machine": machine()}))
     trained(kinds[0], 64)  # what is made once
     shortest: dict[str, float] = {}
-    for length in lengths:
+    for length in given["lengths"]:
         found: dict[str, list[float]] = {kind: [] for kind in kinds}
-        for _ in range(int(given.get("rounds", 3))):
+        for _ in range(given["rounds"]):
             for kind in kinds:
                 found[kind].append(trained(kind, length))
         for kind, times in found.items():
             ratio = min(times) / shortest.setdefault(kind, min(times))
             print(json.dumps({"train": kind, "length": length, "us": round(min(times), 1), "ratio": round(ratio, 2)}), flush=True)
     for kind in kinds:
-        for length in filled:
+        for length in given["decoded"]:
             size, us = decoded(kind, length)
             print(json.dumps({"decode": kind, "length": length, "bytes": size, "us": round(us)}), flush=True)
 

@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from lm.nn.transformer import model_config
@@ -22,6 +23,10 @@ from lm.storage.model_folder import read_config
 from lm.storage.run_folder import Metrics, RunFolder
 from lm.training.config import TrainConfig
 from lm.training.plan import estimate
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tools.options import asked, options
 
 ROOT = Path(__file__).parents[1]
 WARMUP = 5  # steps that are left out
@@ -37,7 +42,7 @@ def train(folder: Path, name: str, cores: str, *overrides: str) -> list[Tree]:
     return [record for record in Metrics(folder / name / "metrics.jsonl").read() if "step_s" in record and record["step"] > WARMUP]
 
 
-def overhead(folder: Path, steps: int = 60) -> Tree:
+def overhead(folder: Path, steps: int) -> Tree:
     """Tokens per second, and each strategy's against twice those of one process on one core."""
     shared = [f"trainer.max_steps={steps}", "checkpoint.every=1000000"]
     speed: dict[str, float] = {}
@@ -48,7 +53,7 @@ def overhead(folder: Path, steps: int = 60) -> Tree:
     return {"tokens_per_second": speed, **against, "zero2 / ddp": round(speed["zero2"] / speed["ddp"], 3)}
 
 
-def context(folder: Path, seq_len: int = 4096) -> Tree:
+def context(folder: Path, seq_len: int) -> Tree:
     """Of a rank its peak memory with the program itself, and what its tensors are by formula; and the seconds of a step."""
     size = ["model.n_layers=8", "model.d_model=256", "model.attention.n_heads=4", "model.attention.n_kv_heads=4", "model.ffn.hidden=704"]
     rows = [f"data.seq_len={seq_len}", "data.global_batch=1", "data.mask_documents=false", "data.max_contamination=1"]
@@ -57,7 +62,7 @@ def context(folder: Path, seq_len: int = 4096) -> Tree:
     return {name: _taken(folder, name, *shared, *more) for name, more in {"whole": [], "halves": halves}.items()}
 
 
-def tensor(folder: Path, d_model: int = 1024) -> Tree:
+def tensor(folder: Path, d_model: int) -> Tree:
     """The same, of a model whose blocks are large, in 2 rows: each process with a row, with half of both, and with half of the matrices."""
     size = ["model.n_layers=4", f"model.d_model={d_model}", "model.attention.n_heads=16", "model.attention.n_kv_heads=16"]
     rows = [f"model.ffn.hidden={11 * d_model // 4}", "data.seq_len=256", "data.global_batch=2", f"trainer.max_steps={WARMUP + 5}"]
@@ -74,7 +79,7 @@ def _taken(folder: Path, name: str, *overrides: str) -> Tree:
     return {"memory_gib": lines[-1]["memory_gib"], "by_formula_gib": round(tensors, 3), "step_s": step_s}
 
 
-def save(folder: Path, d_model: int = 720) -> Tree:
+def save(folder: Path, d_model: int) -> Tree:
     """Seconds that the step loop stands still per save, and how much slower the steps behind a save are while it is written."""
     size = ["model.n_layers=8", f"model.d_model={d_model}", "model.attention.n_heads=10", "model.attention.n_kv_heads=10"]
     shared = [*size, "model.ffn.hidden=1792", "data.seq_len=64", "data.global_batch=2", "trainer.max_steps=40"]
@@ -92,13 +97,12 @@ def save(folder: Path, d_model: int = 720) -> Tree:
 
 
 def main(args: list[str]) -> int:
-    verbs = {"overhead": overhead, "context": context, "tensor": tensor, "save": save}
-    if not args or args[0] not in verbs:
-        print(__doc__)
-        return 2
-    options = {key: int(value) for key, _, value in (arg.partition("=") for arg in args[1:])}
+    verbs: dict[str, Callable[..., Tree]] = {"overhead": overhead, "context": context, "tensor": tensor, "save": save}
+    what = asked(args, __doc__, verbs)
+    own = {"overhead": {"steps": 60}, "context": {"seq_len": 4096}, "tensor": {"d_model": 1024}, "save": {"d_model": 720}}
+    given = options(args[1:], __doc__, own[what])
     with tempfile.TemporaryDirectory() as name:
-        print(json.dumps(verbs[args[0]](Path(name), **options), indent=1))
+        print(json.dumps(verbs[what](Path(name), **given), indent=1))
     return 0
 
 

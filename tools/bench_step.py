@@ -19,6 +19,7 @@ from torch import Tensor
 from lm.adapters.float8 import multiply_in_float8
 from lm.cli.compose.compose import compose
 from lm.cost.count import count
+from lm.errors import ConfigError
 from lm.losses.tokens import causal_reader
 from lm.nn.batch import Batch
 from lm.nn.transformer import build_model
@@ -28,21 +29,24 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tools.bench import machine, stepper, timed
 from tools.contestants import SIZES
+from tools.options import options, refuse
 
 
 def main(args: list[str]) -> int:
-    options = {"model": "gpt2", "rows": "64", "length": "1024", "chunk": "8192", "compile": "true", "float8": "false", "steps": "20"}
-    given = dict(arg.split("=", 1) for arg in args)
-    options |= {key: value for key, value in given.items() if key in options}
-    further = [f"{key}={value}" for key, value in given.items() if key not in options]
-    rows, length, chunk = (int(options[key]) for key in ("rows", "length", "chunk"))
-    cfg = compose(["recipes=pretrain/tiny", f"model={options['model']}", "run.name=bench", *further]).config().model
+    defaults = {"model": "gpt2", "rows": 64, "length": 1024, "chunk": 8192, "compile": True, "float8": False, "steps": 20}
+    further = [arg for arg in args if "=" in arg and arg.partition("=")[0] not in defaults]
+    given = options([arg for arg in args if arg not in further], __doc__, defaults)
+    rows, length, chunk = (given[key] for key in ("rows", "length", "chunk"))
+    try:
+        cfg = compose(["recipes=pretrain/tiny", f"model={given['model']}", "run.name=bench", *further]).config().model
+    except ConfigError as error:
+        refuse(error.sentence)
     cfg = cfg.sized(50304, length)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = build_model(cfg, device=device).train()
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.02)
-    if options["float8"] == "true":
+    if given["float8"]:
         multiply_in_float8(model)
 
     def loss(ids: Tensor, labels: Tensor) -> Tensor:
@@ -50,10 +54,10 @@ def main(args: list[str]) -> int:
         return total / labels.numel()
 
     size = replace(SIZES["124m"], vocab=model.vocab_size, rows=rows, length=length)  # of which the batches are
-    step = stepper(model, loss, "compiled" if options["compile"] == "true" else "bf16", size)
-    first, _, seconds = (1 / timed(step, n, time.perf_counter) for n in (1, 2, int(options["steps"])))
+    step = stepper(model, loss, "compiled" if given["compile"] else "bf16", size)
+    first, _, seconds = (1 / timed(step, n, time.perf_counter) for n in (1, 2, given["steps"]))
     speed, peak = rows * length / seconds, peak_flops(torch.cuda.get_device_name()) if device.type == "cuda" else None
-    found = machine() | options | {"overrides": further, "million_parameters": round(sum(p.numel() for p in model.parameters()) / 1e6, 1)}
+    found = machine() | given | {"overrides": further, "million_parameters": round(sum(p.numel() for p in model.parameters()) / 1e6, 1)}
     found |= {"first_s": round(first, 1), "step_ms": round(seconds * 1e3, 1), "tokens_per_second": round(speed)}
     if peak is not None:
         found["of_peak"] = round(count(cfg, length).train_flops_per_token * speed / peak, 3)

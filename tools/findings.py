@@ -13,6 +13,7 @@ from pathlib import Path
 from lm.ablation.judging.verdict import cells, sentences
 from lm.schema import Tree
 from lm.storage.run_folder import RunFolder
+from tools.options import asked, refuse
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "findings.md"
@@ -21,8 +22,10 @@ BLOCK = re.compile(r"<!-- study: (\S+) -->\n(.*?)<!-- end -->\n", re.DOTALL)
 
 def main() -> None:
     """Exits with the code of the first study that fails, with what ended before it written."""
-    asked = [name for name, _ in BLOCK.findall(PAGE.read_text(encoding="utf-8"))] if sys.argv[1:] != ["write"] else []
-    for name in asked:
+    if sys.argv[1:] not in ([], ["write"]):
+        asked(sys.argv[1:], __doc__, ["write"])
+        refuse(f"{sys.argv[2]}: nothing stands behind write. Leave it out.")
+    for name, _ in [] if sys.argv[1:] else BLOCK.findall(PAGE.read_text(encoding="utf-8")):
         code = subprocess.run([sys.executable, "-m", "lm", "ablate", f"study={name}", "jobs=2", "threads=1"], check=False).returncode
         write()
         if code:

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -42,6 +43,10 @@ from lm.training.optim.adamw import AdamWConfig
 from lm.training.optim.base import begin_state
 from lm.training.optim.traits import traits_of
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tools.options import options
+
 ROWS, LENGTH, CAPABILITY = 2, 256, (9, 0)
 CUDA = torch.device("cuda", 0)
 OK = "yes"
@@ -50,13 +55,15 @@ Loss = Callable[[LM, Batch], Tensor]
 
 def subjects(only: set[str]) -> Iterator[tuple[str, LM, Loss, Batch]]:
     """Every recipe that trains from nothing, and every preset: a model on meta, its loss and a batch."""
-    options = catalog.groups()
-    for name in options["recipes"]:
-        if not name.startswith("finetune/") and (not only or name in only):
-            yield name, *recipe(name)
-    for name in (f"model={option}" for option in options["model"]):
-        if not only or name in only:
-            yield name, *preset(name)
+    for name in (name for name in names() if not only or name in only):
+        yield name, *(preset(name) if name.startswith("model=") else recipe(name))
+
+
+def names() -> list[str]:
+    """What there is to be tried."""
+    known = catalog.groups()
+    recipes = [name for name in known["recipes"] if not name.startswith("finetune/")]
+    return [*recipes, *(f"model={option}" for option in known["model"])]
 
 
 def recipe(name: str) -> tuple[LM, Loss, Batch]:
@@ -187,8 +194,7 @@ def cells(model: LM, loss: Loss, batch: Batch) -> list[str]:
 
 
 def main(args: list[str]) -> int:
-    options = {"only": ""} | dict(arg.split("=", 1) for arg in args)
-    only, failed = {name for name in options["only"].split(",") if name}, False
+    only, failed = {*options(args, __doc__, {"only": list[str]()}, {"only": names()})["only"]}, False
     print("| | step on meta | decode on meta | loss on cuda | decode on cuda |\n|---|---|---|---|---|", flush=True)
     for name, model, loss, batch in subjects(only):
         found = cells(model, loss, batch)

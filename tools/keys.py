@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from inspect import cleandoc
@@ -13,6 +14,7 @@ from pydantic.fields import FieldInfo
 from lm.cli.listing.known import FILE, declared
 from lm.schema import Config, Slot, Tree, members
 from lm.training.config import TrainConfig
+from tools.options import options
 
 _PLAIN = {int: "int", float: "float", bool: "bool", str: "str", type(None): "null"}
 
@@ -89,5 +91,6 @@ def _rules(metadata: Sequence[Any]) -> Tree:
 
 
 if __name__ == "__main__":
+    options(sys.argv[1:], __doc__, {})
     classes = ",\n".join(json.dumps(entry, ensure_ascii=False) for entry in listed(TrainConfig))
     FILE.write_text(f'{{"declared": "{declared()}", "classes": [\n{classes}\n]}}\n', encoding="utf-8")

@@ -151,6 +151,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("overrides", nargs="*")
     options = parser.parse_args()
+    if options.kills < 4:
+        parser.error(f"--kills {options.kills}: at least 4 are needed")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as name:

@@ -20,10 +20,12 @@ from pathlib import Path
 
 from lm.ablation.judging.verdict import verdict
 from lm.ablation.study import read_study
+from lm.errors import LmError
 from lm.report.statistics import power
 from lm.storage.reading import read_json
 from tools import alarms
 from tools.alarms import alarm, exact
+from tools.options import folders, refuse
 
 SEEDS = (2, 3, 4, 5, 6, 8, 10, 15, 20)
 
@@ -44,7 +46,7 @@ def checked(pairs: Sequence[float], spreads: Sequence[float], groups: int) -> It
         }
 
 
-def main(folder: str, noise: str | None = None) -> None:
+def main(folder: str | Path, noise: str | Path | None = None) -> None:
     """Prints for each variant a line of JSON that says what it is, and one for each number of seeds."""
     promised = read_json(Path(noise) / "noise.json")["variants"] if noise is not None else {}
     for name, row in verdict(read_study(Path(folder)))["variants"].items():
@@ -62,4 +64,7 @@ def main(folder: str, noise: str | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    try:
+        main(*folders(sys.argv[1:], __doc__, most=2))
+    except LmError as error:
+        refuse(error.sentence)

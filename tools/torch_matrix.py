@@ -14,6 +14,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tools.options import options, refuse  # noqa: E402
 
 
 def installed(version: str, folder: Path, index: str) -> Path:
@@ -41,10 +44,12 @@ def told(own: Path, tests: list[str], jobs: str) -> str:
 
 
 def main(args: list[str]) -> int:
-    options = {"versions": "", "tests": "tests", "folder": "torches", "index": "", "jobs": "2"} | dict(arg.split("=", 1) for arg in args)
-    for version in filter(None, options["versions"].split(",")):
-        own = installed(version, Path(options["folder"]).resolve(), options["index"])
-        print(told(own, options["tests"].split(","), options["jobs"]), flush=True)
+    given = options(args, __doc__, {"versions": list[str](), "tests": ["tests"], "folder": "torches", "index": "", "jobs": 2})
+    if not given["versions"]:
+        refuse("versions: none was given. Write versions=2.15.0.")
+    for version in given["versions"]:
+        own = installed(version, Path(given["folder"]).resolve(), given["index"])
+        print(told(own, given["tests"], str(given["jobs"])), flush=True)
     return 0
 
 

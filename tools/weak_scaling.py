@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -26,6 +27,10 @@ from lm.cost.memory import Setting, memory
 from lm.nn.transformer import LM, build_model, model_config
 from lm.ops.recompute import Recompute
 from lm.units import si, table
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tools.options import asked, refuse
 
 GIB = 1 << 30
 
@@ -198,5 +203,9 @@ if __name__ == "__main__":
             rank(what)
         case ["here"]:
             print(here())
+        case ["here", more, *_]:
+            refuse(f"{more}: nothing stands behind here. Leave it out.")
+        case [_, *_] as given:
+            asked(given, __doc__, ["here"])
         case _:
             print(against_published(), plan(), sep="\n\n")

@@ -13,7 +13,7 @@ import yaml
 
 from lm import plugins
 from lm.errors import CheckpointError, ConfigError
-from lm.schema import Tree, flatten
+from lm.schema import Tree, did_you_mean, flatten
 from lm.storage.reading import read_text
 
 OWN = "LM_CONFIG_DIR"
@@ -180,6 +180,10 @@ def options_of_kind(group: str, kind: str) -> list[str]:
 def lineage(group: str, option: str) -> list[str]:
     """Returns the presets or recipes that this one inherits from, the most general first, and last itself."""
     bases = [entry for entry in defaults(group, option) if isinstance(entry, str) and entry != "_self_"]
+    for base in bases:
+        if base not in (known := groups()[group]):
+            hint = did_you_mean(base.removeprefix(f"/{group}/"), known)
+            raise ConfigError(f"{source(group, option)}: defaults: {base!r} is not an option of {group}. {hint}")
     return [*(name for base in bases for name in lineage(group, base)), option]
 
 
@@ -220,6 +224,9 @@ def read(file: Path) -> Tree:
     entries = tree.get("defaults", [])
     if not isinstance(entries, list) or not all(isinstance(entry, str | dict) for entry in entries):
         raise ConfigError(f"{shown(file)}: defaults must be a list of options, such as [nano, _self_]. Mend the file.")
+    chosen = [str(key).removeprefix("override ").strip(" /") for entry in entries if isinstance(entry, dict) for key in entry]
+    if twice := [key for key in chosen if chosen.count(key) > 1]:
+        raise ConfigError(f"{shown(file)}: defaults: {twice[0]} is chosen twice. Leave one out.")
     return {str(key): value for key, value in tree.items()}
 
 

@@ -13,13 +13,13 @@ from lm import plugins, printing
 from lm.cli.compose import catalog
 from lm.cli.compose.choices import Choices, choices_of
 from lm.cli.compose.finetune import gentle_choices, gentle_source, gentle_values, parent_of, parent_values, with_one_parent
-from lm.cli.compose.keys import at, check_key
+from lm.cli.compose.keys import at, check_key, chosen_as_value, of_another_kind, require_section
 from lm.cli.compose.naming import run_name
 from lm.cli.compose.overrides import Given, parse
 from lm.cli.compose.quoting import as_text
 from lm.cli.listing import known
 from lm.errors import ConfigError
-from lm.schema import C, Tree, did_you_mean, entry_type, find_field, flatten, from_tree, kind_from_key, members, nest, variants
+from lm.schema import C, Tree, did_you_mean, entry_type, find_field, flatten, from_tree, kind_from_key, nest, variants
 
 if TYPE_CHECKING:
     from lm.training.config import TrainConfig
@@ -133,6 +133,8 @@ def compose(overrides: Sequence[str], saved: Layer | None = None) -> Composition
         layers.append(short)
         notes = [*notes, f"schedule.warmup_steps={short.values['schedule.warmup_steps']}: {short.source}, unless you say another"]
     if "run.name" not in spoken.values:
+        named = [layer for layer in layers if "run.name" in layer.values and saved is None]
+        notes += [f"run.name: left out {layer.values['run.name']} ({layer.source}); runs are named after what they do" for layer in named]
         layers.append(Layer("derived from recipe and overrides", "", {"run.name": run_name(given)}))
     found = Composition([*layers, spoken], choices, notes)
     return replace(found, notes=[*notes, *_of_parent(found, parent, gentle)]) if parent is not None and saved is None else found
@@ -238,29 +240,25 @@ def _leave_out(layer: Layer, group: str, option: str, tree: Tree) -> str:
     section, own = group.replace("/", "."), catalog.values(group, option)
     left_out = {}
     for path in [path for path in layer.values if path.startswith(f"{section}.")]:
-        if path in own or _of_another_kind(path, section, tree):
+        if path in own or of_another_kind(path, section, tree):
             left_out[path] = layer.values.pop(path)
     what = ", ".join(f"{path}={value}" for path, value in left_out.items())
     return f"{group}={option}: left out {what} ({layer.source}), which was meant for another option" if what else ""
 
 
-def _of_another_kind(path: str, section: str, tree: Tree) -> bool:
-    """Whether a path is a key not of the section's chosen kind but of a sibling kind."""
-    _, field = find_field(known.root(), tree, section.split("."))
-    assert field is not None
-    key = path.removeprefix(f"{section}.").split(".")[0]
-    _, found = find_field(known.root(), tree, [*section.split("."), key])
-    return found is None and any(key in kind.model_fields for kind in variants(field.annotation).values())
-
-
 def _refuse_unknown(layers: list[Layer]) -> None:
     tree = _tree(layers)
     for layer in layers:
-        for path in layer.values:
+        for path, value in layer.values.items():
             try:
-                check_key(path, tree)
+                require_section(path, check_key(path, tree), value)
             except ConfigError as error:
-                raise ConfigError(f"{layer.source}: {error}") from error
+                source, said = layer.source, str(error)
+                for other in (other for other in layers if other.label in ("preset", "recipe", "debug")):  # the strongest last
+                    kinds = other is not layer and other.label != "preset"  # a preset may say its own
+                    if (found := chosen_as_value(path, other.values, kinds)) is not None:
+                        source, said = other.source, found
+                raise ConfigError(f"{source}: {said}") from error
 
 
 def _apply(item: Given, layers: list[Layer], spoken: Layer) -> None:
@@ -284,9 +282,7 @@ def _apply(item: Given, layers: list[Layer], spoken: Layer) -> None:
     if item.key == "seed":  # overrides all single seeds
         for layer in [*layers, spoken]:
             layer.values = {path: value for path, value in layer.values.items() if not path.startswith("seed.")}
-    elif variants(field.annotation) and not isinstance(value, dict) and (value is not None or type(None) not in members(field.annotation)):
-        remedy = f"Write {group}={item.raw}" if group in catalog.groups() else f"Set one of its keys, as {item.key}.x=..."
-        raise ConfigError(f"{item.key}: {item.raw} was given for a section. {remedy}.")
+    require_section(item.key, field, value, item.raw)
     for path in leaves:
         check_key(path, tree)
     spoken.values |= leaves

@@ -40,13 +40,46 @@ def check_key(path: str, tree: Tree) -> FieldInfo:
     cls = known.root()
     owner, field = find_field(cls, tree, parts[:1])
     if field is not None and entry_type(field.annotation) is not None:  # keys are free names, and perhaps name a kind
-        tree = {**tree, parts[0]: kind_from_key({key: {} for key in parts[1:2]} | (tree.get(parts[0]) or {}))}
+        held = tree.get(parts[0])
+        tree = {**tree, parts[0]: kind_from_key({key: {} for key in parts[1:2]} | (held if isinstance(held, dict) else {}))}
     for n in range(1, len(parts) + 1):
         parent, (owner, field) = field, find_field(cls, tree, parts[:n])
         if field is None:
             raise ConfigError(_unknown(parts, n, owner, parent, tree))
     assert field is not None
     return field
+
+
+def of_another_kind(path: str, section: str, tree: Tree) -> bool:
+    """Whether a path is a key not of the section's chosen kind but of a sibling kind."""
+    _, field = find_field(known.root(), tree, section.split("."))
+    assert field is not None
+    key = path.removeprefix(f"{section}.").split(".")[0]
+    _, found = find_field(known.root(), tree, [*section.split("."), key])
+    return found is None and any(key in kind.model_fields for kind in variants(field.annotation).values())
+
+
+def require_section(path: str, field: FieldInfo, value: object, raw: str | None = None) -> None:
+    """Raises ConfigError for a value in the place of a section.  raw: as it was typed; None: it stands in a file."""
+    optional = value is None and type(None) in members(field.annotation)
+    if path != "seed" and variants(field.annotation) and not isinstance(value, dict) and not optional:  # a seed is all seeds
+        group, given = path.replace(".", "/"), raw if raw is not None else "null" if value is None else value
+        remedy = f"Write {group}={given}" if group in catalog.groups() else f"Set one of its keys, as {path}.x{'=...' if raw else ''}"
+        raise ConfigError(f"{path}: {given} was given for a section. {remedy}.")
+
+
+def chosen_as_value(path: str, values: Mapping[str, object], kinds: bool) -> str | None:
+    """Returns the sentence on a file's values where they give an option to a section of this path, or its kind, as if it were a value;
+    None where they do not.  kinds: whether a kind is refused."""
+    parts = path.split(".")
+    for section in (".".join(parts[:n]) for n in range(1, len(parts) + 1)):
+        for key in (section, *[f"{section}.kind"] * kinds):
+            if key in values and (group := section.replace(".", "/")) in catalog.groups() and group not in catalog.GLOBAL:
+                option = catalog.options_of_kind(group, str(values[key]))[:1] or ["OPTION"]
+                given = "null" if values[key] is None else values[key]
+                remedy = f"Write '- override /{group}: {option[0]}' there"
+                return f"{key}: {given} was given as a value, and the option of a section is chosen under defaults. {remedy}."
+    return None
 
 
 def _unknown(parts: list[str], n: int, owner: type[Config], parent: FieldInfo | None, tree: Tree) -> str:
@@ -59,6 +92,8 @@ def _unknown(parts: list[str], n: int, owner: type[Config], parent: FieldInfo | 
     kinds, said = variants(parent.annotation) if parent is not None else {}, at(tree, parts[: n - 1])
     if kinds and "" not in kinds and str(said.get("kind") if isinstance(said, dict) else None) not in kinds:
         return _no_kind(".".join(parts[: n - 1]), said, kinds)
+    if here in catalog.GLOBAL:
+        return f"{here}: this chooses a file, and has no keys. Write {here}=NAME on the command line."
     if n == 1:
         return f"{here}: there is no such key. {_elsewhere(key, [*owner.model_fields, *catalog.GLOBAL], tree)}"
     kind = owner.model_fields.get("kind")

@@ -103,12 +103,42 @@ def test_many_options_are_listed_in_order(lm: Lm) -> None:
         ("schedule: cosine", "'schedule: cosine' does not replace the option of schedule. Write '- override /schedule: cosine'."),
         ("override schedule: cosine", "Write '- override /schedule: cosine'."),
         ("override /schedule: cosinne", "schedule: 'cosinne' is not an option. Did you mean 'cosine'?"),
+        ("override /optim: adamw\n  - override /optim: sgd", "optim is chosen twice. Leave one out."),
+        ("/recipes/pretrain/tiny", "'/recipes/pretrain/tiny' is not an option of recipes. Did you mean 'pretrain/tiny'?"),
     ],
 )
 def test_a_line_of_defaults_that_does_not_compose_is_told_with_its_file(own: Path, lm: Lm, line: str, sentence: str) -> None:
     (own / "recipes" / "bare.yaml").write_text(f"# @package _global_\ndefaults:\n  - {line}\n")
     code, _, err = lm("train", "--config-dir", str(own), "recipes=bare", "--cfg", "job")
     assert code == 2 and err.startswith("it's mine/recipes/bare.yaml: defaults: ") and sentence in err
+
+
+@pytest.mark.parametrize(
+    "line, sentence",
+    [
+        ("optim: adamw", "optim: adamw was given as a value, and the option of a section is chosen under defaults."),
+        ("optim: {kind: adamw, lr: 1}", "optim.kind: adamw was given as a value, and the option of a section is chosen under defaults."),
+        ("optim: {kind: muon, lrr: 1}", "optim.lrr: there is no such key in kind 'muon'. Did you mean 'lr'?"),
+        ("optim:", "Write '- override /optim: OPTION' there."),
+        ("model: {ffn: swiglu}", "Write '- override /model/ffn: swiglu' there."),
+        ("trainer: gpu", "Write '- override /trainer: gpu' there."),
+        ("run: mine", "run: mine was given for a section. Set one of its keys, as run.x."),
+        ("metrics: 3", "metrics: 3 does not fit. The value must be an object."),
+        ("recipes: pretrain/tiny", "recipes: this chooses a file, and has no keys. Write recipes=NAME on the command line."),
+    ],
+)
+def test_an_option_that_is_written_as_a_value_is_told_with_its_file(own: Path, lm: Lm, line: str, sentence: str) -> None:
+    (own / "recipes" / "bare.yaml").write_text(f"{line}\n")
+    code, _, err = lm("train", "--config-dir", str(own), "recipes=bare", "trainer.max_steps=3", "--cfg", "job")
+    assert code == 2 and err.startswith("it's mine/recipes/bare.yaml: ") and sentence in err, err
+
+
+def test_a_name_in_a_file_of_ones_own_is_not_left_out_in_silence(own: Path, lm: Lm) -> None:
+    (own / "recipes" / "bare.yaml").write_text("run: {name: yours, dir: there}\ntrainer: {max_steps: 7}\n")
+    code, out, err = lm("train", "--config-dir", str(own), "recipes=bare", "--cfg", "job")
+    assert code == 0 and "name: bare\n" in out and "dir: there\n" in out
+    assert err == "run.name: left out yours (it's mine/recipes/bare.yaml); runs are named after what they do\n"
+    assert lm("train", "--config-dir", str(own), "recipes=bare", "run.name=mine", "--cfg", "job")[2] == ""
 
 
 def test_a_slot_of_a_preset_of_ones_own_that_overrides_nothing_is_told(own: Path, lm: Lm) -> None:

@@ -1,9 +1,8 @@
 """What a model as a whole promises beside the invariants: its initial weights, dropout, windows, readers."""
 
-import re
-
 import math
 import pickle
+import re
 from typing import Any
 
 import pytest
@@ -38,7 +37,8 @@ def test_a_tensor_is_a_batch_of_tokens() -> None:
     model, ids = redrawn(config()), tokens(2, 7)
     assert torch.equal(model(ids), model(Batch(ids)))
     for given in (ids[0], ids[None]):  # the first was an IndexError
-        with pytest.raises(ConfigError, match=rf"batch: a tensor of shape {re.escape(str(tuple(given.shape)))} was given\. .* ids\.unsqueeze"):
+        shape = re.escape(str(tuple(given.shape)))
+        with pytest.raises(ConfigError, match=rf"batch: a tensor of shape {shape} was given\. .* ids\.unsqueeze"):
             model(given)
 
 

@@ -66,14 +66,15 @@ def _prompt(data: bytes, where: str) -> Prompt:
     if ANSWERS in line:
         raise ConfigError(f"{where}: it has the field {ANSWERS} already, which is written here. Rename it.")
     if "messages" in line:
-        return Prompt(line, _turns(line, where), where)
+        return Prompt(line, turns_of(line, where), where)
     if not isinstance(line["prompt"], str):
         raise ConfigError(f"{where}: prompt is no string. Fix the line.")
     return Prompt(line, line["prompt"], where)
 
 
-def _turns(line: Tree, where: str) -> list[Turn]:
-    """Returns what a chat of training would be up to here: tools and tool calls count, and content may come in parts."""
+def turns_of(line: Tree, where: str) -> list[Turn]:
+    """Returns the turns in `messages`, as of a chat of training up to here: `tools` and tool calls count, and content may come in parts.
+    where: the place for errors. Raises ConfigError."""
     try:
         return [*tools_of(line, where), *ChatRecord().messages_of(line, "messages", "messages", where)]
     except BadRecord as error:  # whose last sentence is a remedy of training

@@ -50,16 +50,18 @@ def complete(
     on_text: OnText | None = None,
     chat: ChatTemplate | None = None,
     drafter: Drafter | None = None,
+    goes_on: bool = False,
 ) -> list[Completion]:
     """Returns cfg.n completions of each prompt in turn, and calls on_text(row, text) with each piece of text as soon as it is certain:
     whole characters, no part of a stop string. With beam search each text is passed whole, when all beams have ended.
 
-    chat: each prompt is a message of a user, or all turns so far, and completions end where this template ends an answer. Raises
-    ConfigError for a prompt that is longer than the context or not valid text.
+    chat: each prompt is a message of a user, or all turns so far, and completions end where this template ends an answer.  goes_on: as in
+    `prompt_ids`. Raises ConfigError for a prompt that is longer than the context or not valid text.
     """
     require_fit(tokenizer, model.vocab_size)
-    encoded = [prompt_ids(model, tokenizer, prompt, chat) for prompt in prompts]
-    return continued(model, tokenizer, encoded, cfg, ends_of(tokenizer, chat), on_text, drafter, alone=chat is not None)
+    encoded = [prompt_ids(model, tokenizer, prompt, chat, goes_on) for prompt in prompts]
+    alone = chat is not None and not goes_on
+    return continued(model, tokenizer, encoded, cfg, ends_of(tokenizer, chat), on_text, drafter, alone=alone)
 
 
 def continued(

@@ -202,8 +202,8 @@ def build(service: Service, door: Door) -> FastAPI:
     app = FastAPI(title="lm", openapi_url=None, dependencies=[Depends(door.check)], lifespan=service.lifespan)
     told: tuple[Callable[..., Any], ...] = (service.complete, service.chat, service.models, service.health, service.told, service.page)
     for path, endpoint in zip(PATHS, told, strict=True):
-        app.add_api_route(path, endpoint, methods=["POST" if endpoint in told[:2] else "GET"], response_model=None)
-    app.add_api_route("/v1/models/{name:path}", service.model, response_model=None)
+        app.add_api_route(path, endpoint, methods=["POST"] if endpoint in told[:2] else ["GET", "HEAD"], response_model=None)
+    app.add_api_route("/v1/models/{name:path}", service.model, methods=["GET", "HEAD"], response_model=None)
     app.add_middleware(Counted, metrics=service.metrics)
     for error in (Refusal, LmError, HTTPException, ClientDisconnect, Exception):
         app.add_exception_handler(error, _refused)
@@ -230,8 +230,8 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 def _said(sentence: str, kind: str, code: str | None = None) -> Tree:
-    param = sentence.partition(":")[0]
-    return {"error": {"message": sentence, "type": kind, "param": param, "code": code}}
+    param = sentence.partition(":")[0]  # of a path that there is not, "GET /..."
+    return {"error": {"message": sentence, "type": kind, "param": None if " " in param else param, "code": code}}
 
 
 def _event(tree: Tree) -> str:

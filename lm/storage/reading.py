@@ -15,6 +15,7 @@ from lm.schema import C, Tree, from_tree
 
 MIB = 1 << 20
 _DEEPEST = 900  # lists and objects within one another: Python 3.11 parses about as many, 3.13 thousands, which overflow later
+_DEEPEST_ASKED = 150  # the parser that a request goes through after it takes 200
 
 
 def never_waiting(name: str, flags: int) -> int:
@@ -75,15 +76,15 @@ def parse_asked(data: bytes) -> Any:
     """As `parse_json`, for a request, but long integers pass, since its config refuses them by key. Raises ValueError for a key given
     twice."""
     try:
-        return _shallow(data, json.loads(data, parse_constant=_finite, parse_float=_finite, object_pairs_hook=_once))
+        return _shallow(data, json.loads(data, parse_constant=_finite, parse_float=_finite, object_pairs_hook=_once), _DEEPEST_ASKED)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
 
-def _shallow(data: bytes, found: Any) -> Any:
-    """Returns what was found in the data. Raises ValueError where it is nested more deeply than _DEEPEST."""
-    level = [found] if data.count(b"[") + data.count(b"{") >= _DEEPEST else []  # few brackets are never deep
-    for _ in range(_DEEPEST):
+def _shallow(data: bytes, found: Any, deepest: int = _DEEPEST) -> Any:
+    """Returns what was found in the data. Raises ValueError where lists and objects are nested more deeply."""
+    level = [found] if data.count(b"[") + data.count(b"{") >= deepest else []  # few brackets are never deep
+    for _ in range(deepest):
         inner = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
         if not (level := [value for values in inner for value in values]):
             return found

@@ -12,6 +12,7 @@ import pytest
 
 import lm as library
 from lm.data.kinds import BytesConfig
+from lm.errors import ConfigError
 from lm.generation import answering
 from lm.nn.transformer import DecoderLM
 from lm.storage.model_folder import save_model
@@ -167,6 +168,24 @@ def test_a_message_of_the_assistant_at_the_end_is_gone_on_with_where_that_is_ask
     begun = lines(tmp_path / "b.jsonl", [{"messages": [ask, {"role": "assistant", "content": whole[:4]}]}])
     assert lm(*args, f"prompts={begun}", "out=b.out", "max_tokens=5", "continue_final_message=true")[0] == 0
     assert read(tmp_path / "b.out")[0]["answers"][0]["text"] == whole[4:]
+    loaded, tokenizer = library.load("chat")
+    options: dict[str, Any] = {"temperature": 0, "logit_bias": dict.fromkeys(range(128, 259), -100.0)}
+    assert library.generate(loaded, tokenizer, [ask], max_tokens=9, **options) == whole
+    chat = [ask, {"role": "assistant", "content": whole[:4]}]
+    goes_on = {"continue_final_message": True, "max_tokens": 5, **options}
+    assert library.generate(loaded, tokenizer, [chat, chat], **goes_on) == [whole[4:]] * 2
+    assert library.generate(loaded, tokenizer, chat, n=1, **goes_on) == [whole[4:]]
+    for prompt, said in (("Hi", "it is of the messages"), ([ask], "is no text of the assistant")):
+        with pytest.raises(ConfigError, match=f"continue_final_message: .*{said}"):
+            library.generate(loaded, tokenizer, prompt, **goes_on)
+    for wrong, said in (
+        ([ask, "Hi"], "prompt: field 'messages' holds"),
+        ([[ask], "Hi"], "is no text and no chat"),
+        ([[ask], [{"role": "user"}]], "prompt 1: message 1: field"),
+        ([1], "is no text and no chat"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            library.generate(loaded, tokenizer, wrong)  # anything may be given
     code, _, err = lm(*args, "prompts=a.jsonl", "out=c.out", "continue_final_message=true")
     assert code == 2 and "a.jsonl, line 1: continue_final_message: the last message is no text of the assistant. End with one" in err
     for given in (["prompt=a"], [f"prompts={lines(tmp_path / 'c.jsonl', [{'prompt': 'a'}])}", "out=c.out"]):

@@ -21,10 +21,10 @@ def test_what_others_write_may_mean_no_limit(tmp_path: Path) -> None:
         read_json(file, foreign=True)
 
 
-@pytest.mark.parametrize("read", [parse_json, partial(parse_json, foreign=True), parse_asked])
-def test_what_is_nested_deeply_is_refused_whatever_python_parses(read: Callable[[bytes], object]) -> None:
+@pytest.mark.parametrize(("read", "deep"), [(parse_json, 800), (partial(parse_json, foreign=True), 800), (parse_asked, 140)])
+def test_what_is_nested_deeply_is_refused_whatever_python_parses(read: Callable[[bytes], object], deep: int) -> None:
     """Seen to fail under Python 3.13, which parses thousands of levels, so that what reads them later overflows."""
-    assert read(b"[" * 800 + b"]" * 800) is not None and read(b"[" + b"{}," * 2000 + b"{}]") == [{}] * 2001
+    assert read(b"[" * deep + b"]" * deep) is not None and read(b"[" + b"{}," * 2000 + b"{}]") == [{}] * 2001
     for opened, closed in ((b"[", b"]"), (b'{"a":', b"}")):
         with pytest.raises(ValueError, match="it is nested too deeply"):
             read(opened * 5000 + b"1" + closed * 5000)

@@ -25,7 +25,7 @@ from lm.storage.model_folder import copy_weights
 from lm.testing.models import Doubles, same
 
 VOCAB, LENGTH = 61, 50
-FIRST = dict.fromkeys(("roberta", "xlm-roberta", "camembert"), 2)  # position, where it is not 0
+FIRST = dict.fromkeys(("roberta", "xlm-roberta", "camembert", "roberta-prelayernorm", "xlm-roberta-xl"), 2)  # position, where it is not 0
 
 
 def cases(named: Iterable[str], quick: int = 1) -> list[Any]:

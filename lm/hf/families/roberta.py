@@ -1,6 +1,7 @@
 """RoBERTa with its head for masked tokens.  Liu et al. 2019, arXiv:1907.11692."""
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 from lm.errors import ConfigError
 from lm.hf.families.bert import Bert
@@ -8,8 +9,8 @@ from lm.hf.io.family import Pair
 from lm.hf.io.transforms import SkipRows
 from lm.schema import Tree
 
-_NAMES = {
-    "bert.": "roberta.", "cls.predictions.decoder.": "lm_head.decoder.", "cls.predictions.bias": "lm_head.bias",
+_HEAD = {
+    "cls.predictions.decoder.": "lm_head.decoder.", "cls.predictions.bias": "lm_head.bias",
     "cls.predictions.transform.dense.": "lm_head.dense.", "cls.predictions.transform.LayerNorm.": "lm_head.layer_norm.",
 }  # fmt: skip
 
@@ -19,8 +20,13 @@ class Roberta(Bert):
 
     name = "roberta"
     architecture = "RobertaForMaskedLM"
+    root: ClassVar[str] = "roberta."  # of the keys of a model without its head
     pad = 1
-    ignored = (r"roberta\.pooler\.dense\.(weight|bias)", r"roberta\.embeddings\.position_ids", r"lm_head\.decoder\.bias")
+    ignored: ClassVar[tuple[str, ...]] = (
+        r"roberta\.pooler\.dense\.(weight|bias)",
+        r"roberta\.embeddings\.position_ids",
+        r"lm_head\.decoder\.bias",
+    )
 
     def read(self, hf: Tree) -> Tree:
         if (pad := hf.get("pad_token_id", self.pad)) != self.pad:
@@ -36,9 +42,10 @@ class Roberta(Bert):
     def pairs(self, ours: Tree) -> Iterator[Pair]:
         for pair in super().pairs(ours):
             [key] = pair.theirs
-            old = next(old for old in _NAMES if key.startswith(old))
+            names = {"bert.": self.root, **_HEAD}
+            old = next(old for old in names if key.startswith(old))
             transform = SkipRows(self.pad + 1) if pair.ours == ("position.weight",) else pair.transform
-            yield Pair(pair.ours, (_NAMES[old] + key.removeprefix(old),), transform)
+            yield Pair(pair.ours, (names[old] + key.removeprefix(old),), transform)
 
 
 FAMILY = Roberta()

@@ -1,4 +1,4 @@
-"""What has RoBERTa's layers: XLM-RoBERTa and CamemBERT."""
+"""What is like RoBERTa: XLM-RoBERTa and CamemBERT, and with norms before the sublayers RoBERTa-PreLayerNorm and XLM-RoBERTa-XL."""
 
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "xlm-roberta": ("XLMRoberta", {"layer_norm_eps": 1e-5}),
     "xlm-roberta, relu, two segments": ("XLMRoberta", {"hidden_act": "relu", "type_vocab_size": 2}),
     "camembert": ("Camembert", {"layer_norm_eps": 1e-5}),
+    "norms before": ("RobertaPreLayerNorm", {}),
+    "norms before, relu, three segments": (
+        "RobertaPreLayerNorm",
+        {"hidden_act": "relu", "layer_norm_eps": 1e-5, "type_vocab_size": 3},
+    ),
+    "none behind the embedding": ("XLMRobertaXL", {}),
+    "none behind the embedding, relu, two segments": ("XLMRobertaXL", {"hidden_act": "relu", "type_vocab_size": 2}),
 }
 PUBLISHED: dict[str, dict[str, Any]] = {
     "xlm-roberta": {
@@ -35,6 +42,18 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "layer_norm_eps": 1e-05, "max_position_embeddings": 514, "model_type": "camembert", "num_attention_heads": 12,
         "num_hidden_layers": 12, "output_past": True, "pad_token_id": 1, "type_vocab_size": 1, "vocab_size": 32005,
     },
+    "roberta-prelayernorm": {
+        "architectures": ["RobertaPreLayerNormForMaskedLM"], "attention_probs_dropout_prob": 0.1, "bos_token_id": 0, "eos_token_id": 2,
+        "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "hidden_size": 1024, "intermediate_size": 4096, "layer_norm_eps": 1e-05,
+        "max_position_embeddings": 514, "model_type": "roberta-prelayernorm", "num_attention_heads": 16, "num_hidden_layers": 24,
+        "pad_token_id": 1, "position_embedding_type": "absolute", "type_vocab_size": 1, "use_cache": True, "vocab_size": 50265,
+    },
+    "xlm-roberta-xl": {
+        "architectures": ["XLMRobertaXLForMaskedLM"], "attention_probs_dropout_prob": 0.1, "bos_token_id": 0, "eos_token_id": 2,
+        "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "hidden_size": 2560, "intermediate_size": 10240, "layer_norm_eps": 1e-05,
+        "max_position_embeddings": 514, "model_type": "xlm-roberta-xl", "num_attention_heads": 32, "num_hidden_layers": 36,
+        "pad_token_id": 1, "position_embedding_type": "absolute", "type_vocab_size": 1, "use_cache": True, "vocab_size": 250880,
+    },
 }  # fmt: skip
 
 
@@ -48,7 +67,7 @@ def test_a_family_like_roberta(case: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_config_of_published_sizes_is_understood(name: str) -> None:
-    """The sizes of the large one, and of the base, as their files have them; an export goes back to them, and not to BERT."""
+    """The sizes of the large ones, of the base and of the XL, as their files have them; an export goes back to them, and not to BERT."""
     family, there = families()[name], PUBLISHED[name]
     cfg = family.config(there)
     assert cfg.max_seq_len == 512 and unheard("config.json", there, family, cfg) == [] and family.homeless(cfg) == []

@@ -1,0 +1,21 @@
+"""XLM-RoBERTa-XL and XXL.  Goyal et al. 2021, arXiv:2105.00572."""
+
+from typing import ClassVar
+
+from lm.hf.families.roberta import Roberta
+from lm.hf.families.roberta_prelayernorm import RobertaPreNorm
+from lm.schema import Tree
+
+
+class XLMRobertaXL(RobertaPreNorm):
+    """RoBERTa with norms before the sublayers and behind the last, and none behind the embedding."""
+
+    name = "xlm-roberta-xl"
+    architecture = "XLMRobertaXLForMaskedLM"
+    root = Roberta.root
+    ignored = Roberta.ignored
+    fixed: ClassVar[Tree] = {**RobertaPreNorm.fixed, "embed.norm": False}
+    norms = ("attention.self_attn_layer_norm", "LayerNorm", "encoder.LayerNorm")
+
+
+FAMILY = XLMRobertaXL()

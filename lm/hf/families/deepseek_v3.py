@@ -53,13 +53,12 @@ class DeepSeekV3(FurtherTokens):
         return {"attention.scale": width**-0.5 * from_tree(YarnScaling, scaling, "config.json").score_factor()}
 
     def write(self, ours: Tree) -> Tree:
+        return {**super().write(ours), **self.widths(ours)}
+
+    def widths(self, ours: Tree) -> Tree:
+        """Returns the keys of config.json that follow from others."""
         a = {name: ours[f"attention.{name}"] for name in ("n_heads", "nope_dim", "rope_dim")}
-        return {
-            **super().write(ours),
-            "num_key_value_heads": a["n_heads"],
-            "qk_head_dim": a["nope_dim"] + a["rope_dim"],
-            "head_dim": a["rope_dim"],
-        }
+        return {"num_key_value_heads": a["n_heads"], "qk_head_dim": a["nope_dim"] + a["rope_dim"], "head_dim": a["rope_dim"]}
 
     def block(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
         yield from self.norms(here, there)

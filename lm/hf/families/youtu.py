@@ -1,0 +1,48 @@
+"""Youtu-LLM.  Tencent 2025, arXiv:2512.24618."""
+
+from collections.abc import Collection, Iterator
+from typing import Any, ClassVar
+
+from lm.hf.families.deepseek_v3 import DeepSeekV3
+from lm.hf.families.llama import Llama
+from lm.hf.io.family import Pair
+from lm.schema import Tree
+
+
+class Youtu(DeepSeekV3):
+    """DeepSeek-V3's latent attention beside a dense feed-forward, and no further tokens."""
+
+    name = "youtu"
+    architecture = "YoutuForCausalLM"
+    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+        **{ours: theirs for ours, theirs in DeepSeekV3.fields.items() if not ours.startswith("ffn.")},
+        "ffn.hidden": ("intermediate_size", 6144),
+        "ffn.activation": ("hidden_act", "silu"),
+        "head.tied": ("tie_word_embeddings", True),
+    }
+    further: ClassVar[tuple[str, ...]] = ("num_key_value_heads", "qk_head_dim", "head_dim")
+    renamed: ClassVar[dict[str, str]] = {}
+    idle: ClassVar[tuple[str, ...]] = ("embedding_initializer_range",)
+    fixed: ClassVar[Tree] = {
+        **{ours: value for ours, value in DeepSeekV3.fixed.items() if not ours.startswith("ffn.")}, "ffn.kind": "mlp", "ffn.gated": True,
+        "mtp": None,
+    }  # fmt: skip
+    fixed_there: ClassVar[Tree] = {}
+
+    def as_stored(self, hf: Tree, names: Collection[str]) -> Tree:
+        return hf
+
+    def ignores(self, hf: Tree) -> tuple[str, ...]:
+        return self.ignored
+
+    def read(self, hf: Tree) -> Tree:
+        return self._scale(hf)
+
+    def write(self, ours: Tree) -> Tree:
+        return self.widths(ours)
+
+    def ffn(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
+        yield from Llama.ffn(self, here, there, ours)
+
+
+FAMILY = Youtu()

@@ -1,0 +1,54 @@
+"""Persimmon.  Adept 2023, "Releasing Persimmon-8B"."""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from lm.hf.families.llama import Llama
+from lm.hf.io.family import Pair, module, modules
+from lm.hf.io.transforms import SplitHeads
+from lm.hf.options.rope import read_rope
+from lm.schema import Tree
+
+
+class Persimmon(Llama):
+    """Layer norms, those on each head's queries and keys too, squared ReLU without a gate, biases, and a half of each head rotated; q, k
+    and v are stored as one, by head."""
+
+    name = "persimmon"
+    architecture = "PersimmonForCausalLM"
+    partial = True
+    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+        **{ours: theirs for ours, theirs in Llama.fields.items() if not ours.endswith(("bias", "head_dim", "n_kv_heads"))},
+        "norm.eps": ("layer_norm_eps", 1e-5),
+        "ffn.activation": ("hidden_act", "relu2"),
+        "dropout": ("hidden_dropout", 0.0),
+    }
+    further: ClassVar[tuple[str, ...]] = ("qk_layernorm",)
+    fixed: ClassVar[Tree] = {
+        **Llama.fixed, "norm.kind": "layer", "attention.qkv_bias": True, "attention.out_bias": True, "ffn.bias": True, "ffn.gated": False,
+    }  # fmt: skip
+
+    def read(self, hf: Tree) -> Tree:
+        normed = "head" if hf.get("qk_layernorm", True) else "none"
+        return {**read_rope({"partial_rotary_factor": 0.5, **hf}), "attention.qk_norm": normed}
+
+    def write(self, ours: Tree) -> Tree:
+        fraction = ours.get("position.fraction")  # where it is missing, half is meant
+        return {"partial_rotary_factor": fraction, "qk_layernorm": ours["attention.qk_norm"] == "head"}
+
+    def pairs(self, ours: Tree) -> Iterator[Pair]:
+        for pair in super().pairs(ours):
+            yield pair._replace(theirs=(pair.theirs[0].replace("model.norm.", "model.final_layernorm."),))
+
+    def block(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
+        yield from self.norms(here, there)
+        heads = SplitHeads(ours["attention.n_heads"], [ours["attention.head_dim"]] * 3)
+        yield from modules(tuple(f"{here}.attention.{name}" for name in "qkv"), f"{there}.self_attn.query_key_value", heads)
+        for name in "qk":
+            yield from module(f"{here}.attention.{name}_norm", f"{there}.self_attn.{name}_layernorm")
+        yield from module(f"{here}.attention.o", f"{there}.self_attn.dense")
+        yield from module(f"{here}.ffn.up", f"{there}.mlp.dense_h_to_4h")
+        yield from module(f"{here}.ffn.down", f"{there}.mlp.dense_4h_to_h")
+
+
+FAMILY = Persimmon()

@@ -10,7 +10,7 @@ from lm.hf.options.windows import layer_types, read_windows, write_windows
 from lm.nn.transformer import ModelConfig
 from lm.schema import Tree
 
-_ENDS = {"embed_norm": "model.embeddings.norm", "norm": "model.final_norm", "head": "decoder"} | {n: n for n in ("head.dense", "head.norm")}
+_ENDS = {"embed_norm": "model.embeddings.norm", "norm": "model.final_norm", "head": "decoder"}
 _ALIKE = {"attention_residual.norm": "attn_norm", "attention.o": "attn.Wo", "ffn_residual.norm": "mlp_norm", "ffn.down": "mlp.Wo"}
 _BASES = {"global_rope_theta": "rope_theta", "local_rope_theta": "rope_local_base_freq"}
 """Its names for rotary bases, outside of rope_parameters -> those of other families, at which transformers' class does not look."""
@@ -24,6 +24,8 @@ class ModernBert(Family):
     auto = "AutoModelForMaskedLM"
     theta = 160000.0
     local_theta = 10000.0
+    transform: ClassVar[str] = "head"  # name of the dense layer and the norm before the head
+    itself: ClassVar[int] = 1  # local_attention has a half to either side of the token, and ours counts the token too
     fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
         "vocab_size": "vocab_size",
         "max_seq_len": ("max_position_embeddings", 8192),
@@ -63,12 +65,12 @@ class ModernBert(Family):
         if (hf.get("rope_scaling") or {}).get("rope_type", "default") != "default":
             raise ConfigError("config.json: rope_scaling is of layers with a window too, which are not scaled in lm. Import another model.")
         usual = layer_types(hf["num_hidden_layers"], hf.get("global_attn_every_n_layers", 3), 0)
-        windows = {**hf, "sliding_window": hf.get("local_attention", 128) // 2 + 1}  # to either side, with the token itself
+        windows = {**hf, "sliding_window": hf.get("local_attention", 128) // 2 + self.itself}
         return read_windows(windows, usual, None) | {"head.transform": activation(hf, "classifier_activation", "gelu")}
 
     def write(self, ours: Tree) -> Tree:
         windows = write_windows(ours)
-        local = {"local_attention": 2 * (windows.pop("sliding_window") - 1)} if "sliding_window" in windows else {}
+        local = {"local_attention": 2 * (windows.pop("sliding_window") - self.itself)} if "sliding_window" in windows else {}
         theta, local_theta = ours["position.theta"], ours.get("position.local_theta")
         bases = {"global_rope_theta": theta, "local_rope_theta": theta if local_theta is None else local_theta}  # of transformers 4
         # transformers would take a `rope_scaling` for layers with a window too
@@ -78,13 +80,19 @@ class ModernBert(Family):
         yield same("embed.weight", "model.embeddings.tok_embeddings.weight")
         for mine, theirs in _ENDS.items():
             yield from module(mine, theirs)
-        width = ours["attention.n_heads"] * ours["attention.head_dim"]
+        for mine in ("dense", "norm"):
+            yield from module(f"head.{mine}", f"{self.transform}.{mine}")
         for i in range(ours["n_layers"]):
             here, there = f"blocks.{i}", f"model.layers.{i}"
-            yield from modules(tuple(f"{here}.attention.{name}" for name in "qkv"), f"{there}.attn.Wqkv", Split([width] * 3))
+            yield from self.projections(here, there, ours)
             yield from modules((f"{here}.ffn.gate", f"{here}.ffn.up"), f"{there}.mlp.Wi", Split([ours["ffn.hidden"]] * 2))
             for mine, theirs in _ALIKE.items():
                 yield from module(f"{here}.{mine}", f"{there}.{theirs}")
+
+    def projections(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
+        """Yields the pairs of the projections to queries, keys and values."""
+        width = ours["attention.n_heads"] * ours["attention.head_dim"]
+        yield from modules(tuple(f"{here}.attention.{name}" for name in "qkv"), f"{there}.attn.Wqkv", Split([width] * 3))
 
 
 FAMILY = ModernBert()

@@ -1,4 +1,4 @@
-"""ModernBERT."""
+"""ModernBERT, and its decoder."""
 
 from pathlib import Path
 from typing import Any
@@ -7,6 +7,7 @@ import pytest
 
 from lm.errors import ConfigError
 from lm.hf.families.modernbert import FAMILY
+from lm.hf.families.modernbert_decoder import FAMILY as DECODER
 from lm.hf.io.family import resolved
 from lm.hf.options.keys import unheard
 
@@ -36,6 +37,22 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", cases(CASES))
 def test_modernbert(case: str, tmp_path: Path) -> None:
     verify(transformers.ModernBertForMaskedLM(transformers.ModernBertConfig(**BASE | CASES[case])), tmp_path, greedy=False)
+
+
+@pytest.mark.parametrize("case", cases(CASES))
+def test_the_decoder(case: str, tmp_path: Path) -> None:
+    """Its windows are of local_attention // 2 tokens, that which looks included."""
+    found = verify(transformers.ModernBertDecoderForCausalLM(transformers.ModernBertDecoderConfig(**BASE | CASES[case])), tmp_path)
+    window = CASES[case].get("local_attention", 12) // 2
+    assert found.config.attention.tree()["window"] == (None if case == "no windows" else window)
+
+
+def test_a_config_of_the_sizes_of_the_decoders_class_is_understood() -> None:
+    there = transformers.ModernBertDecoderConfig().to_dict()
+    cfg = DECODER.config(there)
+    assert unheard("config.json", there, DECODER, cfg) == [] and DECODER.homeless(cfg) == []
+    with pytest.raises(ConfigError, match="sliding_window=65 has no place in lm's modernbert-decoder, which has 64"):
+        unheard("config.json", there | {"sliding_window": 65}, DECODER, cfg)
 
 
 OWN = {"global_attn_every_n_layers": 2, "global_rope_theta": 500.0, "local_rope_theta": 90.0}

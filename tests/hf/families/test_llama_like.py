@@ -1,4 +1,5 @@
-"""Families that differ from Llama in one thing or two: Arcee, DiffLlama, ERNIE 4.5, nanochat, OLMo 1 and Seed-OSS."""
+"""Families that differ from Llama in one thing or two: Arcee, DiffLlama, ERNIE 4.5, InternLM3,
+IQuest-Coder, nanochat, OLMo 1 and Seed-OSS."""
 
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "SeedOss", {"attention_bias": False, "attention_out_bias": True, "mlp_bias": True, "head_dim": None},
     ),
 }  # fmt: skip
+MORE: dict[str, tuple[str, dict[str, Any]]] = {
+    "internlm3": ("InternLM3", {"head_dim": 10, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 3.0}}),
+    "internlm3, biases, tied": (
+        "InternLM3", {"head_dim": None, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
+    "iquest-coder": ("IQuestCoder", {"head_dim": 10}),
+}  # fmt: skip
+"""In `make test-all`."""
 PUBLISHED: dict[str, dict[str, Any]] = {
     "arcee": {
         "architectures": ["ArceeForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "head_dim": 128, "hidden_act": "relu2",
@@ -82,11 +91,41 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES)
+OF_LLAMA = ("InternLM3", "IQuestCoder")
+"""Whose class is Llama's."""
+
+
+@pytest.mark.parametrize("case", [*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in MORE)])
 def test_a_family_like_llama(case: str, tmp_path: Path) -> None:
-    name, changes = CASES[case]
-    theirs = getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**BASE | changes))
+    name, changes = (CASES | MORE)[case]
+    model = "Llama" if name in OF_LLAMA else name
+    theirs = getattr(transformers, f"{model}ForCausalLM")(getattr(transformers, f"{name}Config")(**BASE | changes))
     verify(theirs, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["internlm3", "iquestcoder"])
+def test_a_config_of_the_sizes_of_its_class_is_understood(name: str) -> None:
+    family, there = families()[name], transformers.CONFIG_MAPPING[name]().to_dict()
+    cfg = family.config(there)
+    assert unheard("config.json", there, family, cfg) == [] and family.homeless(cfg) == []
+    assert family_for(cfg, imported=name).name == name
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "internlm3, biases of queries alone": (
+        "internlm3", {"attention_bias": True}, "attention_bias=True and mlp_bias=False .* transformers has internlm3 with both or neither",
+    ),
+    "iquest-coder, clipped queries, keys and values": ("iquestcoder", {"clip_qkv": 8.0}, r"clip_qkv=8\.0 has no place in lm's iquestcoder"),
+    "iquest-coder, windows": ("iquestcoder", {"use_sliding_window": True}, "use_sliding_window=True has no place in lm's iquestcoder"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_has_no_place_is_refused_by_name(case: str) -> None:
+    name, changes, said = REFUSED[case]
+    family, there = families()[name], BASE | changes
+    with pytest.raises(ConfigError, match=said):
+        unheard("config.json", there, family, family.config(there))
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -1,4 +1,4 @@
-"""Families that differ from Llama in one thing or two: Arcee, DiffLlama, ERNIE 4.5, InternLM3,
+"""Families that differ from Llama in one thing or two: Arcee, Code World Model, DiffLlama, ERNIE 4.5, InternLM3,
 IQuest-Coder, nanochat, OLMo 1 and Seed-OSS."""
 
 from pathlib import Path
@@ -26,6 +26,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "arcee, biases, another activation, tied": (
         "Arcee", {"attention_bias": True, "mlp_bias": True, "hidden_act": "gelu", "tie_word_embeddings": True, "head_dim": 10},
     ),
+    "code world model": ("Cwm", {"head_dim": 10, "sliding_window": 7, "num_hidden_layers": 5}),
     "diffllama": ("DiffLlama", {}),
     "diffllama, biases, another width of heads, tied": (
         "DiffLlama",
@@ -50,6 +51,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }  # fmt: skip
 MORE: dict[str, tuple[str, dict[str, Any]]] = {
+    "code world model, no windows, a bias of the feed-forward, tied": (
+        "Cwm", {"head_dim": 8, "layer_types": ["full_attention"] * 3, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
+    "code world model, the llama3 of its class, a window in two layers": (
+        "Cwm",
+        {"head_dim": 8, "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+         "rope_parameters": None},
+    ),
     "internlm3": ("InternLM3", {"head_dim": 10, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 3.0}}),
     "internlm3, biases, tied": (
         "InternLM3", {"head_dim": None, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
@@ -103,7 +112,7 @@ def test_a_family_like_llama(case: str, tmp_path: Path) -> None:
     verify(theirs, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["internlm3", "iquestcoder"])
+@pytest.mark.parametrize("name", ["cwm", "internlm3", "iquestcoder"])
 def test_a_config_of_the_sizes_of_its_class_is_understood(name: str) -> None:
     family, there = families()[name], transformers.CONFIG_MAPPING[name]().to_dict()
     cfg = family.config(there)
@@ -112,6 +121,9 @@ def test_a_config_of_the_sizes_of_its_class_is_understood(name: str) -> None:
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "code world model, windows in another pattern": (
+        "cwm", {"layer_types": ["full_attention", "full_attention", "sliding_attention"]}, "is not a window in all layers but every n-th",
+    ),
     "internlm3, biases of queries alone": (
         "internlm3", {"attention_bias": True}, "attention_bias=True and mlp_bias=False .* transformers has internlm3 with both or neither",
     ),

@@ -1,0 +1,41 @@
+"""Code World Model.  Meta 2025, arXiv:2510.02387."""
+
+from typing import Any, ClassVar
+
+from lm.hf.families.llama import Llama
+from lm.hf.options.windows import WINDOW_KEYS, layer_types, read_windows, write_windows
+from lm.nn.transformer import ModelConfig
+from lm.schema import Tree
+
+_USUAL: Tree = {
+    "rope_type": "llama3", "rope_theta": 1000000.0, "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}  # fmt: skip
+"""Rotary parameters, where the file has none."""
+
+
+class Cwm(Llama):
+    """Llama with a window in all layers but the first of every four."""
+
+    name = "cwm"
+    architecture = "CwmForCausalLM"
+    theta = 1000000.0
+    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+        **{ours: theirs for ours, theirs in Llama.fields.items() if not ours.startswith("attention.") or not ours.endswith("bias")},
+        "norm.eps": ("rms_norm_eps", 1e-5),
+        "attention.n_kv_heads": ("num_key_value_heads", 8),
+        "attention.head_dim": ("head_dim", 128),
+    }
+    further: ClassVar[tuple[str, ...]] = WINDOW_KEYS
+
+    def config(self, hf: Tree) -> ModelConfig:
+        return super().config(hf if hf.get("rope_scaling") or hf.get("rope_parameters") else {**hf, "rope_parameters": _USUAL})
+
+    def read(self, hf: Tree) -> Tree:
+        return read_windows(hf, layer_types(hf["num_hidden_layers"], 4, 0), 8192)
+
+    def write(self, ours: Tree) -> Tree:
+        return write_windows(ours)
+
+
+FAMILY = Cwm(even_heads=True)

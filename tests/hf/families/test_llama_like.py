@@ -1,4 +1,4 @@
-"""Families that differ from Llama in one thing or two: Arcee, Code World Model, DiffLlama, ERNIE 4.5, InternLM3,
+"""Families that differ from Llama in one thing or two: Arcee, Code World Model, DiffLlama, ERNIE 4.5, HyperCLOVA X, InternLM3,
 IQuest-Coder, nanochat, OLMo 1 and Seed-OSS."""
 
 from pathlib import Path
@@ -36,6 +36,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie, untied, biases, another width of heads": (
         "Ernie4_5", {"tie_word_embeddings": False, "use_bias": True, "head_dim": None, "num_key_value_heads": 3},
     ),
+    "hyperclova x": (
+        "HyperCLOVAX",
+        {"embedding_multiplier": 1.7, "attention_multiplier": 0.21, "residual_multiplier": 0.6, "logits_scaling": 0.7, "head_dim": 10},
+    ),
     "nanochat": ("NanoChat", {}),
     "nanochat, biases, another width of heads and activation, no soft-cap, tied": (
         "NanoChat",
@@ -58,6 +62,9 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {
         "Cwm",
         {"head_dim": 8, "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
          "rope_parameters": None},
+    ),
+    "hyperclova x, no second norms, biases, tied": (
+        "HyperCLOVAX", {"use_post_norm": False, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
     ),
     "internlm3": ("InternLM3", {"head_dim": 10, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 3.0}}),
     "internlm3, biases, tied": (
@@ -112,7 +119,7 @@ def test_a_family_like_llama(case: str, tmp_path: Path) -> None:
     verify(theirs, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["cwm", "internlm3", "iquestcoder"])
+@pytest.mark.parametrize("name", ["cwm", "hyperclovax", "internlm3", "iquestcoder"])
 def test_a_config_of_the_sizes_of_its_class_is_understood(name: str) -> None:
     family, there = families()[name], transformers.CONFIG_MAPPING[name]().to_dict()
     cfg = family.config(there)

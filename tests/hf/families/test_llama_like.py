@@ -1,5 +1,5 @@
 """Families that differ from Llama in one thing or two: Arcee, Code World Model, DiffLlama, ERNIE 4.5, HyperCLOVA X, InternLM3,
-IQuest-Coder, nanochat, OLMo 1 and Seed-OSS."""
+IQuest-Coder, Jais 2, nanochat, OLMo 1 and Seed-OSS."""
 
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "HyperCLOVAX",
         {"embedding_multiplier": 1.7, "attention_multiplier": 0.21, "residual_multiplier": 0.6, "logits_scaling": 0.7, "head_dim": 10},
     ),
+    "jais 2": ("Jais2", {}),
     "nanochat": ("NanoChat", {}),
     "nanochat, biases, another width of heads and activation, no soft-cap, tied": (
         "NanoChat",
@@ -71,6 +72,9 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {
         "InternLM3", {"head_dim": None, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
     ),
     "iquest-coder": ("IQuestCoder", {"head_dim": 10}),
+    "jais 2, no biases, another activation and width of heads, tied": (
+        "Jais2", {"attention_bias": False, "mlp_bias": False, "hidden_act": "gelu", "tie_word_embeddings": True, "head_dim": 10},
+    ),
 }  # fmt: skip
 """In `make test-all`."""
 PUBLISHED: dict[str, dict[str, Any]] = {
@@ -119,7 +123,7 @@ def test_a_family_like_llama(case: str, tmp_path: Path) -> None:
     verify(theirs, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["cwm", "hyperclovax", "internlm3", "iquestcoder"])
+@pytest.mark.parametrize("name", ["cwm", "hyperclovax", "internlm3", "iquestcoder", "jais2"])
 def test_a_config_of_the_sizes_of_its_class_is_understood(name: str) -> None:
     family, there = families()[name], transformers.CONFIG_MAPPING[name]().to_dict()
     cfg = family.config(there)

@@ -31,6 +31,8 @@ class DifferentialConfig(GroupedConfig):
         if (self.n_kv_heads or self.n_heads) % 2:
             n = f"n_heads={self.n_heads}" if self.n_kv_heads is None else f"n_kv_heads={self.n_kv_heads}"
             raise ValueError(f"{n} is odd, and attention=differential takes half of the heads off the others. Use an even number.")
+        if self.qk_norm == "rotated":
+            raise ValueError("qk_norm=rotated has no form in attention=differential. Use qk_norm=head.")
         return self
 
     def build(self, norm: NormConfig, d_model: int, layer: int) -> Mixer:

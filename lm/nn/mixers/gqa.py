@@ -41,8 +41,12 @@ class GQAConfig(GroupedConfig):
     def _first_tokens_fit(self) -> Self:
         if self.keep_first and self.window is None:
             raise ValueError(f"keep_first={self.keep_first} has no effect without a window. Set window, or drop keep_first.")
-        if self.keep_first and self.value_residual:
-            raise ValueError(f"keep_first={self.keep_first} has no form with value_residual=true. Leave one of them out.")
+        forms = {
+            f"keep_first={self.keep_first}": self.keep_first > 0, "value_residual=true": self.value_residual,
+            "qk_norm=rotated": self.qk_norm == "rotated",
+        }  # fmt: skip
+        if len(chosen := [form for form, used in forms.items() if used]) > 1:
+            raise ValueError(f"{chosen[0]} has no form with {chosen[1]}. Leave one of them out.")
         return self
 
     def first(self, layer: int) -> int:
@@ -67,10 +71,13 @@ class GQAConfig(GroupedConfig):
     def build(self, norm: NormConfig, d_model: int, layer: int) -> Mixer:
         if self.value_residual:
             return (ResidualGQA if layer else FirstGQA)(self, norm, d_model, layer)
+        if self.qk_norm == "rotated":
+            return RotatedNormGQA(self, norm, d_model, layer)
         return (StreamingGQA if self.first(layer) else GQA)(self, norm, d_model, layer)
 
     def cross(self) -> "GQAConfig":
-        return self.replace(window=None, global_every=None, global_at=None, keep_first=0, value_residual=False)
+        normed = "head" if self.qk_norm == "rotated" else self.qk_norm  # nothing rotates between the two
+        return self.replace(window=None, global_every=None, global_at=None, keep_first=0, value_residual=False, qk_norm=normed)
 
     def build_cross(self, norm: NormConfig, d_model: int, layer: int) -> Mixer:
         return CrossAttention(self, norm, d_model, layer)
@@ -170,6 +177,20 @@ class GQA(Attention, Divisible):
             gate = self.gate(x).unflatten(-1, (heads.shape[1], -1)).transpose(1, 2)  # (b, s, h*c or h) -> (b, h, s, c or 1)
             heads = heads * gate.sigmoid()
         return self.joined(heads)
+
+
+class RotatedNormGQA(GQA):
+    """GQA whose norms on each head's queries and keys stand behind the rotation."""
+
+    def queries(self, x: Tensor) -> Tensor:
+        return self._heads(self.q(x), None)
+
+    def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self._heads(self.k(x), None), self._heads(self.v(x), None)
+
+    def projected(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().projected(x, ctx)
+        return self.q_norm(q), self.k_norm(k), v
 
 
 class StreamingGQA(GQA):

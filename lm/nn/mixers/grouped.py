@@ -28,8 +28,9 @@ class GroupedConfig(AttentionConfig):
     """Bias on the query, key and value projections."""
     out_bias: bool = False
     """Bias on the output projection."""
-    qk_norm: Literal["none", "head", "full"] = "none"
-    """Normalise queries and keys: per head (Qwen3) or over the full width (OLMo 2), before rotation."""
+    qk_norm: Literal["none", "head", "full", "rotated"] = "none"
+    """Normalise queries and keys: per head (Qwen3) or over the full width (OLMo 2), before rotation; or rotated: per head, behind it
+    (HunYuan)."""
     window: int | None = Field(None, gt=0)
     """A token sees itself and the window-1 tokens before it. null: all."""
     global_every: int | None = Field(None, gt=0)

@@ -98,7 +98,8 @@ def corrected_by_hand(router: CorrectedRouter, x: Tensor) -> dict[int, float]:
     ranked = sorted(groups, key=lambda group: -sum(sorted((biased[i] for i in group), reverse=True)[:2]))
     open_ = [i for group in ranked[: router.cfg.top_groups] for i in group]
     best = sorted(open_, key=lambda i: -biased[i])[: router.top_k]
-    total = sum(scores[i] for i in best) if router.cfg.normalize else 1.0
+    floor = getattr(router.cfg, "floor", 0.0)
+    total = floor + sum(scores[i] for i in best) if router.cfg.normalize else 1.0
     return {i: scores[i] / total * router.cfg.scale for i in best}
 
 
@@ -110,6 +111,7 @@ def corrected_by_hand(router: CorrectedRouter, x: Tensor) -> dict[int, float]:
         {"kind": "softmax", "n_groups": 4, "top_groups": 2, "normalize": False, "scale": 16.0},
         {"kind": "softmax", "n_groups": 2, "top_groups": 1},
         {"kind": "sigmoid", "scale": 2.5},
+        {"kind": "sigmoid", "floor": 0.3},
         {"kind": "sigmoid", "n_groups": 4, "top_groups": 2, "normalize": False},
         {"kind": "sigmoid", "n_groups": 2, "top_groups": 1},
         {"kind": "corrected_softmax"},

@@ -80,6 +80,8 @@ class SigmoidRouterConfig(CorrectedRouterConfig):
     """Sigmoid scores, and a bias that is moved in training until loads are even (DeepSeek-V3, arXiv:2412.19437, section 2.1.2)."""
 
     kind: Literal["sigmoid"] = "sigmoid"
+    floor: float = Field(1e-20, ge=0)
+    """Added to the sum by which a token's weights are divided (DeepSeek-V3: 1e-20, LFM2: 1e-6)."""
 
     def build(self, d_model: int, n_experts: int, top_k: int) -> "Router":
         return SigmoidRouter(self, d_model, n_experts, top_k)
@@ -178,11 +180,13 @@ class CorrectedRouter(Router):
 class SigmoidRouter(CorrectedRouter):
     """Scores that do not depend on each other."""
 
+    cfg: SigmoidRouterConfig
+
     def scores(self, logits: Tensor) -> Tensor:
         return logits.sigmoid()
 
     def shares(self, weights: Tensor) -> Tensor:
-        return weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        return weights / (weights.sum(-1, keepdim=True) + self.cfg.floor)
 
 
 class CorrectedSoftmaxRouter(CorrectedRouter):

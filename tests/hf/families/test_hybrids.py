@@ -1,4 +1,4 @@
-"""LFM2, Granite 4, Bamba and Mamba-2: most layers without attention, or all of them."""
+"""LFM2, with experts too, Granite 4, Bamba and Mamba-2: most layers without attention, or all of them."""
 
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,14 @@ LFM2: dict[str, dict[str, Any]] = {
         "full_attn_idxs": [1, 2], "tie_word_embeddings": False, "block_auto_adjust_ff_dim": True, "block_multiple_of": 8, "conv_L_cache": 4,
     },
     "attention alone": {"layer_types": ["full_attention"] * 4},
+}  # fmt: skip
+LFM2_MOE: dict[str, dict[str, Any]] = {
+    "two dense layers": {"layer_types": ["conv", "conv", "full_attention", "conv"], "rope_parameters": ROPE},
+    "no dense layer, untied, weights as they are and a factor on them": {
+        "layer_types": ["full_attention", "conv", "conv", "full_attention"], "num_dense_layers": 0, "tie_word_embeddings": False,
+        "norm_topk_prob": False, "routed_scaling_factor": 1.7, "conv_L_cache": 4, "norm_eps": 1e-3,
+    },
+    "attention alone": {"layer_types": ["full_attention"] * 4, "num_dense_layers": 1},
 }  # fmt: skip
 MAMBA = ["linear_attention", "linear_attention", "full_attention", "linear_attention"]
 GRANITE: dict[str, dict[str, Any]] = {
@@ -60,6 +68,31 @@ MAMBA2: dict[str, dict[str, Any]] = {
 def test_lfm2(case: str, tmp_path: Path) -> None:
     sizes = SIZES | {"intermediate_size": 72, "block_auto_adjust_ff_dim": False} | LFM2[case]
     verify(transformers.Lfm2ForCausalLM(transformers.Lfm2Config(**sizes)), tmp_path)
+
+
+@pytest.mark.parametrize("case", cases(LFM2_MOE))
+def test_lfm2_with_experts(case: str, tmp_path: Path) -> None:
+    sizes = SIZES | {"intermediate_size": 72, "moe_intermediate_size": 20, "num_experts": 5, "num_experts_per_tok": 2} | LFM2_MOE[case]
+    verify(transformers.Lfm2MoeForCausalLM(transformers.Lfm2MoeConfig(**sizes)), tmp_path)
+
+
+def test_lfm2_with_experts_of_published_sizes_is_understood_and_without_their_bias_refused() -> None:
+    """LFM2-8B-A1B, in the spelling of transformers 4."""
+    types = ["full_attention" if i in (2, 6, 10, 14, 18, 21) else "conv" for i in range(24)]
+    there = {
+        "architectures": ["Lfm2MoeForCausalLM"], "conv_L_cache": 3, "conv_bias": False, "hidden_size": 2048, "intermediate_size": 7168,
+        "layer_types": types, "max_position_embeddings": 128000, "model_type": "lfm2_moe", "moe_intermediate_size": 1792, "norm_eps": 1e-05,
+        "norm_topk_prob": True, "num_attention_heads": 32, "num_dense_layers": 2, "num_experts": 32, "num_experts_per_tok": 4,
+        "num_hidden_layers": 24, "num_key_value_heads": 8, "rope_theta": 1000000.0, "routed_scaling_factor": 1.0, "use_expert_bias": True,
+        "vocab_size": 65536,
+    }  # fmt: skip
+    family = families()["lfm2_moe"]
+    cfg = family.config(there)
+    assert unheard("config.json", there, family, cfg) == [] and family.homeless(cfg) == []
+    with pytest.raises(ConfigError, match="use_expert_bias=False has no place in lm's lfm2_moe"):
+        unheard("config.json", there | {"use_expert_bias": False}, family, cfg)
+    with pytest.raises(ConfigError, match="'layer_types' is missing, and lfm2_moe needs it"):
+        family.config({key: value for key, value in there.items() if key != "layer_types"})
 
 
 @pytest.mark.parametrize("case", cases(GRANITE, quick=3))

@@ -62,6 +62,7 @@ ATTENTIONS: list[dict[str, Any]] = [
     {"n_heads": 4, "n_kv_heads": 2, "window": 4, "keep_first": 3, "global_every": 2, "qk_norm": "head", "out_gate": "head"},
     {"kind": "differential", "n_heads": 8, "n_kv_heads": 4, "head_dim": 8, "window": 7, "qk_norm": "head", "out_gate": "head"},
     {"n_heads": 4, "n_kv_heads": 2, "qk_norm": "rotated", "qkv_bias": True},
+    {"n_heads": 4, "n_kv_heads": 2, "query_growth": {"rate": 0.6, "every": 5}, "window": 20, "global_every": 2},
 ]
 FFNS: list[dict[str, Any]] = [
     {"kind": "mlp", "activation": activation, "gated": gated, "bias": bias, "hidden": 40}

@@ -45,6 +45,7 @@ MISTAKES: list[tuple[Tree, str]] = [
     (attention(window=8, keep_first=4, value_residual=True), "keep_first=4 has no form with value_residual=true. Leave one of them out."),
     (attention(window=8, keep_first=4, qk_norm="rotated"), "keep_first=4 has no form with qk_norm=rotated. Leave one of them out."),
     (attention(value_residual=True, qk_norm="rotated"), "value_residual=true has no form with qk_norm=rotated. Leave one of them out."),
+    (attention(value_residual=True, query_growth={"rate": 0.1, "every": 8}), "value_residual=true has no form with query_growth."),
     (attention(kind="differential", qk_norm="rotated"), "qk_norm=rotated has no form in attention=differential. Use qk_norm=head."),
     (attention(window=8, keep_first=4) | {"position": {"kind": "learned"}}, "position=learned has told already where they stand."),
     (attention(global_every=2), "attention: global_every=2 has no effect without a window. Set window, or drop global_every."),
@@ -211,6 +212,7 @@ OF_A_FAMILY = {
     "RopeConfig.fraction": "GPT-NeoX", "YarnScaling.truncate": "gpt-oss",
     "YarnScaling.mscale": "DeepSeek", "YarnScaling.mscale_all_dim": "DeepSeek", "DecoderConfig.mtp": "DeepSeek",
     "ShortConvConfig.kernel": "LFM2", "SigmoidRouterConfig.floor": "LFM2",
+    "QueryGrowth.rate": "Ministral 3",
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from lm.nn.init import Draw, halves
 from lm.nn.kept import Kept, together
 from lm.nn.linear import Linear, Out
 from lm.nn.mixers.base import Attention, Mixer
-from lm.nn.mixers.grouped import GroupedConfig
+from lm.nn.mixers.grouped import GroupedConfig, QueryGrowth
 from lm.nn.norm import NormConfig
 from lm.nn.position.base import Position, PositionConfig
 from lm.ops.attention.attend import Scoring
@@ -37,13 +37,16 @@ class GQAConfig(GroupedConfig):
     """Values of each layer but the first become a v_first + b v, with learned a and b, 1/2 at first (Zhou et al. 2024,
     arXiv:2410.17897)."""
 
+    query_growth: QueryGrowth | None = None
+    """Queries grow with their position in the document. null: they do not."""
+
     @model_validator(mode="after")
     def _first_tokens_fit(self) -> Self:
         if self.keep_first and self.window is None:
             raise ValueError(f"keep_first={self.keep_first} has no effect without a window. Set window, or drop keep_first.")
         forms = {
             f"keep_first={self.keep_first}": self.keep_first > 0, "value_residual=true": self.value_residual,
-            "qk_norm=rotated": self.qk_norm == "rotated",
+            "qk_norm=rotated": self.qk_norm == "rotated", "query_growth": self.query_growth is not None,
         }  # fmt: skip
         if len(chosen := [form for form, used in forms.items() if used]) > 1:
             raise ValueError(f"{chosen[0]} has no form with {chosen[1]}. Leave one of them out.")
@@ -73,11 +76,14 @@ class GQAConfig(GroupedConfig):
             return (ResidualGQA if layer else FirstGQA)(self, norm, d_model, layer)
         if self.qk_norm == "rotated":
             return RotatedNormGQA(self, norm, d_model, layer)
+        if self.query_growth is not None:
+            return GrowingGQA(self, self.query_growth, norm, d_model, layer)
         return (StreamingGQA if self.first(layer) else GQA)(self, norm, d_model, layer)
 
     def cross(self) -> "GQAConfig":
         normed = "head" if self.qk_norm == "rotated" else self.qk_norm  # nothing rotates between the two
-        return self.replace(window=None, global_every=None, global_at=None, keep_first=0, value_residual=False, qk_norm=normed)
+        off = {"window": None, "global_every": None, "global_at": None, "keep_first": 0, "value_residual": False, "query_growth": None}
+        return self.replace(**off, qk_norm=normed)
 
     def build_cross(self, norm: NormConfig, d_model: int, layer: int) -> Mixer:
         return CrossAttention(self, norm, d_model, layer)
@@ -191,6 +197,23 @@ class RotatedNormGQA(GQA):
     def projected(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = super().projected(x, ctx)
         return self.q_norm(q), self.k_norm(k), v
+
+
+class GrowingGQA(GQA):
+    """GQA whose queries grow with their position."""
+
+    def __init__(self, cfg: GQAConfig, growth: QueryGrowth, norm: NormConfig, d_model: int, layer: int) -> None:
+        super().__init__(cfg, norm, d_model, layer)
+        self.growth = growth
+
+    def projected(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().projected(x, ctx)
+        return q * self.factor(ctx.mask.held.within(ctx.mask.q_positions)).to(q.dtype), k, v
+
+    def factor(self, positions: Tensor) -> Tensor:
+        """(b, s) -> (b, 1, s, 1), float32."""
+        steps = torch.floor(positions.clamp_min(0) / self.growth.every)
+        return (1 + self.growth.rate * torch.log(1 + steps))[:, None, :, None]
 
 
 class StreamingGQA(GQA):

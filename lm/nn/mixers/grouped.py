@@ -12,7 +12,17 @@ from lm.nn.position.base import PositionConfig
 from lm.ops.attention.attend import Scoring
 from lm.ops.cache.cache import PerToken
 from lm.ops.ranks.ulysses import repeats
-from lm.schema import MOST, Tree
+from lm.schema import MOST, Config, Tree
+
+
+class QueryGrowth(Config):
+    """Queries are multiplied by 1 + rate ln(1 + floor(position / every)), so that long rows do not blur what they read (Llama 4, Ministral
+    3)."""
+
+    rate: float = Field(gt=0)
+    """How fast they grow (Ministral 3: 0.1)."""
+    every: int = Field(gt=0, le=MOST)
+    """Positions between two steps; before the first, nothing grows (Ministral 3: the context of pretraining)."""
 
 
 class GroupedConfig(AttentionConfig):

@@ -64,7 +64,7 @@ def require_section(path: str, field: FieldInfo, value: object, raw: str | None 
     optional = value is None and type(None) in members(field.annotation)
     if path != "seed" and variants(field.annotation) and not isinstance(value, dict) and not optional:  # a seed is all seeds
         group, given = path.replace(".", "/"), raw if raw is not None else "null" if value is None else value
-        remedy = f"Write {group}={given}" if group in catalog.groups() else f"Set one of its keys, as {path}.x{'=...' if raw else ''}"
+        remedy = f"Write {group}={given}" if group in catalog.groups() else f"Set one of its keys, as {path}.x{'=VALUE' if raw else ''}"
         raise ConfigError(f"{path}: {given} was given for a section. {remedy}.")
 
 

@@ -287,7 +287,7 @@ def _explain(cls: type[Config], tree: Tree, problem: dict[str, Any]) -> str:
         tag = given.get("kind") if isinstance(given, dict) else given
         return f"{where}.kind: {str(tag)[:80]!r} is not an option. {did_you_mean(str(tag)[:80], options)}"
     if kind in ("literal_error", "bool_type"):
-        choices = ["true", "false"] if kind == "bool_type" else re.findall("'([^']*)'", problem["ctx"]["expected"])
+        choices = ["true", "false"] if kind == "bool_type" else re.split(", | or ", problem["ctx"]["expected"].replace("'", ""))
         return f"{where}: {str(given)[:80]!r} is not an option. {did_you_mean(str(given)[:80], choices)}"
     if kind in ("value_error", "assertion_error"):
         return f"{where}: {problem['ctx']['error']}"

@@ -44,6 +44,7 @@ MISTAKES = {
     "one value for a list": (["trainer.freeze=3"], ["trainer.freeze: 3 does not fit", "a list, such as [a,b]"]),
     "a folder for a model": (["model=/"], ["model: '/' is a path, not an option", 'Write init_from="/".']),
     "a file for data": (["data=/dev/null"], ["data: '/dev/null' is a path", 'Write data=text data.files="/dev/null".']),
+    "unknown number": (["optim=adamw", "optim.state_bits=4"], ["optim.state_bits: '4' is not an option", "Options: 8."]),
     "unknown literal": (["trainer.precision=fp23"], ["trainer.precision: 'fp23' is not an option", "Did you mean 'fp32'?"]),
     "unknown option": (["optim=adamww"], ["optim: 'adamww' is not an option", "Did you mean 'adamw'?", "muon"]),
     "option of 5,000 letters": ([f"optim={'x' * 5000}"], ["optim: 'xxxxx", "xxxx...xxxx", "One of your own comes with plugins=FILE.py."]),

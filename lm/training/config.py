@@ -246,12 +246,14 @@ class TrainConfig(Sized):
         trees = {"model": self.model.tree(), "adapter": self.adapter.tree() if self.adapter is not None else {}}
         return next((f"{key}={value}" for key, value in flatten(trees).items() if key.endswith("dropout") and value), None)
 
-    def shared_steps(self, max_steps: int) -> int:
-        """Returns the number of first steps that are the same in this run and in one that differs only in trainer.max_steps."""
+    def shared_steps(self, max_steps: int, every: int = 1) -> int:
+        """Returns the number of first steps that are the same in this run and in one that differs only in trainer.max_steps.
+
+        every: look at one of so many steps alone, and return up to so many too many."""
         if isinstance(self.objective, ScheduledSamplingConfig) and self.objective.scheduled_sampling:
             return 0
         shorter = min(self.trainer.max_steps, max_steps)
-        return next((step for step in range(shorter) if not self.same_rate(step, max_steps)), shorter)
+        return next((step for step in range(0, shorter, every) if not self.same_rate(step, max_steps)), shorter)
 
     def same_rate(self, step: int, max_steps: int) -> bool:
         """Says whether a step, counted from 0, has the same rate in a run of another length."""
@@ -267,7 +269,8 @@ class TrainConfig(Sized):
             )
         if (refused := self.why_not()) is not None:
             raise ValueError(refused)
-        if self.trainer.max_minutes is not None and (shared := self.shared_steps(half := self.trainer.max_steps // 2)) < half // 4:
+        half = self.trainer.max_steps // 2  # a length that is given as a mere bound may be of any size, so not every step is looked at
+        if self.trainer.max_minutes is not None and (shared := self.shared_steps(half, every=1 + half // 10_000)) < half // 4:
             raise ValueError(
                 f"trainer.max_minutes={self.trainer.max_minutes:g} leaves the length to the clock, and what is trained depends on it from"
                 f" step {shared:,} on. Use schedule=wsd or constant, without scheduled sampling."

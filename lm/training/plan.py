@@ -32,7 +32,7 @@ def plan(cfg: TrainConfig, say: Callable[[str], None]) -> None:
     if float8 is not None:
         say(f"plan: {float8}; the time and the room above are those of bfloat16")
     if cfg.init_from is None:
-        say(f"plan: {_advice(cfg, counts)}")
+        say(f"plan: {_advice(cfg, counts, step_s)}")
 
 
 def steps_of(cfg: TrainConfig, step_s: float | None) -> int:
@@ -108,8 +108,8 @@ def _room(cfg: TrainConfig, found: Memory) -> str:
     return f"by formula{each} tensors take {binary(sum(parts.values()))} ({told}){aside}"
 
 
-def _advice(cfg: TrainConfig, counts: Counts) -> str:
+def _advice(cfg: TrainConfig, counts: Counts, step_s: float | None) -> str:
     rows = cfg.data.global_batch * cfg.data.seq_len
-    lr, batch = step_law(counts.non_embedding, cfg.trainer.max_steps * rows)
+    lr, batch = step_law(counts.non_embedding, steps_of(cfg, step_s) * rows)
     law = f"a peak rate of {lr:.2g} and {si(batch)} tokens a step are the step law's (arXiv:2503.04715), of dense models under AdamW"
     return f"{law}; here optim={cfg.optim.kind} has {cfg.optim.lr:.2g}, and a step {si(rows)}"

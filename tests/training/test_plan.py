@@ -45,6 +45,8 @@ def test_without_a_gpu_nothing_is_said_of_time_and_of_money(lm: Lm) -> None:
 def test_a_clock_ends_the_planned_run_too(lm: Lm) -> None:
     out = lm("train", *GPT2, "budget.gpu=A100", "trainer.max_minutes=60", "schedule=wsd")[1]
     assert "take 60 min" in out.replace("1 h 00 min", "60 min") and "19,073 steps" not in out
+    longer = lm("train", *GPT2, "budget.gpu=A100", "trainer.max_minutes=60", "schedule=wsd", "trainer.max_steps=1000000000")[1]
+    assert longer.splitlines() == out.splitlines()  # the law of rate and batch is told for as many tokens too
 
 
 def test_a_plan_knows_what_is_frozen(lm: Lm) -> None:

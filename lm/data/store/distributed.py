@@ -1,6 +1,7 @@
 """Preparing one source on several machines: each makes a part, and one merges the parts into what a single machine would have made."""
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from lm.data.store.cache import Log, cache_root
 from lm.data.store.prepare import build_tokens, find_tokenizer, finish_tokens, require_documents, token_folder
 from lm.data.store.shards import ShardWriter, TokenStore, read_index
 from lm.data.store.shared import fetched, shared_once
+from lm.data.store.squeezed import Squeezed, kept
 from lm.data.tokenizer.config import TokenizerConfig
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
@@ -68,7 +70,11 @@ def _join(folders: list[Path], tokenizer: Tokenizer, half: Path, test_frac: floa
                 done += _append(writer, folder, split, tokenizer.vocab_size)
                 told(done)
             splits[split] = writer.close()
-    finish_tokens(half, {**indices[0], "splits": splits, **_totals(indices)})
+    squeezed = Squeezed()
+    for text in chain.from_iterable(map(kept, folders, indices)):
+        squeezed.add(text)
+    first = {key: value for key, value in indices[0].items() if key != "val_texts"}
+    finish_tokens(half, {**first, "splits": splits, **_totals(indices), **squeezed.close()})
 
 
 def _append(writer: ShardWriter, folder: Path, split: Split, vocab_size: int) -> int:
@@ -82,6 +88,5 @@ def _append(writer: ShardWriter, folder: Path, split: Split, vocab_size: int) ->
 
 def _totals(indices: list[Tree]) -> Tree:
     lossless = [index["lossless"] for index in indices if index["lossless"] is not None]
-    zlib = [sum(index["zlib"][side] for index in indices) for side in (0, 1)]
     forms = sorted({form for index in indices for form in index["forms"]})
-    return {"lossless": all(lossless), "zlib": zlib, "skipped": sum(index["skipped"] for index in indices), "forms": forms}
+    return {"lossless": all(lossless), "skipped": sum(index["skipped"] for index in indices), "forms": forms}

@@ -136,7 +136,7 @@ def token_folder(data: SourceConfig, source: Source, tokenizer: Tokenizer, cache
 def build_tokens(data: SourceConfig, source: Source, tokenizer: Tokenizer, folder: Path, log: Log, whole: bool = True) -> None:
     """Tokenises a source into a folder.  whole: the source is not one of several parts, so that every split must have documents."""
     passages = text_passages if data.records is None else data.records.passages
-    found = tokenise(source, passages(source.divided(data.test_frac), tokenizer), tokenizer, folder, log)
+    found = tokenise(source, passages(source.divided(data.test_frac), tokenizer), tokenizer, folder, log, keep=not whole)
     if whole:
         require_documents(found["documents"], source.looked_at(), source.skipped, data.test_frac)
     del found["documents"]

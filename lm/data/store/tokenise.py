@@ -1,7 +1,6 @@
 """From documents to token stores on disk: encodes on all cores while reading and writing, and can be resumed after a kill."""
 
 import json
-import zlib
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,6 +13,7 @@ from lm.data.records.base import Passage
 from lm.data.sources.base import SPLITS, Source, Split
 from lm.data.store.cache import Log
 from lm.data.store.shards import ShardWriter
+from lm.data.store.squeezed import Squeezed
 from lm.data.tokenizer.tiktoken_ import Encode, fastest
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.progress import progress
@@ -23,18 +23,18 @@ from lm.units import counted
 
 Ids = NDArray[np.uint32]
 _BATCH_CHARS = 1 << 21
-_ZLIB_BYTES = 1 << 26
 _STATE_CHARS = 1 << 26  # characters between two saved states
 _STATE = "state.json"
 _AT_ONCE = 2  # batches encoded at the same time
 
 
-def tokenise(source: Source, passages: Iterable[Passage], tokenizer: Tokenizer, folder: Path, log: Log) -> Tree:
+def tokenise(source: Source, passages: Iterable[Passage], tokenizer: Tokenizer, folder: Path, log: Log, keep: bool = False) -> Tree:
     """Writes all splits into `folder`, resuming from a killed process's state, and returns their part of index.json.
 
     passages: of all documents of the source.  source: asked for its progress, and whether its files are unchanged.
+    keep: keep validation text as `Squeezed` does.
     """
-    stores = _Stores(folder, tokenizer, log)
+    stores = _Stores(folder, tokenizer, log, keep)
     with progress("Tokenising", source.total) as done:
         for batch, ids in _encoded(_batches(stores.unwritten(passages)), fastest(tokenizer)):
             if stores.add(batch, ids) and source.untouched():
@@ -85,15 +85,14 @@ class _Stores:
     Documents up to the state of a killed process are only counted: their tokens are stored already.
     """
 
-    def __init__(self, folder: Path, tokenizer: Tokenizer, log: Log) -> None:
+    def __init__(self, folder: Path, tokenizer: Tokenizer, log: Log, keep: bool) -> None:
         self._folder, self._tokenizer = folder, tokenizer
         state = _read_state(folder)
         self._written: int = state.get("documents", 0)
         self._writers = {s: ShardWriter(folder, s, tokenizer.vocab_size, state=state.get("splits", {}).get(s)) for s in SPLITS}
         self._lossless: bool | None = state.get("lossless")
         self._documents: Counter[Split] = Counter()
-        self._zlib = zlib.compressobj(9)
-        self._zlib_in = self._zlib_out = 0
+        self._squeezed = Squeezed(folder if keep else None)
         self._chars = 0  # since the last saved state
         if self._written:
             log(f"Going on after {counted(self._written, 'document')} that an earlier process has tokenised.")
@@ -102,10 +101,8 @@ class _Stores:
         """Yields the passages that are not stored yet. Counts all documents, and compresses validation text for zlib_bits_per_byte."""
         left = self._written
         for passage in passages:
-            if passage.split == "val" and passage.counted and self._zlib_in < _ZLIB_BYTES:
-                data = passage.text.encode()
-                self._zlib_in += len(data)
-                self._zlib_out += len(self._zlib.compress(data))
+            if passage.split == "val" and passage.counted:
+                self._squeezed.add(passage.text)
             if left <= 0:
                 yield passage
             left -= passage.ends
@@ -148,13 +145,7 @@ class _Stores:
         """Ends all stores, and returns their part of index.json."""
         splits = {split: writer.close() for split, writer in self._writers.items()}
         (self._folder / _STATE).unlink(missing_ok=True)
-        zlib_bytes = self._zlib_out + len(self._zlib.flush())
-        return {
-            "splits": splits,
-            "documents": dict(self._documents),
-            "lossless": self._lossless,
-            "zlib": [self._zlib_in, zlib_bytes],
-        }
+        return {"splits": splits, "documents": dict(self._documents), "lossless": self._lossless, **self._squeezed.close()}
 
 
 def _read_state(folder: Path) -> Tree:

@@ -37,8 +37,7 @@ def test_parts_joined_are_what_one_machine_makes(lm: Lm, files: list[str], tmp_p
     again = [arg.replace("/cache", "/other") for arg in files]
     whole = Path(lm("prepare", *again)[1].strip())
     assert joined.name == whole.name and contents(joined) == contents(whole)
-    indices = [json.loads((folder / "index.json").read_text()) for folder in (joined, whole)]
-    assert indices[0]["splits"] == indices[1]["splits"] and indices[0]["contamination"] == indices[1]["contamination"]
+    assert (joined / "index.json").read_bytes() == (whole / "index.json").read_bytes()
     assert lm("prepare", *files)[1].strip() == str(joined)  # found, as training finds it
 
 
@@ -50,6 +49,18 @@ def test_a_damaged_part_is_not_joined(lm: Lm, files: list[str]) -> None:
     (folder / "train-00000.bin").write_bytes(data)
     code, _, err = lm("prepare", *files, "merge=2")
     assert code == 2 and f"{folder}/train-00000.bin: the token cache is damaged: it has another checksum" in err.splitlines()[-1]
+
+
+def test_a_part_whose_validation_text_is_damaged_is_not_joined(lm: Lm, files: list[str]) -> None:
+    folder = Path([lm("prepare", *files, f"part={part}/2")[1].strip() for part in (1, 2)][1])
+    text = folder / "val.texts.jsonl"
+    whole = text.read_bytes()
+    text.write_bytes(whole[:-9])
+    code, _, err = lm("prepare", *files, "merge=2")
+    assert code == 2 and f"{text}: the token cache is damaged: it has another checksum than the index says" in err.splitlines()[-1]
+    text.unlink()
+    code, _, err = lm("prepare", *files, "merge=2")
+    assert code == 2 and f"{text}: the token cache is damaged: it is missing" in err.splitlines()[-1]
 
 
 MISTAKES = {

@@ -41,7 +41,7 @@ def test_comments_docstrings_and_layout_are_no_change_of_the_code(copied: Path) 
         ("sources/base.py", "1 << 16", "1 << 15"),
         ("records/pair.py", "GIVEN, counted=False", "LEARNED, counted=False"),
         ("tokenizer/splits.py", "(?i:'s|'t", "(?i:'t|'s"),
-        ("store/tokenise.py", "zlib.compressobj(9)", "zlib.compressobj(8)"),
+        ("store/squeezed.py", "zlib.compressobj(9)", "zlib.compressobj(8)"),
         ("order.py", "found >= n", "found > n"),
     ],
 )

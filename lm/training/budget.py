@@ -1,40 +1,57 @@
 """The assumptions behind a plan's time and cost: the GPU, the part of its peak that training reaches (MFU), and its price."""
 
-from typing import Self
+from typing import NamedTuple, Self
 
 from pydantic import Field, model_validator
 
 from lm.schema import Config
 
-# Dense bf16 FLOP/s with fp32 accumulation, by words that the device name must contain; the first match counts. NVIDIA's data sheets
-# (half of what they print "with sparsity"): A100, H100, H200, GH200, HGX B200, L4, L40, L40S, A10; for GeForce and RTX A cards
-# the tables of the GA102, Ada and RTX Blackwell architecture white papers.
-_PEAKS = (
-    ("B200", 2250e12),
-    ("GH200", 990e12),
-    ("H200 NVL", 835e12),
-    ("H200", 989e12),
-    ("H100 PCIe", 756e12),
-    ("H100 NVL", 835e12),
-    ("H100", 989e12),
-    ("A100", 312e12),
-    ("L40S", 362e12),
-    ("L40", 181e12),
-    ("L4", 121e12),
-    ("A10", 125e12),
-    ("A6000", 154.8e12),
-    ("5090", 209.5e12),
-    ("4090", 165.2e12),
-    ("3090", 71e12),
+
+class _GPU(NamedTuple):
+    name: str  # words that the device name must contain; the first match counts
+    flops: float  # dense bf16 FLOP/s with fp32 accumulation
+    memory_gib: int  # of the largest one of this name
+
+
+# NVIDIA's data sheets (half of the FLOP/s that they print "with sparsity"): A100, H100, H200, GH200, HGX B200, L4, L40, L40S, A10; for
+# GeForce and RTX A cards the tables of the GA102, Ada and RTX Blackwell architecture white papers.
+_GPUS = (
+    _GPU("B200", 2250e12, 180),
+    _GPU("GH200", 990e12, 144),
+    _GPU("H200 NVL", 835e12, 141),
+    _GPU("H200", 989e12, 141),
+    _GPU("H100 PCIe", 756e12, 80),
+    _GPU("H100 NVL", 835e12, 94),
+    _GPU("H100", 989e12, 80),
+    _GPU("A100", 312e12, 80),
+    _GPU("L40S", 362e12, 48),
+    _GPU("L40", 181e12, 48),
+    _GPU("L4", 121e12, 24),
+    _GPU("A10", 125e12, 24),
+    _GPU("A6000", 154.8e12, 48),
+    _GPU("5090", 209.5e12, 32),
+    _GPU("4090", 165.2e12, 24),
+    _GPU("3090", 71e12, 24),
 )
 
 
 def peak_flops(device_name: str) -> float | None:
     """Returns the dense bf16 FLOP/s of a GPU by its CUDA name; None where unknown, so that no wrong utilisation is shown."""
+    found = _gpu(device_name)
+    return None if found is None else found.flops
+
+
+def memory_bytes(device_name: str) -> int | None:
+    """Returns the memory of a GPU by its name, of the largest one where there are several; None where unknown."""
+    found = _gpu(device_name)
+    return None if found is None else found.memory_gib << 30
+
+
+def _gpu(device_name: str) -> _GPU | None:
     words = set(device_name.replace("-", " ").split())
     if words & {"Laptop", "D", "MIG", "Ti"}:
         return None
-    return next((peak for name, peak in _PEAKS if set(name.split()) <= words), None)
+    return next((gpu for gpu in _GPUS if set(gpu.name.split()) <= words), None)
 
 
 class BudgetConfig(Config):
@@ -50,5 +67,5 @@ class BudgetConfig(Config):
     @model_validator(mode="after")
     def _peak_is_known(self) -> Self:
         if self.gpu is not None and peak_flops(self.gpu) is None:
-            raise ValueError(f"gpu={self.gpu} has no known peak. Choose one of {', '.join(name for name, _ in _PEAKS)}.")
+            raise ValueError(f"gpu={self.gpu} has no known peak. Choose one of {', '.join(name for name, *_ in _GPUS)}.")
         return self

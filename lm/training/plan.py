@@ -9,7 +9,7 @@ from lm.adapters.float8 import multiply_in_float8
 from lm.cost.count import Counts, count
 from lm.cost.memory import Memory, memory
 from lm.nn.transformer import ModelConfig, build_model
-from lm.training.budget import peak_flops
+from lm.training.budget import memory_bytes, peak_flops
 from lm.training.config import TrainConfig
 from lm.training.weights.freeze import on_meta
 from lm.training.weights.initial import require_fit
@@ -28,7 +28,10 @@ def plan(cfg: TrainConfig, say: Callable[[str], None]) -> None:
     how = how if cfg.budget.gpu is None else replace(how, cpu=False)
     say(f"plan: {_size(cfg, counts, step_s)}")
     say(f"plan: {_time(cfg, counts, step_s)}")
-    say(f"plan: {_room(cfg, memory(built, how))}")
+    needed = memory(built, how)
+    say(f"plan: {_room(cfg, needed)}")
+    if (beyond := _beyond(cfg, needed)) is not None:
+        say(f"plan: {beyond}")
     if float8 is not None:
         say(f"plan: {float8}; the time and the room above are those of bfloat16")
     if cfg.init_from is None:
@@ -106,6 +109,16 @@ def _room(cfg: TrainConfig, found: Memory) -> str:
     told = ", ".join(f"{name} {binary(size)}" for name, size in parts.items())
     each = "" if cfg.launch.world == 1 else f" each of {cfg.launch.world} ranks'"
     return f"by formula{each} tensors take {binary(sum(parts.values()))} ({told}){aside}"
+
+
+def _beyond(cfg: TrainConfig, found: Memory) -> str | None:
+    """Returns the line on a step that the GPU cannot hold; None where it can, or where its memory is not known."""
+    gpu = _gpu(cfg)
+    there = None if gpu is None else memory_bytes(gpu[0])
+    if gpu is None or there is None or (needed := found.total - (found.optimizer if cfg.strategy.offload else 0)) <= there:
+        return None
+    less = "a smaller trainer.micro_batch, trainer.recompute=block, or strategy=fsdp on more of them"
+    return f"that is more than the {there >> 30} GiB of one {gpu[0]} ({binary(needed)}): {less} takes less"
 
 
 def _advice(cfg: TrainConfig, counts: Counts, step_s: float | None) -> str:

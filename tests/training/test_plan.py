@@ -49,6 +49,15 @@ def test_a_clock_ends_the_planned_run_too(lm: Lm) -> None:
     assert longer.splitlines() == out.splitlines()  # the law of rate and batch is told for as many tokens too
 
 
+def test_a_plan_says_where_the_gpu_cannot_hold_the_step(lm: Lm) -> None:
+    """Seen to fail: 831 GiB on H100s passed in silence."""
+    args = ["model=llama3_2_1b", "data.seq_len=2048", "trainer.precision=bf16-mixed", "optim=adamw", "plan=true"]
+    told = {gpu: lm("train", *args, f"budget.gpu={gpu}", "trainer.micro_batch=4")[1] for gpu in ("4090", "H100")}
+    total = re.search(r"tensors take ([\d.]+ GiB) ", told["4090"])
+    assert total and f"plan: that is more than the 24 GiB of one 4090 ({total[1]}): a smaller trainer.micro_batch" in told["4090"]
+    assert "that is more than" not in told["H100"]
+
+
 def test_a_plan_knows_what_is_frozen(lm: Lm) -> None:
     """Seen to fail with nothing frozen."""
     sizes = re.compile(r"weights ([\d.]+) MiB, gradients ([\d.]+) MiB, optimizer ([\d.]+) MiB")

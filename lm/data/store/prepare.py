@@ -195,18 +195,28 @@ _TOKENIZER: Checked = {"tokenizer.json": is_json, "tokenizer_config.json": is_js
 
 
 def _training_texts(source: Source, done: Callable[[int], None], left: int) -> Iterator[str]:
-    """Yields texts of the training split; of a split larger than `left` characters only the documents that a hash picks."""
-    frac = 1.0 if source.total is None else left / max(1, source.total)
-    for document in source.documents():
-        if document.split != "train" or (frac < 1 and hashed_frac(document.key) >= frac):
-            continue
-        for text in split_text(document.chunks):
-            done(source.position())
-            yield text
-            left -= len(text)
-            if left <= 0:
-                return source.confirm()
+    """Yields texts of the training split; of a split larger than `left` characters only those that a hash picks, or the beginning where it
+    picks none."""
+    picked = _picked(source, 1.0 if source.total is None else min(1.0, left / max(1, source.total)))
+    first = next(picked, None)
+    for text in _picked(source, 1.0) if first is None else chain([first], picked):
+        done(source.position())
+        yield text[:left]
+        left -= len(text)
+        if left <= 0:
+            break
     source.confirm()
+
+
+def _picked(source: Source, frac: float) -> Iterator[str]:
+    """Yields the texts of the training split, in pieces; with `frac` below 1 only the pieces that a hash picks, of which a short document
+    has one."""
+    for document in source.documents():
+        if document.split == "train":
+            for number, text in enumerate(split_text(document.chunks)):
+                own = document.key + number.to_bytes(8, "big") if number else document.key
+                if frac == 1 or hashed_frac(own) < frac:
+                    yield text
 
 
 def require_documents(documents: Mapping[str, int], looked_at: str, n_skipped: int, test_frac: float) -> None:

@@ -98,6 +98,17 @@ def test_the_bpe_does_not_see_the_validation_split(prepare_text: Prepare, tmp_pa
     assert len(found.tokenizer.encode("abc abc")) < 7 and len(found.tokenizer.encode("xyz xyz")) == 7
 
 
+@pytest.mark.parametrize(("n_files", "n_lines"), [(1, 3000), (1, 30_000), (3, 3000)])
+def test_a_tokenizer_for_a_few_long_texts_is_trained_on_a_part_of_them(
+    prepare_text: Prepare, tmp_path: Path, n_files: int, n_lines: int
+) -> None:
+    """Seen to fail while a hash picked whole documents: it picked none, and the tokenizer had no more than the bytes."""
+    for n in range(n_files):
+        write(tmp_path / f"{n}.txt", "".join(f"line {n} of the text, {at}\n" for at in range(n_lines)))
+    found = prepare_text(tmp_path / "0.txt" if n_files == 1 else tmp_path, BPEConfig(vocab_size=270, max_chars=2000), val_frac=0.2)
+    assert found.tokenizer.vocab_size == 270 and len(found.tokenizer.encode("line of the text")) < 8
+
+
 def test_a_second_preparation_reads_the_cache(prepare_text: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "a.txt", TEXT)
     first = prepare_text(path, BPEConfig(vocab_size=300))

@@ -74,11 +74,14 @@ class ShardWriter:
         starts, parts = self._starts.write(), self._parts.write()
         return {"shards": self._shards, "n_tokens": self.n_tokens, "n_bytes": self.n_bytes, "starts": starts, "parts": parts}
 
-    def close(self) -> Tree:
-        """Writes the starts of documents and parts, and returns the split's index entry; its `sha256` covers tokens and starts."""
+    def close(self, keep: bool = False) -> Tree:
+        """Writes the starts of documents and parts, and returns the split's index entry; its `sha256` covers tokens and starts.
+
+        keep: leaves the files from which another process can go on.
+        """
         self._write()
         self._end_shard()
-        starts, parts = self._starts.close(), self._parts.close().reshape(-1, 2)
+        starts, parts = self._starts.close(keep), self._parts.close(keep).reshape(-1, 2)
         found: Tree = {"dtype": self.dtype, "n_tokens": self.n_tokens, "n_documents": len(starts), "n_bytes": self.n_bytes}
         found["crc32"] = {"documents": self._save("documents", starts)}
         if len(parts):
@@ -125,7 +128,7 @@ class ShardWriter:
 
 
 class _Numbers:
-    """Numbers appended to a temporary file; `close` reads them all and removes the file."""
+    """Numbers appended to a temporary file; `close` reads them all, and removes the file unless it is to be kept."""
 
     def __init__(self, file: Path, count: int) -> None:
         self._file, self._new = file, array("q")
@@ -143,11 +146,12 @@ class _Numbers:
             self._new = array("q")
             return stream.tell() // self._new.itemsize
 
-    def close(self) -> NDArray[np.int64]:
-        """Returns all numbers, and removes the file."""
+    def close(self, keep: bool) -> NDArray[np.int64]:
+        """Returns all numbers."""
         self.write()
         found = np.fromfile(self._file, "<i8")
-        self._file.unlink()
+        if not keep:
+            self._file.unlink()
         return found
 
 

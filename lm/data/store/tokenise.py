@@ -143,8 +143,10 @@ class _Stores:
 
     def close(self) -> Tree:
         """Ends all stores, and returns their part of index.json."""
-        splits = {split: writer.close() for split, writer in self._writers.items()}
+        splits = {split: writer.close(keep=True) for split, writer in self._writers.items()}
         (self._folder / _STATE).unlink(missing_ok=True)
+        for file in self._folder.glob("*.half"):  # only now: the state counts what is in them
+            file.unlink()
         return {"splits": splits, "documents": dict(self._documents), "lossless": self._lossless, **self._squeezed.close()}
 
 

@@ -70,6 +70,34 @@ def test_a_killed_preparation_goes_on_and_gives_the_same_bytes(tmp_path: Path, b
     assert not list((tmp_path / "other").rglob("*.half"))
 
 
+def end(cfg: TextConfig, tokenizer: Tokenizer) -> None:
+    """Dies when the first split is complete and the others are not."""
+    for name, value in (("_BATCH_CHARS", 5000), ("_STATE_CHARS", 20_000)):
+        setattr(module, name, value)
+    close = module.ShardWriter.close
+
+    def closed(self: Any, *options: Any, **named: Any) -> Any:
+        if self._split == "val":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return close(self, *options, **named)
+
+    module.ShardWriter.close = closed  # type: ignore[method-assign]
+    prepare(cfg, tokenizer, log=lambda line: None)
+
+
+def test_a_preparation_killed_at_its_very_end_goes_on_and_gives_the_same_bytes(tmp_path: Path, byte_tokenizer: Tokenizer) -> None:
+    """Seen to fail with the file of the documents' starts removed before the state: all of them were 0."""
+    cfg = corpus(tmp_path / "a.jsonl", chats=False)
+    other = TextConfig(**{**dict(cfg), "cache_dir": str(tmp_path / "other")})
+    process = multiprocessing.get_context("fork").Process(target=end, args=(other, byte_tokenizer))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    lines: list[str] = []
+    again = prepare(other, byte_tokenizer, log=lines.append)
+    assert "Going on after" in lines[0] and same(prepare(cfg, byte_tokenizer, log=lambda line: None), again)
+
+
 def same(one: Prepared, other: Prepared) -> bool:
     """In every file of the folder, and in every figure."""
     folders = [part.folder for found in (one, other) for part in found.parts.values()]

@@ -18,7 +18,7 @@ from lm.data.tokenizer.tiktoken_ import Encode, fastest
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.progress import progress
 from lm.schema import Tree
-from lm.storage.atomic import replace_file
+from lm.storage.atomic import replace_file, sync
 from lm.units import counted
 
 Ids = NDArray[np.uint32]
@@ -138,6 +138,8 @@ class _Stores:
         """Saves the state from which a later process resumes."""
         self._chars = 0
         splits = {split: writer.save() for split, writer in self._writers.items()}
+        for file in self._folder.iterdir():
+            sync(file)  # else, after a power cut, the state may count what is not on the disk
         state = {"documents": self._written, "splits": splits, "lossless": self._lossless}
         replace_file(self._folder / _STATE, json.dumps(state))
 

@@ -1,12 +1,9 @@
 """Local files as documents. Text and JSON lines, plain, gzip or zstd, have readers of their own here, so that errors name their place."""
 
 import codecs
-import csv
 import glob
-import io
 import json
 import os
-from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -20,8 +17,9 @@ from lm.data.sources.array import elements
 from lm.data.sources.base import Document, Source, Split, document, share
 from lm.data.sources.compressed import PACKED, unpacked
 from lm.data.sources.fingerprint import Files
-from lm.data.sources.hub import read_csv, read_parquet
+from lm.data.sources.hub import read_parquet
 from lm.data.sources.recorded import RecordedConfig, RecordedSource
+from lm.data.sources.table import rows
 from lm.errors import ConfigError
 from lm.schema import Tree
 from lm.units import counted
@@ -184,7 +182,10 @@ class LocalFile:
             for number, value in enumerate(elements(self.text(self.content()), str(self.path)), 1):
                 yield f"{self.path} record {number}", value if isinstance(value, dict) else Line(json.dumps(value).encode(), 1)
             return
-        if self.kind != ".jsonl":
+        if self.kind == ".csv":
+            yield from ((f"{self.path} row {number}", row) for number, row in enumerate(rows(self.text(self.content()), str(self.path)), 1))
+            return
+        if self.kind == ".parquet":
             yield from self._rows()
             return
         offset, raw = 0, self._hashed.open(self.path)
@@ -202,18 +203,11 @@ class LocalFile:
         return sum(len(data) for _, data in self.content())
 
     def _rows(self) -> Iterator[tuple[str, Values]]:
-        """Yields the rows of a csv or parquet file. `datasets` opens the file itself, so it is hashed again at the end of the pass."""
-        for number, row in enumerate(read_csv(self.path, self._columns()) if self.kind == ".csv" else read_parquet(self.path), 1):
+        """Yields the rows of a parquet file. `datasets` opens the file itself, so it is hashed again at the end of the pass."""
+        for number, row in enumerate(read_parquet(self.path), 1):
             yield f"{self.path} row {number}", row
         self._hashed.forget(self.path)
         self.position = self._hashed.size(self.path)
-
-    def _columns(self) -> list[str]:
-        """Returns the header of a csv file. First decodes the whole file, since datasets would not say which byte is not UTF-8."""
-        chunks = self.text(self.content())
-        head = io.StringIO(next(chunks, ""), newline="")
-        deque(chunks, maxlen=0)
-        return next(csv.reader(head), [])
 
 
 def find_files(given: str | list[str], key: str) -> list[Path]:

@@ -1,6 +1,6 @@
-"""Sources read through `datasets`: local csv and parquet files, and datasets of the Hugging Face hub."""
+"""Sources read through `datasets`: local parquet files, and datasets of the Hugging Face hub."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -70,19 +70,9 @@ class HubSource(RecordedSource):
             yield f"{cfg.name} split {name} row {number}", row
 
 
-def read_csv(path: Path, columns: Iterable[str]) -> Iterator[Row]:
-    """Yields the rows of a local csv file, packed or not. Values stay as they are written: 'NA', '' and '12' are strings."""
-    return _file_rows("csv", path, {"converters": dict.fromkeys(columns, str), "na_filter": False})  # pandas 3.1 filters converted ones too
-
-
 def read_parquet(path: Path) -> Iterator[Row]:
     """Yields the rows of a local parquet file."""
-    return _file_rows("parquet", path, {})
-
-
-def _file_rows(kind: str, path: Path, options: Tree) -> Iterator[Row]:
-    options = {"path": kind, "data_files": str(path.absolute()), "split": "train", **options}
-    return _rows(options, str(path), "Fix the file or leave it out")
+    return _rows({"path": "parquet", "data_files": str(path.absolute()), "split": "train"}, str(path), "Fix the file or leave it out")
 
 
 def _rows(options: Tree, where: str, remedy: str, part: int = 1, parts: int = 1) -> Iterator[Row]:
@@ -93,6 +83,6 @@ def _rows(options: Tree, where: str, remedy: str, part: int = 1, parts: int = 1)
         datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # errors are reported here, once
         found = datasets.load_dataset(**options, streaming=True)
         yield from found if parts == 1 else found.shard(parts, part - 1, contiguous=True)
-    except Exception as error:  # pandas, pyarrow, fsspec and the hub's client each raise their own
+    except Exception as error:  # pyarrow, fsspec and the hub's client each raise their own
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(f"{where}: cannot be read ({reason[:300]}). {remedy}.") from None

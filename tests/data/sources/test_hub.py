@@ -71,6 +71,40 @@ def test_a_csv_row_with_too_many_fields_is_named(tmp_path: Path) -> None:
         texts(path)
 
 
+@pytest.mark.parametrize("rows", ["one, two\nthree, four\n", "one,\ntwo,three\n"])
+def test_a_first_csv_row_with_too_many_fields_is_named_too(tmp_path: Path, rows: str) -> None:
+    """Seen to fail with pandas, which took the first column for an index: the text was ' two'."""
+    (tmp_path / "a.csv").write_text(f"text\n{rows}")
+    with pytest.raises(ConfigError, match=r"a.csv: cannot be read \(line [23] has 2 fields, and the header 1\)"):
+        texts(tmp_path / "a.csv")
+
+
+def test_a_comma_at_the_end_of_each_csv_row_moves_no_column(tmp_path: Path) -> None:
+    """Seen to fail with pandas: the text was '1'."""
+    (tmp_path / "a.csv").write_text("text,label\none,1,\ntwo,2,\nthree\n")
+    assert texts(tmp_path / "a.csv") == ["one", "two", "three"]
+
+
+def test_of_csv_columns_with_one_name_the_first_counts(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,text\none,two\n")
+    assert texts(tmp_path / "a.csv") == ["one"]
+
+
+def test_a_csv_field_without_an_end_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('text\none\n"two\nthree\n')
+    with pytest.raises(ConfigError, match=r"a.csv: cannot be read \(a quoted field has no end\)"):
+        texts(tmp_path / "a.csv")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1 << 17])
+def test_csv_is_read_alike_in_chunks_of_any_size(tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lm.data.sources.files._CHUNK", size)
+    lines = ["\ufeffid,text", '1,"line\r\nbreak"', "", "2,a \x00 zero", "3,\x85\u2028日本", '4,"b ""c"""', "5," + "long" * (size << 4)]
+    (tmp_path / "a.csv").write_bytes("\r\n".join(lines).encode())
+    found = texts(tmp_path / "a.csv")
+    assert found == ["line\r\nbreak", "a \x00 zero", "\x85\u2028日本", 'b "c"', "long" * (size << 4)]
+
+
 def test_csv_that_is_not_utf8_is_named_by_byte(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(b"id,text\n1,caf\xe9\n")

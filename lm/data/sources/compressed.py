@@ -15,6 +15,7 @@ from lm.errors import ConfigError
 
 PACKED = (".gz", ".zst")
 _CHUNK = 1 << 17
+_WINDOW = 1 << 31  # bytes of memory at the most that unpacking may take: as much as zstd --long=31 needs
 
 
 @contextmanager
@@ -44,7 +45,7 @@ class _Zstd(io.RawIOBase):
 
     def __init__(self, packed: io.RawIOBase) -> None:
         self._packed = packed
-        self._frame = zstandard.ZstdDecompressor().decompressobj()
+        self._frame = _unpacker().decompressobj()
         self._begun = False
         self._ready = memoryview(b"")
 
@@ -67,4 +68,8 @@ class _Zstd(io.RawIOBase):
             yield self._frame.decompress(data)
             data = self._frame.unused_data if self._frame.eof else b""
             if self._frame.eof:
-                self._frame, self._begun = zstandard.ZstdDecompressor().decompressobj(), False
+                self._frame, self._begun = _unpacker().decompressobj(), False
+
+
+def _unpacker() -> zstandard.ZstdDecompressor:
+    return zstandard.ZstdDecompressor(max_window_size=_WINDOW)

@@ -61,6 +61,13 @@ def test_several_frames_of_zstd_are_one_file(read: Read, tmp_path: Path) -> None
     assert [text for _, text in read([path, write(tmp_path / "b.txt", "three")], val_frac=0.001)] == ["one two", "three"]
 
 
+def test_zstd_with_a_long_window_is_read(read: Read, tmp_path: Path) -> None:
+    """Seen to fail with the library's own limit of 128 MiB: the file was called damaged."""
+    packer = zstandard.ZstdCompressor(compression_params=zstandard.ZstdCompressionParameters.from_level(1, window_log=28)).compressobj()
+    (tmp_path / "a.jsonl.zst").write_bytes(packer.compress(b'{"text": "a"}\n{"text": "b"}\n') + packer.flush())
+    assert [text for _, text in read(tmp_path / "a.jsonl.zst")] == ["a", "b"]
+
+
 def test_a_byte_order_mark_is_no_text(read: Read, tmp_path: Path) -> None:
     files = [write(tmp_path / "a.txt", b"\xef\xbb\xbfone"), write(tmp_path / "b.jsonl", b'\xef\xbb\xbf{"text": "two"}\n')]
     assert [text for _, text in read(files)] == ["one", "two"]

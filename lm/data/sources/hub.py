@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from lm.data.sources.base import Document, Source
+from lm.data.sources.base import Document, Source, share
+from lm.data.sources.fingerprint import Files
 from lm.data.sources.recorded import RecordedConfig, RecordedSource
 from lm.errors import ConfigError
 from lm.schema import Tree
@@ -35,14 +36,15 @@ class HubConfig(RecordedConfig):
     """Stop after this many documents. null: all."""
 
     def open(self, cache: Path) -> Source:
-        return HubSource(self)
+        return HubSource(self, _local_files(Path(self.name), cache))
 
 
 class HubSource(RecordedSource):
     """The rows of a hub dataset, streamed. Without a revision the cache keeps the revision that was newest when it was first read."""
 
-    def __init__(self, cfg: HubConfig) -> None:
-        super().__init__(cfg, cfg.identity(), by_hash=cfg.val_split is None)
+    def __init__(self, cfg: HubConfig, hashed: Files | None = None) -> None:
+        """hashed: the files of a local folder, which `datasets` reads like a dataset of the hub."""
+        super().__init__(cfg, cfg.identity(), hashed, by_hash=cfg.val_split is None)
         self._cfg = cfg
         self._part = 1, 1
 
@@ -64,8 +66,12 @@ class HubSource(RecordedSource):
         cfg = self._cfg
         options = {"path": cfg.name, "name": cfg.config, "revision": cfg.revision, "split": name}
         where, remedy = f"data.name: {cfg.name}, split {name}", "Check data.name, data.config, data.split and the network"
-        rows = _rows(options, where, remedy, *(self._part if name == cfg.split else (1, 1)))
-        for number, row in enumerate(islice(rows, cfg.max_documents), 1):
+        part, parts = self._part if name == cfg.split else (1, 1)
+        first, end = 0, cfg.max_documents
+        if end is not None:  # of all parts together
+            first, end, part, parts = (part - 1) * end // parts, part * end // parts, 1, 1
+        rows = _rows(options, where, remedy, part, parts)
+        for number, row in enumerate(islice(rows, first, end), first + 1):
             self._position += sum(len(value) for value in row.values() if isinstance(value, str))
             yield f"{cfg.name} split {name} row {number}", row
 
@@ -77,12 +83,28 @@ def read_parquet(path: Path) -> Iterator[Row]:
 
 def _rows(options: Tree, where: str, remedy: str, part: int = 1, parts: int = 1) -> Iterator[Row]:
     """Yields the rows that `datasets` reads with these options, or part `part` of 1..parts of them."""
+    few = 0
     try:
         import datasets
 
         datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # errors are reported here, once
         found = datasets.load_dataset(**options, streaming=True)
-        yield from found if parts == 1 else found.shard(parts, part - 1, contiguous=True)
+        if parts == 1:
+            yield from found
+        elif found.num_shards < parts:
+            few = found.num_shards
+        else:
+            yield from found.shard(parts, part - 1, contiguous=True)
     except Exception as error:  # pyarrow, fsspec and the hub's client each raise their own
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(f"{where}: cannot be read ({reason[:300]}). {remedy}.") from None
+    if few:
+        share(range(few), part, parts, "files")  # raises
+
+
+def _local_files(folder: Path, cache: Path) -> Files | None:
+    """Returns the files in a folder, without hidden ones; None where there is no such folder."""
+    if not folder.is_dir():
+        return None
+    paths = (path for path in sorted(folder.rglob("*")) if not any(name.startswith(".") for name in path.relative_to(folder).parts))
+    return Files([path for path in paths if path.is_file()], cache, folder)

@@ -149,3 +149,36 @@ def test_a_dataset_that_is_not_there_or_lacks_the_split_or_column_is_named(tmp_p
         hub(tmp_path, field="id")
     with pytest.raises(ConfigError, match=r"data.name: .*nowhere, split train: cannot be read"):
         hub(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("parts", "options"), [(2, {}), (3, {"max_documents": 50}), (3, {"max_documents": 2}), (2, {"max_documents": 999})]
+)
+def test_all_parts_of_a_dataset_are_the_whole(tmp_path: Path, parts: int, options: dict[str, int]) -> None:
+    """Seen to fail with max_documents taken from each part."""
+    for number in range(2):
+        table(tmp_path / f"train-{number}.parquet", [f"text {number} {n}" for n in range(40)])
+    found = []
+    for part in range(1, parts + 1):
+        source = HubSource(HubConfig(name=str(tmp_path), val_frac=0.5, **options))
+        source.select(part, parts)
+        found += [(document.split, "".join(document.chunks)) for document in source.documents()]
+    assert found == hub(tmp_path, val_frac=0.5, **options) and len(found) == min(80, options.get("max_documents", 80))
+
+
+def test_a_dataset_of_fewer_files_than_parts_is_refused_by_each_part(tmp_path: Path) -> None:
+    """Seen to fail: all parts but the last were made, which said 'list index out of range'."""
+    table(tmp_path / "train.parquet", TEXTS)
+    source = HubSource(HubConfig(name=str(tmp_path)))
+    source.select(1, 2)
+    with pytest.raises(ConfigError, match=r"part=1/2: 1 files are too few to be divided by 2. Use fewer parts"):
+        list(source.documents())
+
+
+def test_a_folder_that_stands_for_a_dataset_is_known_by_its_content(tmp_path: Path) -> None:
+    """Seen to fail: after a change of its files the tokens of the old ones were found."""
+    folder = tmp_path / "set"
+    folder.mkdir()
+    files = [HubConfig(name=str(folder)).open(tmp_path).files for n in range(2) if table(folder / "train.parquet", [f"text {n}"])]
+    assert files[0].keys() == files[1].keys() == {"train.parquet"} and files[0] != files[1]
+    assert not HubConfig(name="lone/dataset").open(tmp_path).files

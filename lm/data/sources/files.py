@@ -214,12 +214,13 @@ def find_files(given: str | list[str], key: str) -> list[Path]:
     """Returns the files that files, folders and globs name, each once, sorted. Of a folder those with a known ending below it, without
     dot-files and linked folders. Raises ConfigError where there is none.  key: the option that gave them."""
     patterns = [given] if isinstance(given, str) else given
-    found = {path for pattern in patterns for path in _matches(pattern, key)}
+    named = sorted({path for pattern in patterns for path in _matches(pattern, key)})
+    found = {(os.path.realpath(path.parent), path.name): path for path in reversed(named)}  # a file may be named in several ways
     if not found:
         only_named = _only_named(patterns)
         told = f" but {counted(len(only_named), '.json file')}, read only where named, as {key}={only_named[0]}" if only_named else ""
         raise ConfigError(f"{key}: {given} holds no file to read{told}. Give files ending in {_endings(but='.json')}.")
-    return sorted(found)
+    return sorted(found.values())
 
 
 def _matches(pattern: str, key: str) -> Iterator[Path]:

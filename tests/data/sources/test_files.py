@@ -174,6 +174,18 @@ def test_a_folder_means_its_readable_files_in_order_without_hidden_and_linked_on
     ]
 
 
+def test_a_file_that_is_named_in_several_ways_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen to fail: its documents were read three times."""
+    (tmp_path / "b").mkdir()
+    for name in ("a.txt", "b/a.txt", "b/c.txt"):
+        write(tmp_path / name, "x")
+    monkeypatch.chdir(tmp_path)
+    given = ["b", "b/a.txt", "b/../a.txt", "a.txt", str(tmp_path / "b/c.txt"), "b/../b"]
+    wanted = [str(tmp_path / name) for name in ("a.txt", "b/a.txt", "b/c.txt")]
+    assert sorted(map(os.path.realpath, find_files(given, "data.files"))) == wanted
+    assert find_files("b", "data.files") == [Path("b/a.txt"), Path("b/c.txt")]
+
+
 def test_a_name_with_brackets_is_a_file_before_it_is_a_glob(tmp_path: Path) -> None:
     path = write(tmp_path / "a[1].txt", "x")
     assert find_files(str(path), "data.files") == [path]

@@ -168,6 +168,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "some have a weight and some have none",
     ),
     "shared": ({"sources": [{"name": "a", "data": {"kind": "stdlib", "seq_len": 64}}]}, "a sets seq_len, which is one for all"),
+    "heated": ({"sources": [{"name": "a", "data": {"kind": "stdlib"}, "weight": 1.0}], "temperature": 2.0}, "for sources without weights"),
     "limited": ({"sources": [{"name": "a", "data": {"kind": "stdlib"}}], "train_rows": 9}, "train_rows=9 is for a single source"),
     "phase": ({"phases": [{"until_step": 5, "weights": {"b": 1.0}}]}, "b is no source. Options: a"),
     "order": ({"phases": [{"until_step": n, "weights": {"a": 1.0}} for n in (5, 3)]}, "until_step is 5, 3, and must rise"),

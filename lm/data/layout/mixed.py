@@ -82,6 +82,8 @@ class MixConfig(DataConfig):
             raise ValueError(f"train_rows={self.train_rows} is for a single source, and this is a mixture. Leave it out.")
         if len({source.weight is None for source in self.sources}) > 1:
             raise ValueError("sources: some have a weight and some have none. Give all or none of them one.")
+        if self.temperature != 1 and self.sources[0].weight is not None:
+            raise ValueError(f"temperature={self.temperature:g} is for sources without weights, and these have some. Leave one out.")
         if not any(source.weight is None or source.weight > 0 for source in self.sources):
             raise ValueError("sources: no weight is above 0, so there is nothing to train on. Raise one.")
         return self

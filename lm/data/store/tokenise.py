@@ -25,6 +25,8 @@ Ids = NDArray[np.uint32]
 _BATCH_CHARS = 1 << 21
 _STATE_CHARS = 1 << 26  # characters between two saved states
 _STATE = "state.json"
+_TRIED = 200  # decoded are the beginnings of so many first documents, and after that of one in so many
+_TRIED_CHARS = 1 << 12
 _AT_ONCE = 2  # batches encoded at the same time
 
 
@@ -118,11 +120,12 @@ class _Stores:
         return self._chars > _STATE_CHARS and batch[-1].ends
 
     def _note_loss(self, passage: Passage, ids: Ids) -> None:
-        """Records whether tokens are lossless: decoding gives the first passage back, and no passage has unknown tokens."""
+        """Records whether tokens are lossless: decoding gives passages back, of which a sample is tried, and none has unknown tokens."""
         unknown = self._tokenizer.unknown
-        if self._lossless is None:
-            self._lossless = self._tokenizer.decode(self._tokenizer.encode(passage.text)) == passage.text
-        elif self._lossless and unknown is not None:
+        if self._lossless is None or (self._lossless and (self._written < _TRIED or self._written % _TRIED == 0)):
+            text = passage.text[:_TRIED_CHARS]
+            self._lossless = self._tokenizer.decode(self._tokenizer.encode(text)) == text
+        if self._lossless and unknown is not None:
             self._lossless = not bool((ids == unknown).any())
 
     def _write(self, passage: Passage, ids: Ids) -> None:

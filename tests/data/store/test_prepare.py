@@ -415,6 +415,18 @@ def test_the_default_corpus_opens_in_seconds_and_then_at_once(tmp_path: Path) ->
     assert first.val.n_bytes / first.val.n_tokens > 3.3 and first.contaminated < 5
 
 
+def test_a_tokenizer_that_loses_text_only_later_is_told(tmp_path: Path) -> None:
+    """Seen to fail while only the first document was decoded."""
+    raw = BytesConfig().build()._raw
+    content = json.loads(raw.to_str()) | {"normalizer": {"type": "Lowercase"}}
+    write(tmp_path / "low.json", json.dumps(content))
+    write(tmp_path / "a.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in ["first", *(f"Then {n}" for n in range(50))]))
+    lines: list[str] = []
+    cfg = TextConfig(files=str(tmp_path / "a.jsonl"), cache_dir=str(tmp_path / "cache"))
+    prepare(cfg, TokenizerFileConfig(path=str(tmp_path / "low.json")), log=lines.append)
+    assert any("decoding does not give the text back" in line for line in lines)
+
+
 def test_a_tokenizer_that_loses_text_is_told(tmp_path: Path) -> None:
     from tokenizers import Tokenizer as RawTokenizer
     from tokenizers import models, pre_tokenizers

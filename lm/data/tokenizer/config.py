@@ -144,7 +144,7 @@ class TokenizerFileConfig(TokenizerConfig):
 
     kind: Literal["file"] = "file"
     path: str
-    """Path of the tokenizer.json."""
+    """Path of the tokenizer.json. In a folder of a model of lm it is that model's tokenizer, with its special tokens and chat template."""
     bos: str | None = None
     """Text of the begin-of-document token. null: found among the usual names."""
     eos: str | None = None
@@ -153,6 +153,9 @@ class TokenizerFileConfig(TokenizerConfig):
     """Text of the padding token. null: found among the usual names, else eos."""
 
     def build(self, texts: Iterable[str] = (), extra: Sequence[str] = ()) -> "Tokenizer":
-        from lm.data.tokenizer.tokenizer import Specials, read_tokenizer
+        from lm.data.tokenizer.tokenizer import Specials, load_tokenizer, read_tokenizer
+        from lm.storage.atomic import MANIFEST
 
-        return read_tokenizer(Path(os.path.expanduser(self.path)), Specials(self.bos, self.eos, self.pad))
+        file, named = Path(os.path.expanduser(self.path)), Specials(self.bos, self.eos, self.pad)
+        of_model = file.name == "tokenizer.json" and (file.parent / MANIFEST).is_file() and not any(named)
+        return load_tokenizer(file) if of_model else read_tokenizer(file, named)

@@ -1,12 +1,17 @@
 """`lm prepare`, `lm tokenizer`, `lm data show`."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
-from lm.data.tokenizer.tokenizer import load_tokenizer
+from lm import config
+from lm.data.store.prepare import prepare
+from lm.data.tokenizer.config import BytesConfig
+from lm.data.tokenizer.tokenizer import Specials, Tokenizer, load_tokenizer
+from lm.storage.model_folder import save_model
 from tests.conftest import Lm
 
 
@@ -150,3 +155,19 @@ def test_of_fewer_rows_than_are_shown_unasked_there_are_those(lm: Lm, tmp_path: 
     source = [f"data.files={tmp_path / 'pairs.jsonl'}", f"data.cache_dir={tmp_path}", "data.seq_len=64", "data.val_frac=0.3"]
     code, out, err = lm("data", "show", "data=chat", "objective=sft", "tokenizer=bytes", *source)
     assert code == 0 and [line for line in out.splitlines() if line.startswith("row ")] == ["row 0 of 1"], err
+
+
+def test_rows_for_a_parent_are_of_its_own_tokenizer_and_template(lm: Lm, tmp_path: Path) -> None:
+    """Seen to fail: the template was `plain`, and the end the one of the usual names."""
+    tokenizer = Tokenizer(BytesConfig().build(extra=["<|turn|>"])._raw, Specials(None, "<|turn|>", None), adds_bos=False)
+    answers = "{% if add_generation_prompt %}<assistant>{% endif %}"
+    tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}" + answers
+    save_model(tmp_path / "parent", config().model.tree(), {}, tokenizer.save, {})
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps({"prompt": a, "completion": a}) + "\n" for a in "abcde"))
+    given = ["data=chat", "data.files=chats.jsonl", "objective=sft", "data.packing=none", f"data.cache_dir={tmp_path}", "init_from=parent"]
+    code, out, err = lm("data", "show", *given, "rows=0")
+    reads = next(line for line in out.splitlines() if "reads 0:" in line).split(":", 1)[1].replace("│", "").strip()
+    assert code == 0 and re.fullmatch(r"<user>([a-e])<\|turn\|><assistant>\1", reads), err
+    prepared = lm("prepare", *given)[1].strip()
+    own = prepare(config(overrides=given).data, load_tokenizer(tmp_path / "parent"), log=lambda line: None)
+    assert [str(source.folder) for source in own.parts.values()] == [prepared]

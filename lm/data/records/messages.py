@@ -15,6 +15,7 @@ from lm.data.sources.base import ASSISTANT, ROLES, TOOLS, Document, Split, Turn
 from lm.data.tokenizer.config import TEMPLATES
 from lm.data.tokenizer.together import together
 from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.errors import ConfigError
 
 if TYPE_CHECKING:
     from lm.data.tokenizer.chat import ChatTemplate, Run
@@ -48,7 +49,12 @@ class MessagesRecord(RecordConfig):
 
         template = ChatTemplate(*template_source(self.template, tokenizer), tokenizer)
         for document in documents:
-            yield from _run_passages(document.split, self.runs(document.turns, template), tokenizer)
+            try:
+                runs = self.runs(document.turns, template)
+            except ConfigError as error:
+                document.refuse(error)
+            else:
+                yield from _run_passages(document.split, runs, tokenizer)
 
     @abstractmethod
     def runs(self, turns: Sequence[Turn], template: "ChatTemplate") -> list[list[tuple["Run", int]]]:

@@ -2,7 +2,7 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal, NamedTuple, TypeVar
@@ -30,6 +30,10 @@ class Turn(NamedTuple):
     also: str = ""  # a message's further fields, as a JSON object: tool calls, or the call it answers
 
 
+def _raised(error: ConfigError) -> None:
+    raise error
+
+
 @dataclass(frozen=True)
 class Document:
     """A text, or a record of several turns. A text comes in chunks, so that a huge one is never whole in memory; `chunks` can be iterated
@@ -39,6 +43,7 @@ class Document:
     chunks: Iterable[str]  # of a record: the text of each turn
     key: bytes  # hash of the beginning; equal documents have equal keys
     turns: tuple[Turn, ...] = ()
+    refuse: Callable[[ConfigError], None] = _raised  # told why its turns cannot be written: raises, or counts it as left out
 
 
 class Source(ABC):

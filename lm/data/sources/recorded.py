@@ -3,13 +3,15 @@
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 from lm.data.config import SourceConfig
 from lm.data.records.base import RecordConfig, Values
-from lm.data.records.fields import BadRecord, Line, parsed, text_of
+from lm.data.records.fields import BadRecord, Line, bad_record, parsed, text_of
 from lm.data.sources.base import Document, Source, Split, document, turns_document
 from lm.data.sources.fingerprint import Files
+from lm.errors import ConfigError
 from lm.schema import Tree
 
 
@@ -76,6 +78,10 @@ class RecordedSource(Source):
             raise error
         self.skipped += 1
 
+    def _refuse(self, where: str, error: ConfigError) -> None:
+        """Treats a record that cannot be written as a broken one, unless it is one."""
+        self._skip(error if isinstance(error, BadRecord) else bad_record(f"{where}: {error.sentence.removesuffix('.')}"))
+
     def _document_of(self, record: Line | Values, where: str, split: Split | float) -> Document | None:
         values = parsed(record, where) if isinstance(record, Line) else record
         if self._record is None:
@@ -84,4 +90,4 @@ class RecordedSource(Source):
         self.forms |= {form} - {""}
         found = turns_document(named.turns(values, where), split)
         self.skipped += found is None
-        return found
+        return None if found is None else replace(found, refuse=partial(self._refuse, where))

@@ -419,6 +419,18 @@ def test_a_bad_chat_is_named_by_its_line_or_skipped(prepare_text: Prepare, tmp_p
     assert prepare_text(path, record=ChatRecord(), on_bad_record="skip").skipped == 1
 
 
+def test_a_chat_that_the_template_refuses_is_named_by_its_line_or_skipped(prepare_text: Prepare, tmp_path: Path) -> None:
+    """Seen to fail: neither file nor line was told, and data.on_bad_record=skip changed nothing."""
+    (tmp_path / "own.jinja").write_text("{% if messages[0].role == 'system' %}{{ raise_exception('No system!') }}{% endif %}" + UNMARKED)
+    system = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    path = write(tmp_path / "a.jsonl", [*chats(60), {"messages": system}])
+    record = ChatRecord(template=str(tmp_path / "own.jinja"))
+    with pytest.raises(ConfigError, match=r"a.jsonl:61: .*: the chat template fails \(No system!\).* set data.on_bad_record=skip\.$"):
+        prepare_text(path, record=record)
+    found = prepare_text(path, record=record, on_bad_record="skip")
+    assert found.skipped == 1 and found.train.n_documents + found.val.n_documents == 60
+
+
 @pytest.mark.parametrize("template", [None, "chatml", "own"])
 def test_a_message_without_weight_is_not_learned(prepare_text: Prepare, tmp_path: Path, decoder: ModelConfig, template: str | None) -> None:
     """As OpenAI has it; and an empty answer of a tool is one."""

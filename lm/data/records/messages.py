@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lm.data.records.base import LEARNED, OTHER, Passage, RecordConfig, Values
 from lm.data.records.fields import bad_record, shown, text_of, value_of
-from lm.data.sources.base import ASSISTANT, ROLES, TOOLS, Document, Split, Turn
+from lm.data.sources.base import ASSISTANT, ROLES, THOUGHTS, TOOLS, Document, Split, Turn
 from lm.data.tokenizer.config import TEMPLATES
 from lm.data.tokenizer.together import together
 from lm.data.tokenizer.tokenizer import Tokenizer
@@ -77,6 +77,8 @@ class MessagesRecord(RecordConfig):
             remedy = "Fix the record, or write the role by a template of your own, data.record.template=FILE"
             raise bad_record(f"{at}: {shown(said)} is no role that models know ({', '.join(ROLES)}). {remedy}")
         also = {name: message[name] for name in ("tool_call_id", "name") if message.get(name)}
+        if role == ASSISTANT:
+            also |= {name: text_of(message, name, "data.record", at) for name in THOUGHTS if message.get(name)}
         if calls := objects_of(message, "tool_calls", at):
             also["tool_calls"] = calls
             message = {**message, content_field: message.get(content_field) or ""}

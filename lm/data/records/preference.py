@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from lm.data.records.base import GIVEN, LEARNED, OTHER, Values
 from lm.data.records.fields import bad_record, names, text_of, value_of
 from lm.data.records.messages import MessagesRecord, tools_of
-from lm.data.sources.base import ASSISTANT, Turn
+from lm.data.sources.base import ASSISTANT, THOUGHTS, Turn
 
 if TYPE_CHECKING:
     from lm.data.tokenizer.chat import ChatTemplate, Run
@@ -41,7 +41,7 @@ class PreferenceRecord(MessagesRecord):
             raise bad_record(f"{where}: fields {fields} do not begin with the same messages. Fix the record")
         if not before:
             before = self.turns_of(values, self._prompt_field(values, where), "user", "data.record.prompt", where)
-        return [*tools_of(values, where), *before, Turn("chosen", chosen), Turn("rejected", rejected)]
+        return [*tools_of(values, where), *before, chosen._replace(role="chosen"), rejected._replace(role="rejected")]
 
     def recognised(self, values: Values, where: str) -> tuple[Self, str]:
         if self.prompt is not None:
@@ -57,10 +57,10 @@ class PreferenceRecord(MessagesRecord):
             raise bad_record(f"{where}: its fields are {names(values)}; {which}. Set data.record.prompt, fix the record")
         return named[0]
 
-    def _answer(self, values: Values, field: str, key: str, where: str) -> tuple[list[Turn], str]:
-        """Returns the messages before the answer, and the answer."""
+    def _answer(self, values: Values, field: str, key: str, where: str) -> tuple[list[Turn], Turn]:
+        """Returns the messages before the answer, and the answer, with its thoughts."""
         if isinstance(value_of(values, field, key, where), str):
-            return [], text_of(values, field, key, where)
+            return [], Turn(ASSISTANT, text_of(values, field, key, where))
         turns = self.messages_of(values, field, key, where)
         if not turns or turns[-1].role != ASSISTANT:
             raise bad_record(f"{where}: field '{field}' does not end with the assistant's message. Fix the record")
@@ -69,14 +69,15 @@ class PreferenceRecord(MessagesRecord):
             raise bad_record(f"{where}: field '{field}' ends with a call of a tool, and compared answers are texts. Fix the record")
         if also.get("weight") == 0:
             raise bad_record(f"{where}: field '{field}' ends with a message of weight 0, and compared answers are learned. Fix the record")
-        return turns[:-1], turns[-1].text
+        thoughts = {name: also[name] for name in THOUGHTS if name in also}
+        return turns[:-1], Turn(ASSISTANT, turns[-1].text, json.dumps(thoughts) if thoughts else "")
 
     def runs(self, turns: Sequence[Turn], template: "ChatTemplate") -> list[list[tuple["Run", int]]]:
         """Returns the prompt with the chosen answer, then the prompt with the rejected answer; only the answers are learned."""
         *prompt, chosen, rejected = turns
         found: list[list[tuple[Run, int]]] = []
         for offset, answer in ((0, chosen), (OTHER, rejected)):
-            runs = template.runs([*prompt, Turn(ASSISTANT, answer.text)])
+            runs = template.runs([*prompt, answer._replace(role=ASSISTANT)])
             last = max((number for number, run in enumerate(runs) if run.learned), default=-1)
             found.append([(run, offset + (LEARNED if number == last else GIVEN)) for number, run in enumerate(runs)])
         return found

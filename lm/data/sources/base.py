@@ -18,6 +18,8 @@ ASSISTANT = "assistant"  # the role whose turns a model learns
 TOOLS = "tools"  # the role of a turn that holds a chat's tools, as a JSON list
 ROLES = ("system", "developer", "user", ASSISTANT, "tool", "function", "ipython", "observation")
 """Who speaks in a chat, as the templates of published models call them."""
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""Fields of an assistant's message beside its content, as the templates of published models call them."""
 _KEY_CHARS = 1 << 16
 _NEEDED = {ASSISTANT, "source", "target", "chosen", "rejected"}  # roles whose text must not be blank
 
@@ -27,7 +29,7 @@ class Turn(NamedTuple):
 
     role: str
     text: str
-    also: str = ""  # a message's further fields, as a JSON object: tool calls, or the call it answers
+    also: str = ""  # a message's further fields, as a JSON object: tool calls, thoughts, or the call it answers
 
 
 def _raised(error: ConfigError) -> None:

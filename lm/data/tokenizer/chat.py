@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lm.data.sources.base import ASSISTANT, TOOLS, Turn
+from lm.data.sources.base import ASSISTANT, THOUGHTS, TOOLS, Turn
 from lm.data.tokenizer.config import TEMPLATES
 from lm.data.tokenizer.rendering import CLOSE, OPEN
 from lm.data.tokenizer.sandbox import Template
@@ -111,9 +111,10 @@ class ChatTemplate:
         """Returns the messages, and the other variables by name, as the template gets them."""
         names: Tree = {turn.role: json.loads(turn.text) for turn in turns if turn.role == TOOLS}
         also = [json.loads(turn.also or "{}") for turn in turns]
-        for name in (*names, *(name for of in also for name in of if name == "tool_calls")):
+        for name in (*names, *(name for of in also for name in of if name in ("tool_calls", *THOUGHTS))):
             if not self.mentions(name):
-                remedy = "Leave them out, or use a template that does, such as data.record.template=chatml."
+                such = "" if name in THOUGHTS else ", such as data.record.template=chatml"
+                remedy = f"Leave them out, or use a template that does{such}."
                 raise ConfigError(f"{self._where}: the chat template writes no {name}, and a record has some. {remedy}")
         messages = [{"role": turn.role, "content": turn.text, **of} for turn, of in zip(turns, also, strict=True) if turn.role != TOOLS]
         return self._held(_with_arguments(messages)), self._held(names)

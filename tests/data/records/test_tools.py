@@ -129,3 +129,23 @@ def test_a_role_that_no_model_knows_is_refused_unless_a_template_of_ones_own_wri
     said = {"messages": [{"role": "critic", "content": "No."}, *({"from": by, "value": by} for by in ("human", "gpt"))]}
     turns = ChatRecord(messages="messages", template="mine.jinja").turns(said, "a.jsonl:1")
     assert [turn.role for turn in turns] == ["critic", "user", "assistant"]
+
+
+THINKING = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.reasoning_content %}[{{ m.reasoning_content }}]{% endif %}{{ m.content }}{% endfor %}"
+)
+
+
+def test_thoughts_beside_the_content_are_learned_or_refused(tokenizer: Tokenizer) -> None:
+    """Seen to fail: they were left out, so that a model of the template learned to answer without thoughts."""
+    template = THINKING + "{% if add_generation_prompt %}<assistant>{% endif %}"
+    user, answer = {"role": "user", "content": "1 + 2?"}, {"role": "assistant", "content": "3.", "reasoning_content": "one, two, three"}
+    said = [("<user>1 + 2?<assistant>", False), ("[one, two, three]3.", True)]
+    assert written(tokenizer, {"messages": [user, answer]}, template) == said
+    assert written(tokenizer, {"messages": [user, {**answer, "reasoning_content": ""}]}, template)[1] == ("3.", True)
+    for name in ("reasoning_content", "thinking"):
+        with pytest.raises(ConfigError, match=rf"^here: the chat template writes no {name}, and a record has some"):
+            written(tokenizer, {"messages": [user, {**answer, name: "hm"}]}, UNMARKED if name != "thinking" else template)
+    pair = {"chosen": [user, answer], "rejected": [user, {"role": "assistant", "content": "4."}]}
+    runs = PreferenceRecord().runs(PreferenceRecord().turns(pair, "here"), ChatTemplate(template, "here", tokenizer))
+    assert ["".join(map(str, run.parts)) for side in runs for run, kind in side if kind % 2] == ["[one, two, three]3.", "4."]

@@ -8,7 +8,7 @@ from pydantic import model_validator
 
 from lm.data.records.base import GIVEN, LEARNED, Values
 from lm.data.records.fields import bad_record
-from lm.data.records.forms import chat_form
+from lm.data.records.forms import chat_form, system_field
 from lm.data.records.messages import MessagesRecord, tools_of
 from lm.data.sources.base import ASSISTANT, Turn
 from lm.errors import ConfigError
@@ -38,12 +38,13 @@ class ChatRecord(MessagesRecord):
     def recognised(self, values: Values, where: str) -> tuple[Self, str]:
         if self.messages or self.user:
             return self, ""
-        form = chat_form(values, where)
+        form, system = chat_form(values, where), self.system or system_field(values)
+        told = f"{form.name} ({', '.join([*form.fields, *([system] if system else [])])})"
         if len(form.fields) == 1:
-            return self.model_copy(update={"messages": form.fields[0]}), f"{form.name} ({form.fields[0]})"
+            return self.model_copy(update={"messages": form.fields[0], "system": system}), told
         asked, answer = form.fields
         between = [form.between] if form.between and values.get(form.between) is not None else []
-        return self.model_copy(update={"user": [asked, *between], "assistant": answer}), f"{form.name} ({', '.join(form.fields)})"
+        return self.model_copy(update={"user": [asked, *between], "assistant": answer, "system": system}), told
 
     def turns(self, values: Values, where: str) -> list[Turn]:
         if self.messages is not None:
@@ -56,7 +57,7 @@ class ChatRecord(MessagesRecord):
             turns = [*asked, *answer]
         if not any(turn.role == ASSISTANT and _weighs(turn) for turn in turns):
             raise bad_record(f"{where}: no message is the assistant's, or none has weight, so there is nothing to learn. Fix the record")
-        return [*tools_of(values, where), *turns]
+        return [*tools_of(values, where), *self.after_system(values, turns, where)]
 
     def runs(self, turns: Sequence[Turn], template: "ChatTemplate") -> list[list[tuple["Run", int]]]:
         """The assistant's messages are learned, except those with `weight` 0, as in OpenAI's format."""

@@ -25,6 +25,12 @@ CHATS = (
 )
 
 
+def system_field(values: Values) -> str | None:
+    """Returns the usual field of a system prompt beside a chat, where the record has one that is not blank."""
+    said = values.get("system")
+    return "system" if isinstance(said, str) and said.strip() else None
+
+
 def chat_form(values: Values, where: str) -> Form:
     """Returns the form of a record. Raises BadRecord where its fields fit no form or more than one."""
     there = {field for field, value in values.items() if value is not None}

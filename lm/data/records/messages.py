@@ -30,6 +30,8 @@ class MessagesRecord(RecordConfig):
     """Field of a message that says who speaks; human and gpt are read as user and assistant. null: role, or else from."""
     content_field: str | None = None
     """Field of a message that holds its text. null: content, or else value."""
+    system: str | None = None
+    """Field of a system prompt, for messages that do not begin with one. null: system, where the record's fields tell its form."""
     template: str | None = None
     """plain, chatml, llama3, gemma, alpaca, or the path of a jinja template. null: the tokenizer's own, else plain."""
 
@@ -67,6 +69,15 @@ class MessagesRecord(RecordConfig):
             raise bad_record(f"{where}: field '{field}' holds {shown(found)}, not a list of messages. Fix the record")
         turns = [self._turn(message, f"{where}: message {number}") for number, message in enumerate(found, 1)]
         return [turn for turn in turns if turn.role != "system" or turn.text.strip()]
+
+    def after_system(self, values: Values, turns: list[Turn], where: str) -> list[Turn]:
+        """Returns the turns of a chat behind the system prompt in a field of its own, where there is one and they do not bring one."""
+        if self.system is None or value_of(values, self.system, "data.record.system", where) is None:
+            return turns
+        if turns and turns[0].role in ("system", "developer"):
+            return turns
+        said = text_of(values, self.system, "data.record.system", where)
+        return [Turn("system", said), *turns] if said.strip() else turns
 
     def _turn(self, message: Values, at: str) -> Turn:
         role_field = self.role_field or ("from" if "role" not in message and "from" in message else "role")

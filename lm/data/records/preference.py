@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from lm.data.records.base import GIVEN, LEARNED, OTHER, Values
 from lm.data.records.fields import bad_record, names, text_of, value_of
+from lm.data.records.forms import system_field
 from lm.data.records.messages import MessagesRecord, tools_of
 from lm.data.sources.base import ASSISTANT, THOUGHTS, Turn
 
@@ -41,12 +42,15 @@ class PreferenceRecord(MessagesRecord):
             raise bad_record(f"{where}: fields {fields} do not begin with the same messages. Fix the record")
         if not before:
             before = self.turns_of(values, self._prompt_field(values, where), "user", "data.record.prompt", where)
+        before = self.after_system(values, before, where)
         return [*tools_of(values, where), *before, chosen._replace(role="chosen"), rejected._replace(role="rejected")]
 
     def recognised(self, values: Values, where: str) -> tuple[Self, str]:
         if self.prompt is not None:
             return self, ""
-        return self, ", ".join([*_prompts(values)[:1], self.chosen, self.rejected])
+        system = self.system or system_field(values)
+        told = [*([system] if system else []), *_prompts(values)[:1], self.chosen, self.rejected]
+        return self.model_copy(update={"system": system}), ", ".join(told)
 
     def _prompt_field(self, values: Values, where: str) -> str:
         if self.prompt is not None:

@@ -52,6 +52,25 @@ PREFERENCES: dict[str, dict[str, Any]] = {
 }
 
 
+SYSTEM = Turn("system", "Be brief.")
+
+
+@pytest.mark.parametrize("values", [values for values, _ in [*CHATS.values(), *ALSO]])
+def test_a_system_prompt_beside_a_chat_is_its_first_message(values: dict[str, Any]) -> None:
+    """Seen to fail: it was left out without a word, as of ShareGPT's and Orca's records."""
+    bare, own = turns(ChatRecord(), values), {**values, "system": "Be brief."}
+    assert turns(ChatRecord(), own) == [SYSTEM, *(turn for turn in bare if turn != SYSTEM)]
+    assert turns(ChatRecord(), {**values, "system": " "}) == turns(ChatRecord(), {**values, "system": None}) == bare
+    assert turns(ChatRecord(messages="messages"), {**own, "messages": [USER, BOT]}) == ASKED
+    pair = {"question": Q, "chosen": A, "rejected": WORSE, "system": "Be brief."}
+    assert turns(PreferenceRecord(), pair) == [SYSTEM, *PAIR] and turns(PreferenceRecord(prompt="question"), pair) == PAIR
+    assert turns(PreferenceRecord(system="rules"), {**pair, "rules": "Be brief."}) == [SYSTEM, *PAIR]
+    with pytest.raises(ConfigError, match=r"^here: field 'rules' is missing; .* Set data.record.system"):
+        turns(ChatRecord(system="rules"), own)
+    begun = {"system": "Other.", "chosen": [{"role": "system", "content": "Be brief."}, USER, BOT]}
+    assert turns(PreferenceRecord(), begun | {"rejected": [*begun["chosen"][:2], BAD]}) == [SYSTEM, *PAIR]
+
+
 def turns(record: RecordConfig, values: dict[str, Any]) -> list[Turn]:
     return record.recognised(values, "here")[0].turns(values, "here")
 

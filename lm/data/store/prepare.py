@@ -121,7 +121,11 @@ def find_tokenizer(
             f" out, or train a tokenizer and a model with tokenizer.specials=[{','.join(asked)}]."
         )
     if (template := data.chat_template(tokenizer)) is not None:
+        from lm.data.tokenizer.chat import never_ends  # brings jinja2, which texts need not wait for
+
         tokenizer.chat_template = template
+        if never_ends(template, tokenizer):
+            log("the chat template writes no special token behind an answer, so no end of it is learned. Write {{ eos_token }} there")
     return tokenizer
 
 

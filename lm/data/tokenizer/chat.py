@@ -138,6 +138,14 @@ class ChatTemplate:
         return [part.replace(_BREAK, "") if isinstance(part, str) else part for part in parts]
 
 
+def never_ends(source: str, tokenizer: Tokenizer) -> bool:
+    """Returns whether a template writes no special token after an answer; False where it refuses a plain chat."""
+    try:
+        return ChatTemplate(source, "tokenizer", tokenizer).end() is None
+    except ConfigError:
+        return False
+
+
 def _with_arguments(messages: Sequence[Tree]) -> list[Tree]:
     """Returns the messages with tool-call arguments as objects, which templates expect; OpenAI's format has them as JSON texts."""
     return [

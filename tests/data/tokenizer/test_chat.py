@@ -19,7 +19,7 @@ from lm.data.kinds import BPEConfig, BytesConfig, ChatRecord, MixConfig, SFTConf
 from lm.data.rows.build import build_rows
 from lm.data.rows.sft import SFTRows
 from lm.data.sources.base import Turn
-from lm.data.store.prepare import Prepared, prepare
+from lm.data.store.prepare import Prepared, find_tokenizer, prepare
 from lm.data.tokenizer.chat import ChatTemplate, Run
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import ConfigError
@@ -429,6 +429,17 @@ def test_a_chat_that_the_template_refuses_is_named_by_its_line_or_skipped(prepar
         prepare_text(path, record=record)
     found = prepare_text(path, record=record, on_bad_record="skip")
     assert found.skipped == 1 and found.train.n_documents + found.val.n_documents == 60
+
+
+@pytest.mark.parametrize(("end", "said"), [("", True), ("{{ eos_token }}", False), ("<|eos|>\n", False)])
+def test_a_template_without_an_end_is_told(tmp_path: Path, end: str, said: bool) -> None:
+    """Seen to fail: nothing was said, and the trained model never ended an answer."""
+    (tmp_path / "own.jinja").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}" + end + "{% endfor %}")
+    told: list[str] = []
+    record = ChatRecord(template=str(tmp_path / "own.jinja"))
+    data = TextConfig(files=str(write(tmp_path / "a.jsonl", chats(60))), record=record, cache_dir=str(tmp_path / "cache"))
+    find_tokenizer(data, BytesConfig(), {}, tmp_path, told.append, [])
+    assert any("no special token behind an answer" in line for line in told) == said
 
 
 @pytest.mark.parametrize("template", [None, "chatml", "own"])

@@ -132,7 +132,7 @@ def test_a_run_that_diverges_is_an_outcome(python: None, ablate: Ablate, tmp_pat
         ([FFN, "metric=test_ec"], "metric=test_ec: no run of variants.swiglu tells such a figure"),
         ([FFN, "metric=test_accuracy"], "of which less is better"),
         ([FFN, "trainer.early_stop=1"], "variants.swiglu: trainer.early_stop ends a run before"),
-        ([FFN, "trainer.max_minutes=1"], "variants.swiglu: trainer.max_minutes leaves it to the clock"),
+        ([FFN, "trainer.max_minutes=1"], "variants.swiglu: trainer.max_minutes leaves a run's length to the clock"),
         ([FFN, "metric=test_loss/64", "eval.seq_len=16,48"], "Options: "),
         (["noise", "seeds=3"], "seeds: lm ablate noise runs every config with seeds of its own"),
         (["study=ablation/fnn"], "Did you mean 'ablation/ffn'?"),

@@ -131,6 +131,8 @@ def test_a_run_that_diverges_is_an_outcome(python: None, ablate: Ablate, tmp_pat
         ([FFN, "seeds=3", "give_up_after=3"], "give_up_after=3 leaves out none of 3 seeds"),
         ([FFN, "metric=test_ec"], "metric=test_ec: no run of variants.swiglu tells such a figure"),
         ([FFN, "metric=test_accuracy"], "of which less is better"),
+        (["model.attention.n_kv_heads=2,5"], "variants.5: model.attention: n_heads=2 is not a multiple of n_kv_heads=5"),
+        (["model.pattern=[attention],[recurrent]"], "variants.recurrent: model: pattern=[recurrent] names recurrent layers"),
         ([FFN, "trainer.early_stop=1"], "variants.swiglu: trainer.early_stop ends a run before"),
         ([FFN, "trainer.max_minutes=1"], "variants.swiglu: trainer.max_minutes leaves a run's length to the clock"),
         ([FFN, "metric=test_loss/64", "eval.seq_len=16,48"], "Options: "),
@@ -190,6 +192,11 @@ def test_a_plan_matches_the_parameters_and_runs_nothing(ablate: Ablate, tmp_path
     sizes = [int(line.split()[1].replace(",", "")) for line in out.splitlines()[1:3]]
     assert abs(sizes[1] / sizes[0] - 1) <= 0.005
     assert not (tmp_path / "ffn").exists()
+
+
+def test_what_variants_have_in_common_is_told_once(ablate: Ablate) -> None:
+    _, _, err = ablate("plan", FFN)
+    assert err.count("tokenizer=bytes: left out") == 1
 
 
 def test_what_a_file_tunes_is_not_tuned_where_the_command_says_null(lm: Lm) -> None:

@@ -11,10 +11,11 @@ from lm.ablation.config import Match, RunsConfig, StudyConfig, refuse_own
 from lm.ablation.scaling.config import LADDER, Count, LadderConfig
 from lm.cli.compose import catalog
 from lm.cli.compose.arguments import overrides_of
-from lm.cli.compose.compose import compose, compose_config
+from lm.cli.compose.compose import compose
 from lm.cli.compose.naming import cut, differing, short, variant_names
 from lm.cli.compose.overrides import expand
 from lm.cli.compose.sizes import sizes
+from lm.cli.compose.variants import check, composed
 from lm.cli.verb import Verb
 from lm.errors import ConfigError
 from lm.printing import answer, note, say
@@ -130,12 +131,12 @@ class Ablate(Verb):
             study = read_study(folder)
         else:
             config = self._config(StudyConfig, asked, begun.study if begun else None)
-            composed = {name: compose_config([*config.overrides, *own]) for name, own in config.variants.items()}
+            configs = composed("variants.", config.overrides, config.variants)
             if config.match == "time" and self.cluster is not None and begun is None:
                 raise ConfigError(
                     "match=time: it would measure this machine, and the runs go to others. Match flops, or leave cluster out."
                 )
-            study = new_study(folder, config, composed, begun)
+            study = new_study(folder, config, configs, begun)
             study.asked.agree(folder)
         ledger = Ledger(folder.parent)
         for line in ledger.asked_before(study) if begun is None else ():
@@ -155,7 +156,7 @@ class Ablate(Verb):
         if foreign := sorted(self.model_fields_set - {"name", "dir", "metric", "least_effect", "jobs", "threads", *_OF_CLUSTER}):
             raise ConfigError(f"{foreign[0]}: lm ablate noise runs every config with seeds of its own, and judges none. Leave it out.")
         shared, variants = _varied(refuse_own(overrides))
-        configs = {name: compose_config([*shared, *own]) for name, own in variants.items()} or {"baseline": compose_config(shared)}
+        configs = composed("variants.", shared, variants or {"baseline": []})
         from lm.ablation.noise import AskedNoise, noise_runs, told, verdict
         from lm.ablation.running.jobs import run_missing
 
@@ -200,7 +201,7 @@ class Ablate(Verb):
             ladder = Ladder(folder, begun.replace(ladder=config))
         else:
             config = self._config(LadderConfig, {"sizes": own, "overrides": overrides}, begun.ladder if begun else None)
-            ladder = new_ladder(folder, config, {name: compose_config([*overrides, *each]) for name, each in own.items()})
+            ladder = new_ladder(folder, config, composed("sizes: ", overrides, own))
         ladder.asked.agree(folder)
         asking.refuse_far(ladder.places(self.count))
         if doing == "plan":
@@ -219,15 +220,13 @@ class Ablate(Verb):
         base = compose(plugins.take(overrides)).full()
         own, name = sizes(str(self.sizes), base["model"]), self.name or cut(f"sizes-{base['run']['name']}", _LONGEST)
         if not os.path.lexists(Path(os.path.expanduser(self.dir), name)):
-            for each in own.values():
-                compose(plugins.take([*overrides, *each])).full()
+            check("sizes: ", overrides, own)
         return own, name
 
     def _judge(self, asked: Tree) -> None:
         """Raises ConfigError for mistyped keys and values of a study, before anything heavy is imported."""
         config = self._config(StudyConfig, asked, None)
-        for own in config.variants.values():
-            compose(plugins.take([*config.overrides, *own])).full()
+        check("variants.", config.overrides, config.variants)
 
     def _folder(self, name: str) -> Path:
         from lm.training.config import RunConfig

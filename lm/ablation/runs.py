@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from lm import plugins
 from lm.errors import CheckpointError, ConfigError
 from lm.schema import Config, Tree, did_you_mean, flatten
 from lm.storage.atomic import replace_file
@@ -44,14 +45,23 @@ class Asked(Config):
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
-        """Returns what the folder's file says was asked; None where there is no file. Raises CheckpointError where the file is damaged."""
+        """Returns what the folder's file says was asked; None where there is no file. Raises CheckpointError where the file is damaged,
+        ConfigError where a config in it needs a plugin."""
+        if (asked := cls.unread(folder)) is None:
+            return None
+        _require_plugins(asked, folder / cls.file)
+        return checked(cls, with_todays_keys(asked), folder / cls.file)
+
+    @classmethod
+    def unread(cls, folder: Path) -> Tree | None:
+        """Returns the same as it stands in the file, with kinds of plugins that may not be loaded. Raises as `read` does for damage."""
         path = folder / cls.file
         if not os.path.lexists(path):
             return None
         file = checked(_File, read_json(path), path)
         if file != _file(file.hash, file.asked):
             raise CheckpointError(f"{path}: the file is damaged: it is not what its seal was made of. Restore the file that lm wrote.")
-        return checked(cls, with_todays_keys(file.asked), path)
+        return file.asked
 
     @property
     def hash(self) -> str:
@@ -141,6 +151,15 @@ class Runs(ABC):
     def _has_diverged(self, job: Job) -> bool:
         path = self.file(job, "diverged.json")
         return os.path.lexists(path) and checked(_Diverged, read_json(path), path).config == _config_hash(job)
+
+
+def _require_plugins(asked: Tree, path: Path) -> None:
+    """Raises ConfigError unless the plugins of all configs in a tree are loaded, and the same."""
+    if "trainer" in asked:
+        plugins.require(asked, path)
+    for each in asked.values():
+        if isinstance(each, dict):
+            _require_plugins(each, path)
 
 
 def _config_hash(job: Job) -> str:

@@ -16,9 +16,10 @@ from lm.ablation.judging.page import page
 from lm.ablation.judging.verdict import cells, report, verdict
 from lm.ablation.matching import moved
 from lm.ablation.noise import NoiseRuns, noise_runs
-from lm.ablation.runs import Asked
+from lm.ablation.runs import Asked, _file
 from lm.ablation.study import AskedStudy, Study, new_study, read_study
 from lm.cli.compose.compose import compose_config
+from lm.cli.verbs.compare import _of_study
 from lm.cli.views.study import plan
 from lm.errors import CheckpointError, ConfigError
 from lm.schema import Tree, flatten, from_tree
@@ -75,6 +76,19 @@ def test_a_study_that_was_begun_with_another_name_of_a_key_goes_on(study: NewStu
     assert "checkpoint_blocks" in (made.folder / "study.json").read_text()
     assert read_study(made.folder).asked == made.asked
     made.freeze()
+
+
+def test_a_study_of_a_plugin_asks_for_its_file_and_is_compared_without(study: NewStudy, capsys: pytest.CaptureFixture[str]) -> None:
+    made = study(seeds=2)
+    asked = made.asked.tree()
+    asked["configs"]["gelu"]["model"]["norm"] = {"kind": "mine"}
+    asked["configs"]["gelu"]["plugins"] = {"mine": "0" * 64}
+    made.folder.mkdir(parents=True, exist_ok=True)
+    (made.folder / "study.json").write_text(json.dumps(_file(made.hash, asked).tree()))
+    with pytest.raises(ConfigError, match=r"study.json: it needs the plugin 'mine' .* Give its file, as in plugins=mine.py"):
+        read_study(made.folder)
+    assert _of_study(made.folder) is None
+    assert f"the baseline is that of the study, {made.config.baseline}." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"asked": 5, "hash": 5}', '{"seeds": NaN}', "\x00\x01", "[" * 100_000])

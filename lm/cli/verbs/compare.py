@@ -46,9 +46,10 @@ def _of_study(folder: Path) -> str | None:
     """Returns the first run of the baseline, where the folder is a study's; None where it is not, or that run does not exist yet."""
     if not (folder / "study.json").is_file():
         return None
-    from lm.ablation.study import read_study
+    from lm.ablation.study import AskedStudy
+    from lm.schema import flatten
 
-    variant = read_study(folder).config.baseline
+    variant = flatten(AskedStudy.unread(folder) or {}).get("study.baseline")
     note(f"{folder}: the baseline is that of the study, {variant}. Its verdicts: lm ablate report study={folder.name} dir={folder.parent}")
     run = folder / f"{variant}-seed-0"
     return str(run) if run.is_dir() else None

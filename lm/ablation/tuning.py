@@ -118,7 +118,7 @@ def plain_config(where: str, cfg: TrainConfig, metric: str) -> TrainConfig:
         raise ConfigError(f"{where}: trainer.early_stop ends a run before it has seen the tokens that all are told to see. Leave it out.")
     if cfg.trainer.max_minutes is not None:
         rule = "leaves a run's length to the clock, so that each would see other tokens"
-        raise ConfigError(f"{where}: trainer.max_minutes {rule}. Set trainer.max_steps instead, or match=time.")
+        raise ConfigError(f"{where}: trainer.max_minutes {rule}. Set trainer.max_steps instead.")
     _require_metric(where, cfg, metric)
     plain = cfg.replace(run=NO_RUN, seed=0)
     return moved(plain, "data.test_frac", TEST_FRAC) if metric.startswith(TEST) and not cfg.data.test_frac else plain

@@ -184,10 +184,21 @@ def _notes(runs: list[Run], keys: list[str], metric: str) -> list[str]:
         notes.append(f"Unfair: the runs saw different numbers of tokens ({', '.join(si(count) for count in sorted(tokens))}).")
     if metric == "val_loss" and any(key.startswith("tokenizer.") for key in keys):
         notes.append("Not comparable: the tokenizers differ, and the loss per token depends on the tokenizer.")
+    notes += other_rows([flatten(run.config) for run in runs])
     for key in ("device", "torch"):
         if len(values := _distinct(runs, key)) > 1:
             notes.append(f"Speeds are not comparable: {key} differs ({', '.join(values)}).")
     return notes
+
+
+def other_rows(configs: Sequence[Tree]) -> list[str]:
+    """Returns a note where runs of these configs, given flat, read as many rows of held-out text, but rows of other text."""
+    if all(flat.get("data.val_rows") is None for flat in configs):
+        return []
+    cut = [key for key in differing(configs) if key in ("data.seq_len", "data.val_rows") or key.startswith("tokenizer.")]
+    names = ", ".join(dict.fromkeys(key if key.startswith("data.") else "tokenizer" for key in cut))
+    rule = "data.val_rows rows of the held-out text are other parts of it where these differ"
+    return [f"Not comparable: {rule}: {names}. Say data.val_rows=null, which reads all of it."] if names else []
 
 
 def _distinct(runs: list[Run], key: str) -> list[str]:

@@ -14,6 +14,7 @@ import pytest
 
 from lm.ablation.config import StudyConfig
 from lm.ablation.exchange import branch_off, branched, leaves, trunk
+from lm.ablation.judging.verdict import verdict as judge
 from lm.ablation.matching import matched
 from lm.ablation.study import read_study
 from lm.cli.compose.compose import compose_config
@@ -280,6 +281,20 @@ def test_figures_per_token_of_other_tokenizers_do_not_compare(study: NewStudy, c
     with pytest.raises(ConfigError, match=r"variants\.bpe has other tokens than bytes"):
         study(overrides=overrides, variants=variants, baseline="bytes", metric="test_loss")
     study(overrides=overrides, variants=variants, baseline="bytes")
+
+
+@pytest.mark.parametrize(
+    ("own", "differ"),
+    [(["tokenizer=bpe", "tokenizer.vocab_size=300"], "tokenizer"), (["tokenizer=bytes", "data.seq_len=16"], "data.seq_len")],
+)
+def test_rows_of_other_parts_of_the_held_out_text_do_not_compare(own: list[str], differ: str, study: NewStudy, corpus: list[str]) -> None:
+    length = [] if differ == "data.seq_len" else ["data.seq_len=32"]
+    overrides = [each for each in corpus if not each.startswith(("tokenizer=", "data.seq_len=", "data.val_rows="))]
+    variants = {"a": ["tokenizer=bytes", "data.seq_len=32"], "b": [*own, *length]}
+    some = study(overrides=[*overrides, "data.val_rows=8"], variants=variants, baseline="a")
+    assert any(each.startswith("Not comparable: ") and f"differ: {differ}. Say" in each for each in judge(some)["warnings"])
+    whole = study(overrides=[*overrides, "data.val_rows=null"], variants=variants, baseline="a")
+    assert not any(each.startswith("Not comparable: ") for each in judge(whole)["warnings"])
 
 
 @pytest.mark.slow

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 
 from lm.ablation.study import Study
 from lm.generation.documents import DocumentSums
+from lm.report.collect import other_rows
 from lm.report.statistics import Difference, Sums, t_limit, text_error
-from lm.schema import Tree
+from lm.schema import Tree, flatten
 from lm.storage.reading import checked
 from lm.storage.run_folder import RunFolder
 from lm.units import fixed
@@ -33,12 +34,14 @@ def of_text(study: Study, name: str, difference: Difference) -> Tree | None:
 
 
 def other_texts(study: Study) -> list[str]:
-    """Returns a warning where the runs were not all measured on the same held-out text, which zlib's bits per byte of it tell apart."""
+    """Returns a warning where the runs are not all measured on the same held-out text, which zlib's bits per byte of it tell apart, or on
+    the same parts of it."""
+    parts = other_rows([flatten(config.tree()) for config in study.variants.values()])
     summaries = [RunFolder(study.folder / job.name).summary() for name in study.variants for job in study.ended(name)]
     needed = sorted({fixed(zlib) for summary in summaries if isinstance(zlib := summary.get("zlib_bits_per_byte"), float)})
     if len(needed) < 2:
-        return []
-    return [f"Not comparable: the held-out texts differ (zlib level 9 needs {' / '.join(needed)} bits per byte of them)."]
+        return parts
+    return [f"Not comparable: the held-out texts differ (zlib level 9 needs {' / '.join(needed)} bits per byte of them).", *parts]
 
 
 def sampled(text: Tree | None) -> str:

@@ -197,6 +197,19 @@ def test_differences_are_told_in_tokens_once_the_baseline_ran_at_other_lengths(s
     assert "read off the baseline's runs at half and at twice its tokens" in said
 
 
+def test_runs_that_were_not_made_alike_are_told_so(study: NewStudy) -> None:
+    made = study(seeds=2)
+    for job in made.missing():
+        end(made, job, 2.0)
+        own = {"data_fingerprint": f"{job.variant}-{job.seed * (job.variant == 'gelu')}", "torch": "2.13.0", "device": f"CPU {job.seed}"}
+        folder = RunFolder(made.folder / job.name)
+        folder.write_summary(folder.summary() | own)
+    told = verdict(made)["warnings"]
+    assert "Unfair: gelu: its runs read different data or tokens (fingerprints gelu-0, gelu-1)." in told
+    assert "The runs differ in more than their configs: device (CPU 0, CPU 1)." in told
+    assert not any("swiglu: its runs read" in each or "torch" in each for each in told)
+
+
 def test_what_the_sample_of_text_contributes_is_told_where_both_were_tested_on_the_same_documents(study: NewStudy) -> None:
     """Two documents, two seeds each: nats, tokens, bytes."""
     made = study(seeds=2)

@@ -4,6 +4,7 @@ import math
 from dataclasses import asdict
 
 from lm.ablation.exchange import LENGTHS, branched, in_tokens, percent, short_of
+from lm.ablation.judging.alike import unlike
 from lm.ablation.judging.found import Found
 from lm.ablation.judging.text import covers, of_text, other_texts, sampled
 from lm.ablation.matching import size
@@ -159,7 +160,7 @@ def _warnings(study: Study, rows: Tree, found: dict[str, Difference], exchange: 
             and abs(difference.mean) < (difference.near[1] - difference.near[0]) / 2
         ):
             notes.append(f"{name}: the difference is within the noise of {len(difference.pairs)} seeds.")
-    notes += other_texts(study)
+    notes += [*other_texts(study), *unlike(study)]
     notes += short_of(config, exchange, rows)
     notes.append(f"Shown at {si(base['parameters'])} parameters and {si(base['tokens'])} tokens; rankings are known to change with both.")
     return notes

@@ -10,7 +10,7 @@ from lm.ablation.matching import moved
 from lm.ablation.runs import NO_RUN, Asked, Job, Runs
 from lm.errors import ConfigError
 from lm.schema import did_you_mean, flatten
-from lm.training.config import TrainConfig
+from lm.training.config import ResumeConfig, TrainConfig
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 TEST_FRAC = 0.5
@@ -116,6 +116,9 @@ def plain_config(where: str, cfg: TrainConfig, metric: str) -> TrainConfig:
         raise ConfigError(f"{where}: strategy={cfg.strategy.kind} starts ranks, and a run of a study is one process. Leave it out.")
     if cfg.trainer.early_stop is not None:
         raise ConfigError(f"{where}: trainer.early_stop ends a run before it has seen the tokens that all are told to see. Leave it out.")
+    if cfg.resume != ResumeConfig():
+        rule = "a study that goes on after a kill ends as one left alone"
+        raise ConfigError(f"{where}: resume tells how a run goes on, and {rule}. Leave it out.")
     if cfg.trainer.max_minutes is not None:
         rule = "leaves a run's length to the clock, so that each would see other tokens"
         raise ConfigError(f"{where}: trainer.max_minutes {rule}. Set trainer.max_steps instead.")

@@ -135,6 +135,7 @@ def test_a_run_that_diverges_is_an_outcome(python: None, ablate: Ablate, tmp_pat
         (["model.attention.n_kv_heads=2,5"], "variants.5: model.attention: n_heads=2 is not a multiple of n_kv_heads=5"),
         (["model.pattern=[attention],[recurrent]"], "variants.recurrent: model: pattern=[recurrent] names recurrent layers"),
         ([FFN, "trainer.early_stop=1"], "variants.swiglu: trainer.early_stop ends a run before"),
+        ([FFN, "resume.fresh_optimizer=true"], "variants.swiglu: resume tells how a run goes on"),
         ([FFN, "trainer.max_minutes=1"], "variants.swiglu: trainer.max_minutes leaves a run's length to the clock"),
         ([FFN, "metric=test_loss/64", "eval.seq_len=16,48"], "Options: "),
         (["noise", "seeds=3"], "seeds: lm ablate noise runs every config with seeds of its own"),

@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import random
+import shutil
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,6 +24,7 @@ from lm.cli.verbs.compare import _of_study
 from lm.cli.views.study import plan
 from lm.errors import CheckpointError, ConfigError
 from lm.schema import Tree, flatten, from_tree
+from lm.storage.atomic import atomic_folder
 from lm.storage.run_folder import RunFolder
 from tests.ablation.conftest import Ablate, NewStudy, end
 from tests.conftest import Lm
@@ -204,8 +206,12 @@ def test_runs_that_were_not_made_alike_are_told_so(study: NewStudy) -> None:
         own = {"data_fingerprint": f"{job.variant}-{job.seed * (job.variant == 'gelu')}", "torch": "2.13.0", "device": f"CPU {job.seed}"}
         folder = RunFolder(made.folder / job.name)
         folder.write_summary(folder.summary() | own)
+        shutil.rmtree(folder.model)
+        with atomic_folder(folder.model) as model:
+            (model / "config.json").write_text(json.dumps({"parent_hash": str(job.seed * (job.variant == "gelu"))}))
     told = verdict(made)["warnings"]
     assert "Unfair: gelu: its runs read different data or tokens (fingerprints gelu-0, gelu-1)." in told
+    assert [each[:12] for each in told if "began from different weights" in each] == ["Unfair: gelu"]
     assert "The runs differ in more than their configs: device (CPU 0, CPU 1)." in told
     assert not any("swiglu: its runs read" in each or "torch" in each for each in told)
 

@@ -1,6 +1,9 @@
-"""Whether the runs of a study were made alike, beyond their configs: from the same data, by the same machine and code."""
+"""Whether the runs of a study were made alike, beyond their configs: from the same data and weights, by the same machine and code."""
+
+import os
 
 from lm.ablation.study import Study
+from lm.storage.reading import read_json
 from lm.storage.run_folder import RunFolder
 from lm.units import shown
 
@@ -8,15 +11,24 @@ _MADE_BY = ("device", "torch", "version", "commit")
 
 
 def unlike(study: Study) -> list[str]:
-    """Returns warnings where the runs of a variant read different data, as after a file was edited between two seeds, and where runs were
-    made by different machines or versions."""
+    """Returns warnings where the runs of a variant read different data or began from different weights, as after a file or init_from was
+    made anew between two seeds, and where runs were made by different machines or versions."""
     found = {name: [RunFolder(study.folder / job.name).summary() for job in study.ended(name)] for name in study.variants}
     notes = []
     for name, summaries in found.items():
         if len(prints := sorted({shown(each["data_fingerprint"])[:8] for each in summaries if each.get("data_fingerprint")})) > 1:
             notes.append(f"Unfair: {name}: its runs read different data or tokens (fingerprints {', '.join(prints)}).")
+        if len({_parent(RunFolder(study.folder / job.name)) for job in study.ended(name)} - {None}) > 1:
+            notes.append(f"Unfair: {name}: its runs began from different weights, as the model of init_from was made anew in between.")
     for key in _MADE_BY:
         known = {shown(each[key]) for summaries in found.values() for each in summaries if each.get(key) is not None}
         if len(known) > 1:
             notes.append(f"The runs differ in more than their configs: {key} ({', '.join(sorted(known))}).")
     return notes
+
+
+def _parent(run: RunFolder) -> str | None:
+    """Returns the hash of the model that a run began from; None where it began from none, or has no model."""
+    config = run.model / "config.json"
+    found = read_json(config) if os.path.lexists(config) else None
+    return str(found["parent_hash"]) if isinstance(found, dict) and found.get("parent_hash") else None

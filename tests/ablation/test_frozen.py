@@ -216,6 +216,16 @@ def test_runs_that_were_not_made_alike_are_told_so(study: NewStudy) -> None:
     assert not any("swiglu: its runs read" in each or "torch" in each for each in told)
 
 
+def test_variants_that_are_measured_on_other_labels_do_not_compare(study: NewStudy) -> None:
+    made = study(seeds=2)
+    for job in made.missing():
+        end(made, job, 2.0)
+        sums = {str(row): [10.0, 5, 100.0 - 25 * (job.variant == "gelu") * row] for row in range(2)}
+        RunFolder(made.folder / job.name).write_test_documents({"unit": "rows", "sums": sums})
+    said = "Not comparable: the metric is over other text where labels or tokens differ (swiglu: 200 bytes, gelu: 175 bytes)."
+    assert said in verdict(made)["warnings"]
+
+
 def test_what_the_sample_of_text_contributes_is_told_where_both_were_tested_on_the_same_documents(study: NewStudy) -> None:
     """Two documents, two seeds each: nats, tokens, bytes."""
     made = study(seeds=2)

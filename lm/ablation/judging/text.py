@@ -15,6 +15,8 @@ from lm.units import fixed
 _OVER = {"test_bits_per_byte": (2, math.log(2)), "test_loss": (1, 1.0)}
 """By metric: index of the sum that a document's nats are divided by (1: tokens, 2: bytes), and a further divisor."""
 
+_ALIKE = 0.01  # by which tokenizers differ in the bytes of tokens that nothing predicts, such as a row's first
+
 
 def of_text(study: Study, name: str, difference: Difference) -> Tree | None:
     """Returns verdict.json's entry on a difference's dependence on the test text; None where the runs have no sums per document, or not of
@@ -36,12 +38,24 @@ def of_text(study: Study, name: str, difference: Difference) -> Tree | None:
 def other_texts(study: Study) -> list[str]:
     """Returns a warning where the runs are not all measured on the same held-out text, which zlib's bits per byte of it tell apart, or on
     the same parts of it."""
-    parts = other_rows([flatten(config.tree()) for config in study.variants.values()])
+    parts = other_rows([flatten(config.tree()) for config in study.variants.values()]) or _other_labels(study)
     summaries = [RunFolder(study.folder / job.name).summary() for name in study.variants for job in study.ended(name)]
     needed = sorted({fixed(zlib) for summary in summaries if isinstance(zlib := summary.get("zlib_bits_per_byte"), float)})
     if len(needed) < 2:
         return parts
     return [f"Not comparable: the held-out texts differ (zlib level 9 needs {' / '.join(needed)} bits per byte of them).", *parts]
+
+
+def _other_labels(study: Study) -> list[str]:
+    """Returns a warning where the variants' metric is over more or fewer bytes of the test text, as with objectives of other labels."""
+    sizes: dict[str, float] = {}
+    for name in study.variants:
+        found = [run for job in study.ended(name) if (run := _read(RunFolder(study.folder / job.name))) is not None]
+        sizes |= {name: math.fsum(n_bytes for *_, n_bytes in found[0].sums.values())} if found else {}
+    if study.config.metric not in _OVER or not sizes or max(sizes.values()) <= (1 + _ALIKE) * min(sizes.values()):
+        return []
+    told = ", ".join(f"{name}: {n_bytes:,.0f} bytes" for name, n_bytes in sizes.items())
+    return [f"Not comparable: the metric is over other text where labels or tokens differ ({told})."]
 
 
 def sampled(text: Tree | None) -> str:

@@ -174,7 +174,7 @@ def test_a_ladder_takes_more_seeds_and_nothing_else(climbed: Climbed, ablate: Ab
         ({"tokens": [0.01, 1.0, 2.0]}, {}, "tokens: 0.01 times 3 steps is no training"),
         ({}, {"model.d_model": 32}, "sizes: 32 has .* non-embedding parameters, as 16 has"),
         ({}, {"trainer.early_stop": 2}, "trainer.early_stop ends a run before"),
-        ({}, {"trainer.max_minutes": 1.0}, "trainer.max_minutes leaves it to the clock"),
+        ({}, {"trainer.max_minutes": 1.0}, "trainer.max_minutes leaves a run's length to the clock"),
         ({}, {"check": True}, "sizes: 16: check=true trains nothing"),
         ({}, {"plan": True}, "sizes: 16: plan=true trains nothing"),
         ({"tune": "model.kind"}, {}, "tune=model.kind: variant 16-x1"),

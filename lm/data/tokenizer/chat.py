@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,7 +46,7 @@ class ChatTemplate:
     def runs(self, turns: Sequence[Turn]) -> list[Run]:
         """Returns the non-empty runs of a chat. Raises ConfigError where turns have tools or tool calls that the template never writes."""
         messages, names = self._named(turns)
-        texts = self._marked(messages, names) if self._marks else self._compared(messages, names)
+        texts: Iterable[tuple[str, bool]] = self._marked(messages, names) if self._marks else self._compared(messages, names)
         return [Run(self._split(text), learned) for text, learned in texts if text]
 
     def question(self, turns: Sequence[Turn], goes_on: bool = False) -> list[int | str]:
@@ -88,21 +88,31 @@ class ChatTemplate:
             yield learned, True
             yield rest, False
 
-    def _compared(self, messages: list[Tree], names: Tree) -> Iterator[tuple[str, bool]]:
-        """Yields (text, learned). An answer is the text rendered with it minus the text rendered to ask for it (add_generation_prompt)."""
-        done = ""
+    def _compared(self, messages: list[Tree], names: Tree) -> list[tuple[str, bool]]:
+        """Returns (text, learned). An answer is the text rendered with it minus the text rendered to ask for it (add_generation_prompt)."""
+        done, found = "", list[tuple[str, bool]]()
         for number, message in enumerate(messages):
             if message["role"] != ASSISTANT:
                 continue
             asked, answered = self._text(messages[:number], names, ask=True), self._text(messages[: number + 1], names)
+            if found and not asked.startswith(done):
+                end, both = self._last_end(found[-1][0]), (done, self._text(messages[:number], names))
+                if all(text.endswith(end) and asked.startswith(text.removesuffix(end)) for text in both):
+                    done, found[-1] = done.removesuffix(end), (found[-1][0].removesuffix(end), True)
             if not asked.startswith(done) or not answered.startswith(asked):
                 raise ConfigError(
                     f"{self._where}: the chat template rewrites what came before message {number + 1}, so what is learned cannot be told."
                     " Put {% generation %} around the assistant's part of it."
                 )
-            yield asked[len(done) :], False
-            yield answered[len(asked) :], True
+            found += [(asked[len(done) :], False), (answered[len(asked) :], True)]
             done = answered
+        return found
+
+    def _last_end(self, answer: str) -> str:
+        """Returns the last special token of an answer and the text behind it: what Phi-3's template writes after the last message alone."""
+        parts = self._tokenizer.split_specials(answer)
+        first = max((number for number, part in enumerate(parts) if isinstance(part, int)), default=len(parts))
+        return "".join(self._tokenizer.special_names[part] if isinstance(part, int) else part for part in parts[first:])
 
     def _text(self, messages: Sequence[Tree], names: Tree, ask: bool = False) -> str:
         return self._template.render(messages, {**self._names, **names, "add_generation_prompt": ask})

@@ -307,6 +307,26 @@ def test_a_template_that_rewrites_the_past_must_mark_what_is_learned(tokenizer: 
         ChatTemplate("{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}", "here", tokenizer).runs(TURNS)
 
 
+def test_an_end_behind_the_last_message_alone_is_no_rewriting(tokenizer: Tokenizer) -> None:
+    """As Phi-3's template writes it. Seen to fail: a second answer was refused as one that rewrites what came before."""
+    phi = UNMARKED.replace("{% endif %}", "{% else %}{{ eos_token }}{% endif %}")
+    for turns in (TURNS[:3], TURNS, [*TURNS, *TURNS[1:]], [TURNS[0], *TURNS[2:]]):
+        whole = "".join(f"<|im_start|>{turn.role}\n{turn.text}<|im_end|>\n" for turn in turns) + "<|eos|>"
+        runs = shown(tokenizer, ChatTemplate(phi, "here", tokenizer).runs(turns))
+        assert "".join(text for text, _ in runs) == whole
+        said = [f"{turn.text}<|im_end|>\n" for turn in turns if turn.role == "assistant"]
+        assert [text for text, learned in runs if learned] == [*said[:-1], f"{said[-1]}<|eos|>"]
+    spelled = [Turn("user", "Hi?"), Turn("assistant", "It ends with <|eos|>"), *TURNS[3:]]  # in a message, no end
+    assert shown(tokenizer, ChatTemplate(phi, "here", tokenizer).runs(spelled))[1] == ("It ends with <|eos|><|im_end|>\n", True)
+    last = "{% if loop.last and m.role == 'assistant' %}"
+    for rewrites in (  # the last answer has another beginning, and another end than a question
+        UNMARKED.replace("{{ m.content", last + "<think>{% endif %}{{ m.content"),
+        UNMARKED.replace("{% endfor %}", last + "{{ eos_token }}{% endif %}{% endfor %}"),
+    ):
+        with pytest.raises(ConfigError, match="rewrites what came before message"):
+            ChatTemplate(rewrites, "here", tokenizer).runs(TURNS)
+
+
 def write(path: Path, records: list[Any]) -> Path:
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal, Self
 from pydantic import model_validator
 
 from lm.data.records.base import GIVEN, LEARNED, Values
-from lm.data.records.fields import bad_record
-from lm.data.records.forms import chat_form, system_field
+from lm.data.records.fields import bad_record, listed, shown, text_of, value_of
+from lm.data.records.forms import chat_form, history_field, system_field
 from lm.data.records.messages import MessagesRecord, tools_of
 from lm.data.sources.base import ASSISTANT, Turn
 from lm.errors import ConfigError
@@ -28,23 +28,30 @@ class ChatRecord(MessagesRecord):
     """Fields of what the user says, one below the other; empty ones are passed over."""
     assistant: str | None = None
     """Field of the answer."""
+    history: str | None = None
+    """Field of earlier turns beside `user` and `assistant`: a list of pairs of what the user says and the answer. null: history, where the
+    record's fields tell its form."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
-        if bool(self.user) != bool(self.assistant) or (self.messages and self.user):
-            raise ValueError("either messages, or both user and assistant name the fields of a chat. Leave the others out.")
+        if bool(self.user) != bool(self.assistant) or (self.messages and (self.user or self.history)):
+            raise ValueError(
+                "either messages, or user and assistant, with or without history, name the fields of a chat. Leave the others out."
+            )
         return self
 
     def recognised(self, values: Values, where: str) -> tuple[Self, str]:
         if self.messages or self.user:
             return self, ""
         form, system = chat_form(values, where), self.system or system_field(values)
-        told = f"{form.name} ({', '.join([*form.fields, *([system] if system else [])])})"
+        history = None if len(form.fields) == 1 else self.history or history_field(values)
+        told = f"{form.name} ({', '.join([*form.fields, *(name for name in (history, system) if name)])})"
         if len(form.fields) == 1:
             return self.model_copy(update={"messages": form.fields[0], "system": system}), told
         asked, answer = form.fields
         between = [form.between] if form.between and values.get(form.between) is not None else []
-        return self.model_copy(update={"user": [asked, *between], "assistant": answer, "system": system}), told
+        named = {"user": [asked, *between], "assistant": answer, "history": history, "system": system}
+        return self.model_copy(update=named), told
 
     def turns(self, values: Values, where: str) -> list[Turn]:
         if self.messages is not None:
@@ -54,10 +61,21 @@ class ChatRecord(MessagesRecord):
             parts = [self.turns_of(values, field, "user", "data.record.user", where) for field in self.user]
             answer = self.turns_of(values, self.assistant, ASSISTANT, "data.record.assistant", where)
             asked = parts[0] if len(parts) == 1 else [Turn("user", "\n\n".join(turn.text for part in parts for turn in part if turn.text))]
-            turns = [*asked, *answer]
+            turns = [*self._earlier(values, where), *asked, *answer]
         if not any(turn.role == ASSISTANT and _weighs(turn) for turn in turns):
             raise bad_record(f"{where}: no message is the assistant's, or none has weight, so there is nothing to learn. Fix the record")
         return [*tools_of(values, where), *self.after_system(values, turns, where)]
+
+    def _earlier(self, values: Values, where: str) -> list[Turn]:
+        """Returns the turns of the pairs in the field `history`."""
+        if self.history is None:
+            return []
+        pairs = listed(value_of(values, self.history, "data.record.history", where)) or []
+        if not isinstance(pairs, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+            remedy = "Fix the record, name data.record.user and data.record.assistant to leave it out"
+            raise bad_record(f"{where}: field '{self.history}' holds {shown(pairs)}, not a list of pairs of texts. {remedy}")
+        said = [(role, text) for pair in pairs for role, text in zip(("user", ASSISTANT), pair, strict=True)]
+        return [Turn(role, text_of({self.history: text}, self.history, "data.record.history", where)) for role, text in said]
 
     def runs(self, turns: Sequence[Turn], template: "ChatTemplate") -> list[list[tuple["Run", int]]]:
         """The assistant's messages are learned, except those with `weight` 0, as in OpenAI's format."""

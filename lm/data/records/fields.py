@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +65,14 @@ def parsed(line: Line, where: str) -> Values:
     if not isinstance(values, dict):
         raise bad_record(f"{where}: the line holds {shown(values)}, not an object with fields. Fix the line")
     return values
+
+
+def listed(value: Any) -> Any:
+    """Returns the value in a JSON text, as which tables hold lists; any other value as it is."""
+    if isinstance(value, str) and value:
+        with suppress(ValueError):
+            return json.loads(value)
+    return value
 
 
 def shown(value: Any) -> str:

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from lm.data.records.base import Values
-from lm.data.records.fields import bad_record, names
+from lm.data.records.fields import bad_record, listed, names
 
 
 class Form(NamedTuple):
@@ -29,6 +29,12 @@ def system_field(values: Values) -> str | None:
     """Returns the usual field of a system prompt beside a chat, where the record has one that is not blank."""
     said = values.get("system")
     return "system" if isinstance(said, str) and said.strip() else None
+
+
+def history_field(values: Values) -> str | None:
+    """Returns the usual field of earlier turns beside a question and its answer, where the record has one with a list that is not empty."""
+    found = listed(values.get("history"))
+    return "history" if isinstance(found, list) and found else None
 
 
 def chat_form(values: Values, where: str) -> Form:

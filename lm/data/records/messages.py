@@ -3,14 +3,13 @@
 import json
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lm.data.records.base import LEARNED, OTHER, Passage, RecordConfig, Values
-from lm.data.records.fields import bad_record, shown, text_of, value_of
+from lm.data.records.fields import bad_record, listed, shown, text_of, value_of
 from lm.data.sources.base import ASSISTANT, ROLES, THOUGHTS, TOOLS, Document, Split, Turn
 from lm.data.tokenizer.config import TEMPLATES
 from lm.data.tokenizer.together import together
@@ -123,10 +122,7 @@ def tools_of(values: Values, where: str) -> list[Turn]:
 def objects_of(values: Values, field: str, where: str) -> list[Values]:
     """Returns the list of objects in a field; [] where there is none. The list may be a JSON text, since all rows of a dataset's column
     must have one schema."""
-    found = values.get(field)
-    if isinstance(found, str) and found:
-        with suppress(ValueError):
-            found = json.loads(found)
+    found = listed(values.get(field))
     if found and not (isinstance(found, list) and all(isinstance(each, Mapping) for each in found)):
         raise bad_record(f"{where}: field '{field}' holds {shown(found)}, not a list of objects. Fix the record")
     return found or []

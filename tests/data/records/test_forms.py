@@ -71,6 +71,26 @@ def test_a_system_prompt_beside_a_chat_is_its_first_message(values: dict[str, An
     assert turns(PreferenceRecord(), begun | {"rejected": [*begun["chosen"][:2], BAD]}) == [SYSTEM, *PAIR]
 
 
+def test_the_history_beside_a_question_is_its_earlier_turns() -> None:
+    """As LLaMA-Factory's Alpaca records have it. Seen to fail: it was left out without a word."""
+    pairs = [["Hi?", "Hello."], ["And?", "Well."]]
+    earlier = [Turn("user", "Hi?"), Turn("assistant", "Hello."), Turn("user", "And?"), Turn("assistant", "Well.")]
+    alpaca = {"instruction": Q, "input": "", "output": A}
+    for history in (pairs, json.dumps(pairs)):
+        assert turns(ChatRecord(), {**alpaca, "history": history, "system": "Be brief."}) == [SYSTEM, *earlier, *ASKED]
+        assert turns(ChatRecord(user=["q"], assistant="a", history="h"), {"q": Q, "a": A, "h": history}) == [*earlier, *ASKED]
+    assert ChatRecord().recognised({**alpaca, "history": pairs}, "here")[1] == "Alpaca (instruction, output, history)"
+    for none in ([], None, "", "[]", "of the lamp"):
+        assert turns(ChatRecord(), {**alpaca, "history": none}) == ASKED
+    for bad in (["Hi?", "Hello."], [["Hi?"]], [{"role": "user"}]):
+        with pytest.raises(ConfigError, match=r"^here: field 'history' holds .*, not a list of pairs of texts\. Fix the record"):
+            turns(ChatRecord(), {**alpaca, "history": bad})
+    with pytest.raises(ConfigError, match=r"^here: field 'history' holds null, not a string"):
+        turns(ChatRecord(), {**alpaca, "history": [["Hi?", None]]})
+    with pytest.raises(ConfigError, match="with or without history"):
+        ChatRecord(messages="messages", history="history")
+
+
 def turns(record: RecordConfig, values: dict[str, Any]) -> list[Turn]:
     return record.recognised(values, "here")[0].turns(values, "here")
 

@@ -78,16 +78,18 @@ class ChatRecord(MessagesRecord):
         return [Turn(role, text_of({self.history: text}, self.history, "data.record.history", where)) for role, text in said]
 
     def runs(self, turns: Sequence[Turn], template: "ChatTemplate") -> list[list[tuple["Run", int]]]:
-        """The assistant's messages are learned, except those with `weight` 0, as in OpenAI's format."""
+        """The assistant's messages are learned, except those with `weight: 0` (OpenAI's format) or `train: false` (axolotl's)."""
         runs, weighs = template.runs(turns), [_weighs(turn) for turn in turns if turn.role == ASSISTANT]
         if all(weighs):
             return [[(run, LEARNED if run.learned else GIVEN) for run in runs]]
         if len(weighs) != sum(run.learned for run in runs):
-            raise ConfigError("data.record: a message has weight 0, and the template writes some answer in several pieces. Leave it out.")
+            raise ConfigError(
+                "data.record: a message has weight 0 or train: false, and the template writes some answer in several pieces. Leave it out."
+            )
         each = iter(weighs)
         return [[(run, LEARNED if run.learned and next(each) else GIVEN) for run in runs]]
 
 
 def _weighs(turn: Turn) -> bool:
-    """Whether an assistant's turn is to be learned: its `weight` is not 0."""
+    """Whether an assistant's turn is to be learned: neither weight: 0 nor train: false was beside it."""
     return not turn.also or json.loads(turn.also).get("weight") != 0

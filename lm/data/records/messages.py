@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from lm.data.tokenizer.chat import ChatTemplate, Run
 
 _ROLES = {"human": "user", "gpt": ASSISTANT, "bot": ASSISTANT, "model": ASSISTANT}
+_WEIGHTS = ("weight", "train")  # fields by which OpenAI's format and axolotl's say that an assistant's message is not to be learned
 
 
 class MessagesRecord(RecordConfig):
@@ -95,9 +96,9 @@ class MessagesRecord(RecordConfig):
         if (parts := message.get(content_field)) and isinstance(parts, list) and all(map(_is_text, parts)):
             message = {**message, content_field: "".join(part["text"] for part in parts)}
         text = text_of(message, content_field, "data.record.content_field", at)
-        if (weight := message.get("weight")) is not None and role == ASSISTANT:
-            if weight not in (0, 1):
-                raise bad_record(f"{at}: weight is {shown(weight)}, and a message is learned or not: 1 or 0. Fix the record")
+        for name in _WEIGHTS if role == ASSISTANT else ():
+            if (weight := message.get(name)) not in (0, 1, None):
+                raise bad_record(f"{at}: {name} is {shown(weight)}, and a message is learned or not: 1 or 0, true or false. Fix the record")
             also |= {"weight": 0} if weight == 0 else {}
         return Turn(role, text, json.dumps(also) if also else "")
 

@@ -72,7 +72,8 @@ class PreferenceRecord(MessagesRecord):
         if "tool_calls" in also:
             raise bad_record(f"{where}: field '{field}' ends with a call of a tool, and compared answers are texts. Fix the record")
         if also.get("weight") == 0:
-            raise bad_record(f"{where}: field '{field}' ends with a message of weight 0, and compared answers are learned. Fix the record")
+            what = "a message of weight 0 or train: false"
+            raise bad_record(f"{where}: field '{field}' ends with {what}, and compared answers are learned. Fix the record")
         thoughts = {name: also[name] for name in THOUGHTS if name in also}
         return turns[:-1], Turn(ASSISTANT, turns[-1].text, json.dumps(thoughts) if thoughts else "")
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from lm.data.sources.base import Document, Source, share
+from lm.data.sources.base import TOOLS, Document, Source, share
 from lm.data.sources.fingerprint import Files
 from lm.data.sources.recorded import RecordedConfig, RecordedSource
 from lm.errors import ConfigError
@@ -90,16 +90,25 @@ def _rows(options: Tree, where: str, remedy: str, part: int = 1, parts: int = 1)
         datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # errors are reported here, once
         found = datasets.load_dataset(**options, streaming=True)
         if parts == 1:
-            yield from found
+            yield from map(_without_filled, found)
         elif found.num_shards < parts:
             few = found.num_shards
         else:
-            yield from found.shard(parts, part - 1, contiguous=True)
+            yield from map(_without_filled, found.shard(parts, part - 1, contiguous=True))
     except Exception as error:  # pyarrow, fsspec and the hub's client each raise their own
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(f"{where}: cannot be read ({reason[:300]}). {remedy}.") from None
     if few:
         share(range(few), part, parts, "files")  # raises
+
+
+def _without_filled(value: Any, within: bool = False) -> Any:
+    """Returns a row without the nulls in its tools and tool calls: Arrow's rows have the same keys, and so the keys of every other tool.
+    within: the value is a part of these."""
+    if isinstance(value, Mapping):
+        kept = ((key, each) for key, each in value.items() if not (within and each is None))
+        return {key: _without_filled(each, within or key in (TOOLS, "tool_calls")) for key, each in kept}
+    return [_without_filled(each, within) for each in value] if isinstance(value, list) else value
 
 
 def _local_files(folder: Path, cache: Path) -> Files | None:

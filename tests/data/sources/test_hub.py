@@ -1,4 +1,5 @@
 import gzip
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from lm.data.kinds import HubConfig, TextConfig
+from lm.data.kinds import ChatRecord, HubConfig, TextConfig
 from lm.data.sources.files import TextSource
 from lm.data.sources.hub import HubSource
 from lm.errors import ConfigError
@@ -54,6 +55,17 @@ def test_a_row_without_text_is_named_or_skipped_and_counted(tmp_path: Path) -> N
     with pytest.raises(ConfigError, match=r"a.parquet row 2: field 'text' holds null, not a string"):
         texts(path)
     assert texts(path, skipped=1, on_bad_record="skip") == ["one", "three"]
+
+
+def test_the_keys_that_arrow_fills_in_reach_no_tool_and_no_call_of_one(tmp_path: Path) -> None:
+    """Seen to fail: each call came with the arguments of all others, null, and was written and learned so."""
+    calls = [{"function": {"name": name, "arguments": of}} for name, of in (("add", {"a": 1}), ("find", {"text": "b", "at": {"page": 2}}))]
+    tools = [{"name": name, "parameters": {"properties": {of: {"type": "string"}}}} for name, of in (("add", "a"), ("find", "text"))]
+    said = [{"role": "user", "content": "?"}, *({"role": "assistant", "content": "", "tool_calls": [call]} for call in calls)]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"messages": said, "tools": tools}]), tmp_path / "a.parquet")
+    (found,) = TextSource(TextConfig(files=str(tmp_path / "a.parquet"), record=ChatRecord()), tmp_path).documents()
+    assert json.loads(found.turns[0].text) == tools and [turn.also for turn in found.turns[:2]] == ["", ""]
+    assert [json.loads(turn.also) for turn in found.turns[2:]] == [{"tool_calls": [call]} for call in calls]
 
 
 def test_a_parquet_file_cut_in_half_is_named(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from lm.data.records.base import GIVEN, LEARNED, Values
 from lm.data.records.fields import bad_record, listed, shown, text_of, value_of
 from lm.data.records.forms import chat_form, history_field, system_field
 from lm.data.records.messages import MessagesRecord, tools_of
-from lm.data.sources.base import ASSISTANT, Turn
+from lm.data.sources.base import ASSISTANT, TOOLS, Turn
 from lm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -82,7 +82,10 @@ class ChatRecord(MessagesRecord):
         runs, weighs = template.runs(turns), [_weighs(turn) for turn in turns if turn.role == ASSISTANT]
         if all(weighs):
             return [[(run, LEARNED if run.learned else GIVEN) for run in runs]]
-        if len(weighs) != sum(run.learned for run in runs):
+        n_learned = sum(run.learned for run in runs)
+        if len(weighs) == n_learned + 1 and next(turn.role for turn in turns if turn.role != TOOLS) == ASSISTANT:
+            del weighs[0]  # a first message that the template cannot ask for is not learned
+        if len(weighs) != n_learned:
             raise ConfigError(
                 "data.record: a message has weight 0 or train: false, and the template writes some answer in several pieces. Leave it out."
             )

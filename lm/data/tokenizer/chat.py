@@ -94,6 +94,8 @@ class ChatTemplate:
         for number, message in enumerate(messages):
             if message["role"] != ASSISTANT:
                 continue
+            if number == 0 and not self._opens(messages, names):
+                continue
             asked, answered = self._text(messages[:number], names, ask=True), self._text(messages[: number + 1], names)
             if found and not asked.startswith(done):
                 end, both = self._last_end(found[-1][0]), (done, self._text(messages[:number], names))
@@ -107,6 +109,15 @@ class ChatTemplate:
             found += [(asked[len(done) :], False), (answered[len(asked) :], True)]
             done = answered
         return found
+
+    def _opens(self, messages: list[Tree], names: Tree) -> bool:
+        """Returns whether a first message of the assistant can be asked for; where not, and an answer follows, it is given. Qwen2.5's
+        template, for one, reads the role of the first message, and fails where there is none."""
+        if not any(message["role"] == ASSISTANT for message in messages[1:]):
+            return True  # nothing else is learned
+        with suppress(ConfigError):
+            return self._text(messages[:1], names).startswith(self._text([], names, ask=True))
+        return False
 
     def _last_end(self, answer: str) -> str:
         """Returns the last special token of an answer and the text behind it: what Phi-3's template writes after the last message alone."""

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from lm.data.kinds import BPEConfig, BytesConfig, ChatRecord, MixConfig, SFTConfig, StdlibDocstringsConfig, TextConfig
+from lm.data.records.base import LEARNED
 from lm.data.rows.build import build_rows
 from lm.data.rows.sft import SFTRows
 from lm.data.sources.base import Turn
@@ -451,6 +452,36 @@ def test_a_chat_that_the_template_refuses_is_named_by_its_line_or_skipped(prepar
         prepare_text(path, record=record)
     found = prepare_text(path, record=record, on_bad_record="skip")
     assert found.skipped == 1 and found.train.n_documents + found.val.n_documents == 60
+
+
+def test_a_greeting_that_the_template_cannot_ask_for_is_given(tokenizer: Tokenizer) -> None:
+    """As of ShareGPT's chats with Qwen2.5's template. Seen to fail: the chat was refused, as an empty list has no first message."""
+    greeted = [
+        Turn("assistant", "Welcome."),
+        Turn("user", "Hi?"),
+        Turn("assistant", "Hello."),
+        Turn("user", "Bye"),
+        Turn("assistant", "See you."),
+    ]
+    default = "<|im_start|>system\nBe kind.<|im_end|>\n"
+    reads = "{% if messages[0].role != 'system' %}" + default + "{% endif %}" + UNMARKED
+    adds = "{% for m in messages[:1] %}{% if m.role != 'system' %}" + default + "{% endif %}{% endfor %}" + UNMARKED
+    whole = "".join(f"<|im_start|>{turn.role}\n{turn.text}<|im_end|>\n" for turn in greeted)
+    for source, before, given in ((reads, default, True), (adds, default, True), (UNMARKED, "", False)):
+        template = ChatTemplate(source, "here", tokenizer)
+        runs = shown(tokenizer, template.runs(greeted))
+        assert "".join(text for text, _ in runs) == before + whole
+        said = ["Hello.<|im_end|>\n", "See you.<|im_end|>\n"]
+        assert [text for text, learned in runs if learned] == [*([] if given else ["Welcome.<|im_end|>\n"]), *said]
+        light = [*greeted[:2], greeted[2]._replace(also='{"weight": 0}'), *greeted[3:]]
+        (kinds,) = ChatRecord().runs(light, template)
+        learned = [run for run, kind in kinds if kind == LEARNED]
+        assert [text for text, _ in shown(tokenizer, learned)] == ([] if given else ["Welcome.<|im_end|>\n"]) + said[1:]
+    with pytest.raises(ConfigError, match="the chat template fails"):  # nothing else is learned
+        ChatTemplate(reads, "here", tokenizer).runs(greeted[:2])
+    with pytest.raises(ConfigError, match=r"the chat template fails \(No greeting!\)"):
+        refuses = "{% if messages[0].role == 'assistant' %}{{ raise_exception('No greeting!') }}{% endif %}"
+        ChatTemplate(refuses + UNMARKED, "here", tokenizer).runs(greeted)
 
 
 @pytest.mark.parametrize(("end", "said"), [("", True), ("{{ eos_token }}", False), ("<|eos|>\n", False)])

@@ -1,7 +1,7 @@
 """Records that are preferences: two answers to one prompt."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Self
 
 from lm.data.records.base import GIVEN, LEARNED, OTHER, Values
@@ -18,16 +18,17 @@ _PROMPTS = ("prompt", "question", "instruction")
 
 
 def _prompts(values: Values) -> list[str]:
-    return [field for field in _PROMPTS if values.get(field) is not None]
+    named = [field for field in _PROMPTS if values.get(field) is not None]
+    return named or [field for field in ("conversations",) if values.get(field) is not None]
 
 
 class PreferenceRecord(MessagesRecord):
-    """Two answers to one prompt: a text each, or messages that end with the answer."""
+    """Two answers to one prompt: a text each, or a message, or messages that end with the answer."""
 
     kind: Literal["preference"] = "preference"
     prompt: str | None = None
     """Field of the prompt, a text or messages. null: chosen and rejected are messages that begin with it, or else the field prompt or
-    question or instruction."""
+    question or instruction, or conversations where there is none of these."""
     chosen: str = "chosen"
     """Field of the better answer."""
     rejected: str = "rejected"
@@ -63,9 +64,10 @@ class PreferenceRecord(MessagesRecord):
 
     def _answer(self, values: Values, field: str, key: str, where: str) -> tuple[list[Turn], Turn]:
         """Returns the messages before the answer, and the answer, with its thoughts."""
-        if isinstance(value_of(values, field, key, where), str):
+        held = value_of(values, field, key, where)
+        if isinstance(held, str):
             return [], Turn(ASSISTANT, text_of(values, field, key, where))
-        turns = self.messages_of(values, field, key, where)
+        turns = self.messages_of({field: [held]} if isinstance(held, Mapping) else values, field, key, where)
         if not turns or turns[-1].role != ASSISTANT:
             raise bad_record(f"{where}: field '{field}' does not end with the assistant's message. Fix the record")
         also = json.loads(turns[-1].also or "{}")

@@ -49,6 +49,12 @@ PREFERENCES: dict[str, dict[str, Any]] = {
         "chosen": A,
         "rejected": [{"from": "gpt", "value": WORSE}],
     },
+    "LLaMA-Factory": {
+        "conversations": [{"from": "human", "value": Q}],
+        "chosen": {"from": "gpt", "value": A},
+        "rejected": {"from": "gpt", "value": WORSE},
+    },
+    "a prompt beside the conversation it is from": {"conversations": [USER, BOT], "prompt": Q, "chosen": A, "rejected": WORSE},
 }
 
 

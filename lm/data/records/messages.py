@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from lm.data.tokenizer.chat import ChatTemplate, Run
 
 _ROLES = {"human": "user", "gpt": ASSISTANT, "bot": ASSISTANT, "model": ASSISTANT}
+_CALL, _SEEN = "function_call", "observation"  # roles of ShareGPT's chats with tools: the assistant's calls as JSON, and their results
 _WEIGHTS = ("weight", "train")  # fields by which OpenAI's format and axolotl's say that an assistant's message is not to be learned
 
 
@@ -67,7 +68,10 @@ class MessagesRecord(RecordConfig):
         found = value_of(values, field, key, where)
         if not isinstance(found, list) or not found or not all(isinstance(message, Mapping) for message in found):
             raise bad_record(f"{where}: field '{field}' holds {shown(found)}, not a list of messages. Fix the record")
-        turns = [self._turn(message, f"{where}: message {number}") for number, message in enumerate(found, 1)]
+        placed = [(f"{where}: message {number}", message) for number, message in enumerate(found, 1)]
+        if self.template in (None, *TEMPLATES) and any(message.get(self._fields(message)[0]) == _CALL for message in found):
+            placed = [(at, self._as_tools(message, at)) for at, message in placed]
+        turns = [self._turn(message, at) for at, message in placed]
         return [turn for turn in turns if turn.role != "system" or turn.text.strip()]
 
     def after_system(self, values: Values, turns: list[Turn], where: str) -> list[Turn]:
@@ -79,9 +83,31 @@ class MessagesRecord(RecordConfig):
         said = text_of(values, self.system, "data.record.system", where)
         return [Turn("system", said), *turns] if said.strip() else turns
 
-    def _turn(self, message: Values, at: str) -> Turn:
+    def _fields(self, message: Values) -> tuple[str, str]:
+        """Returns the fields of a message that hold its role and its content."""
         role_field = self.role_field or ("from" if "role" not in message and "from" in message else "role")
-        content_field = self.content_field or ("value" if "content" not in message and "value" in message else "content")
+        return role_field, self.content_field or ("value" if "content" not in message and "value" in message else "content")
+
+    def _as_tools(self, message: Values, at: str) -> Values:
+        """Returns a message of ShareGPT's chats with tools as OpenAI's format has it."""
+        role_field, content_field = self._fields(message)
+        if message.get(role_field) == _SEEN:
+            return {**message, role_field: "tool"}
+        if message.get(role_field) != _CALL:
+            return message
+        held = listed(message.get(content_field))
+        calls = held if isinstance(held, list) else [held]
+        if not calls or not all(isinstance(call, Mapping) and isinstance(call.get("name"), str) for call in calls):
+            raise bad_record(f"{at}: a {_CALL} holds {shown(held)}, not the JSON of an object with name and arguments. Fix the record")
+        return {
+            **message,
+            role_field: ASSISTANT,
+            content_field: "",
+            "tool_calls": [{"type": "function", "function": call} for call in calls],
+        }
+
+    def _turn(self, message: Values, at: str) -> Turn:
+        role_field, content_field = self._fields(message)
         said = text_of(message, role_field, "data.record.role_field", at)
         role = _ROLES.get(said, said)
         if role not in ROLES and self.template in (None, *TEMPLATES):

@@ -95,6 +95,26 @@ def test_tools_stand_beside_a_prompt_and_its_completion_too(tokenizer: Tokenizer
     assert own.turns(record, "here") == ChatRecord(messages="messages").turns(RECORD, "here")
 
 
+def test_calls_of_sharegpt_are_those_of_openai(tokenizer: Tokenizer) -> None:
+    """Seen to fail: function_call was refused as no role."""
+    function = CALL["function"]
+    called, seen = {"from": "function_call", "value": json.dumps(function)}, {"from": "observation", "value": "3"}
+    begun = [{"from": "system", "value": "Be brief."}, {"from": "human", "value": "1 + 2?"}]
+    said = {"conversations": [*begun, called, seen, {"from": "gpt", "value": "3."}], "tools": json.dumps([TOOL])}
+    record, _ = ChatRecord().recognised(said, "here")
+    runs = ChatTemplate(source("chatml"), "here", tokenizer).runs(record.turns(said, "here"))
+    assert shown(tokenizer, runs) == written(tokenizer, RECORD)
+    two = record.turns({"conversations": [begun[1], {**called, "value": json.dumps([function, function])}]}, "here")[-1]
+    assert json.loads(two.also) == {"tool_calls": [{"type": "function", "function": function}] * 2}
+    unseen = record.turns({"conversations": [begun[1], seen, {"from": "gpt", "value": "3."}]}, "here")
+    assert [turn.role for turn in unseen] == ["user", "observation", "assistant"]
+    own = record.replace(template="mine.jinja").turns(said, "here")  # which may write these roles
+    assert [turn.role for turn in own] == ["tools", "system", "user", "function_call", "observation", "assistant"]
+    for bad in ("add(1)", "3", "[]", '{"arguments": {}}', None):
+        with pytest.raises(BadRecord, match=r"^here: message 2: a function_call holds .*, not the JSON of an object with name"):
+            record.turns({"conversations": [begun[1], {**called, "value": bad}]}, "here")
+
+
 def test_an_empty_system_prompt_is_none(tokenizer: Tokenizer) -> None:
     chat = [{"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "Hello."}]
     empty = {"messages": [{"role": "system", "content": ""}, *chat]}

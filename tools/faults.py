@@ -30,10 +30,11 @@ INPUT = "tests/test_bad_input.py::test_"
 BAD = f"{INPUT}a_mistake_ends_with_its_exit_code_and_one_sentence"
 FIT = f"{INPUT}what_does_not_fit_a_trained_model_ends_with_its_exit_code_and_one_sentence"
 OVERRIDES = "tests/cli/compose/test_bad_overrides.py::test_bad_override_ends_with_one_sentence_and_exit_code_2"
-FILES, PREPARE, CHAT = (
+FILES, PREPARE, CHAT, SANDBOX = (
     "tests/data/sources/test_files.py::test_",
     "tests/data/store/test_prepare.py::test_",
     "tests/data/tokenizer/test_chat.py::test_",
+    "tests/data/tokenizer/test_sandbox.py::test_",
 )
 LOGGING, CONSOLE, SWEEP = (
     f"{T}callbacks/test_loggers.py::test_",
@@ -202,9 +203,9 @@ REGISTRY: dict[str, tuple[str, list[str]]] = {
     "S3": ("python tags in yaml", [f"{T}launch/test_worker.py::test_a_config_that_is_none_is_refused_and_runs_nothing"]),
     "S4": ("code in a model folder", ["tests/hf/test_verbs.py::test_code_of_the_model_is_never_run"]),
     "S5": ("a hostile chat template", [
-        f"{CHAT}no_template_reaches_what_python_keeps_in_attributes",
-        f"{CHAT}a_template_that_takes_too_much_is_ended_and_its_process_with_it",
-        f"{CHAT}a_template_of_a_megabyte_is_refused",
+        f"{SANDBOX}no_template_reaches_what_python_keeps_in_attributes",
+        f"{SANDBOX}a_template_that_takes_too_much_is_ended_and_its_process_with_it",
+        f"{SANDBOX}a_template_of_a_megabyte_is_refused",
     ]),
     "S9": ("odd run names", [f"{OVERRIDES}[run name that leaves the folder]", f"{OVERRIDES}[run name too long]"]),
     "S10": ("no network, no home", [

@@ -11,6 +11,8 @@ from lm.data.tokenizer.splits import SPLITS
 from lm.data.tokenizer.tokenizer import Specials, Tokenizer, split_text
 from lm.errors import ConfigError
 
+LONGEST = 4096
+"""Bytes to which words are cut in training, where no kind cuts them shorter: it takes time quadratic in that, and few are longer."""
 _OWN = "<|bos|>", "<|eos|>", "<|pad|>"
 
 
@@ -27,12 +29,14 @@ def train_tokenizer(cfg: TrainedConfig, texts: Iterable[str], extra: Sequence[st
     model, trainer = cfg.untrained(shared)
     split = pre_tokenizers.Split(Regex(SPLITS[cfg.pattern]), "isolated")
     cuts = [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    if (longest := cfg.longest_word()) is not None:
-        cuts.append(pre_tokenizers.Split(Regex(f".{{1,{longest}}}"), "isolated"))
+    longest = cfg.longest_word()
+    shortened = pre_tokenizers.Split(Regex(f".{{1,{longest or LONGEST}}}"), "isolated")
     raw = RawTokenizer(model)
-    raw.pre_tokenizer = pre_tokenizers.Sequence(cuts)
+    raw.pre_tokenizer = pre_tokenizers.Sequence([*cuts, shortened])
     raw.decoder = decoders.ByteLevel()
     raw.train_from_iterator((part for text in texts for part in split_text([text])), trainer)
+    if longest is None:
+        raw.pre_tokenizer = pre_tokenizers.Sequence(cuts)
     return Tokenizer(raw, Specials(*_OWN))
 
 

@@ -13,6 +13,7 @@ from lm.data.kinds import BPEConfig, BytesConfig, TokenizerFileConfig, UnigramCo
 from lm.data.tokenizer import tokenizer as module
 from lm.data.tokenizer.stream import Stream
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer, split_text
+from lm.data.tokenizer.train import LONGEST
 from lm.errors import ConfigError
 from lm.schema import from_tree
 
@@ -263,6 +264,13 @@ def test_every_kind_gives_text_of_any_script_back_and_streams_it_whole(cfg: Any,
             stream = Stream(tokenizer)
             chunks = [stream.push(token) for token in ids]
             assert "".join(chunks) + stream.flush() == text and "\ufffd" not in "".join(chunks)
+
+
+def test_long_words_are_cut_in_training_alone() -> None:
+    """Seen to fail: training took time quadratic in a word's length, and a line of 3 MB had no end in six minutes."""
+    found = BPEConfig(vocab_size=280).build(["b" * (3 * LONGEST)])
+    assert [found.token_text(i) for i in found.encode("b" * (2 * LONGEST))] == [b"b" * LONGEST] * 2
+    assert str(LONGEST) not in json.dumps(found.content()["pre_tokenizer"])
 
 
 def test_patterns_cut_as_their_models_do() -> None:

@@ -57,7 +57,7 @@ class Source(ABC):
         self._hashed = hashed
         self.files = hashed.by_name() if hashed is not None else {}  # SHA-256
         self.skipped = 0  # records left out in this pass, because they are broken or have a blank answer
-        self.passed_over: list[str] = []  # files that were not read, as their kind is read only where it is named
+        self.remarks: list[str] = []  # sentences for the log: files that are not read
         self.forms: set[str] = set()  # the forms in which records were recognised
         self._position = 0
 

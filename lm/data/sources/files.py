@@ -1,9 +1,7 @@
 """Local files as documents. Text and JSON lines, plain, gzip or zstd, have readers of their own here, so that errors name their place."""
 
 import codecs
-import glob
 import json
-import os
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -17,15 +15,13 @@ from lm.data.sources.array import elements
 from lm.data.sources.base import Document, Source, Split, document, share
 from lm.data.sources.compressed import PACKED, unpacked
 from lm.data.sources.fingerprint import Files
+from lm.data.sources.found import find_files, kind_of, left_out
 from lm.data.sources.hub import read_parquet
 from lm.data.sources.recorded import RecordedConfig, RecordedSource
 from lm.data.sources.table import rows
 from lm.errors import ConfigError
 from lm.schema import Tree
-from lm.units import counted
 
-_TEXT = (".txt", ".md", ".rst", ".py")  # each such file is one document
-_KINDS = (*_TEXT, ".jsonl", ".json", ".csv", ".parquet")
 _CHUNK = 1 << 20
 
 
@@ -65,9 +61,9 @@ class TextSource(RecordedSource):
             )
         identity: Tree = {**cfg.identity(), "files": None, "val_files": list(map(str, val))}
         super().__init__(cfg, identity, self._stored, by_hash=cfg.val_files is None and self._cut_at is None)
-        self.passed_over = [
-            str(path) for path in _only_named([cfg.files] if isinstance(cfg.files, str) else cfg.files) if path not in train
-        ]
+        self.remarks = left_out(cfg.files, "data.files", train)
+        if cfg.val_files is not None:
+            self.remarks += left_out(cfg.val_files, "data.val_files", val)
 
     def _pass(self) -> Iterator[Document]:
         self._begin()
@@ -150,7 +146,7 @@ class LocalFile:
     def __init__(self, path: Path, hashed: Files, split: Split | float) -> None:
         """split: of the file's documents, or the part of them that a hash puts into validation."""
         self.path, self._hashed, self.split = path, hashed, split
-        self.kind = _kind(path)
+        self.kind = kind_of(path)
         self.position = 0
 
     def content(self) -> Iterator[tuple[int, bytes]]:
@@ -208,59 +204,3 @@ class LocalFile:
             yield f"{self.path} row {number}", row
         self._hashed.forget(self.path)
         self.position = self._hashed.size(self.path)
-
-
-def find_files(given: str | list[str], key: str) -> list[Path]:
-    """Returns the files that files, folders and globs name, each once, sorted. Of a folder those with a known ending below it, without
-    dot-files and linked folders. Raises ConfigError where there is none.  key: the option that gave them."""
-    patterns = [given] if isinstance(given, str) else given
-    named = sorted({path for pattern in patterns for path in _matches(pattern, key)})
-    found = {(os.path.realpath(path.parent), path.name): path for path in reversed(named)}  # a file may be named in several ways
-    if not found:
-        only_named = _only_named(patterns)
-        told = f" but {counted(len(only_named), '.json file')}, read only where named, as {key}={only_named[0]}" if only_named else ""
-        raise ConfigError(f"{key}: {given} holds no file to read{told}. Give files ending in {_endings(but='.json')}.")
-    return sorted(found.values())
-
-
-def _matches(pattern: str, key: str) -> Iterator[Path]:
-    path = Path(os.path.expanduser(pattern))
-    paths = [path] if os.path.exists(path) else [Path(name) for name in glob.glob(str(path), recursive=True)]
-    if not paths:
-        raise ConfigError(f"{key}: {pattern} does not exist. Give a file, a folder or a glob that matches something.")
-    for each in paths:
-        if each.is_dir():
-            yield from _below(each)
-        elif _is_known(each):
-            yield each
-        else:
-            raise ConfigError(f"{key}: {each} has an ending that is not known. Known endings: {_endings()}.")
-
-
-def _only_named(given: Sequence[str]) -> list[Path]:
-    """Returns the .json files in these folders, which are read only where they are named."""
-    folders = [Path(os.path.expanduser(each)) for each in given]
-    return [path for folder in folders if os.path.isdir(folder) for path in sorted(folder.glob("**/*.json"))]
-
-
-def _below(root: Path) -> Iterator[Path]:
-    for folder, below, names in os.walk(root):
-        below[:] = [name for name in below if not name.startswith(".")]
-        paths = (Path(folder, name) for name in names if not name.startswith("."))
-        yield from (path for path in paths if _is_known(path) and _kind(path) != ".json" and path.is_file())  # a .json may be anything
-
-
-def _kind(path: Path) -> str:
-    """Returns a file's ending without .gz or .zst; .txt for every kind of text."""
-    name = path.with_suffix("") if path.suffix.lower() in PACKED else path
-    ending = name.suffix.lower()
-    return ".txt" if ending in _TEXT else ending
-
-
-def _is_known(path: Path) -> bool:
-    kind = _kind(path)
-    return kind in _KINDS and (kind != ".parquet" or path.suffix.lower() == kind)  # parquet packs its own columns
-
-
-def _endings(but: str = "") -> str:
-    return f"{', '.join(kind for kind in _KINDS if kind != but)}, and all but .parquet also with {' or '.join(PACKED)}"

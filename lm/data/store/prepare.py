@@ -96,8 +96,8 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig | Tokenizer, *, log: Lo
 
         shared_once(folder, build, log, data.remote, resume=True)
         parts[name] = _opened(folder, tokenizer, data.verify, seed)
-        if passed_over := sources[name].passed_over:
-            log(f"data.files: {counted(len(passed_over), '.json file')} left out ({', '.join(passed_over[:3])}); name what is to be read.")
+        for remark in sources[name].remarks:
+            log(remark)
         _report(f"{name} " if name else "", parts[name].index, sources[name].held_out(), log)
         _require_apart(_contamination(parts[name].index), data.max_contamination)
     return _prepared(data, tokenizer, parts)

@@ -8,7 +8,8 @@ import pytest
 import zstandard
 
 from lm.data.kinds import TextConfig
-from lm.data.sources.files import TextSource, find_files
+from lm.data.sources.files import TextSource
+from lm.data.sources.found import find_files
 from lm.errors import ConfigError
 
 Read = Callable[..., list[tuple[str, str]]]
@@ -243,6 +244,22 @@ def test_a_json_file_is_read_where_it_is_named_and_not_for_being_in_a_folder(tmp
     named = write(tmp_path / "a.json", "[]")
     other = write(tmp_path / "a.jsonl", "")
     assert find_files(str(tmp_path), "data.files") == [other] and find_files(str(named), "data.files") == [named]
+
+
+def test_files_of_a_folder_that_look_like_data_and_are_not_read_are_told(tmp_path: Path) -> None:
+    """Seen to fail: a folder of shards was read without those packed by xz, and nothing said so."""
+    names = ("a.jsonl", "b.jsonl.xz", "c.txt.BZ2", "d.arrow", "e.parquet.gz", "f.json.gz", "LICENSE", "g.png", ".h.arrow")
+    paths = {name: write(tmp_path / "data" / name, "") for name in names}
+    given = str(tmp_path / "dat*")
+    named = TextSource(TextConfig(files=[given, str(paths["f.json.gz"])], val_files=str(paths["a.jsonl"])), tmp_path).remarks
+    told = TextSource(TextConfig(files=str(tmp_path / "data")), tmp_path).remarks
+    assert told == [f"data.files: 1 .json file left out ({paths['f.json.gz']}); name what is to be read.", *named]
+    listed = ", ".join(str(paths[name]) for name in names[1:4])
+    assert named == [f"data.files: 4 files of other kinds left out ({listed}, ...); convert what is to be read."]
+    paths["a.jsonl"].unlink()
+    paths["f.json.gz"].unlink()
+    with pytest.raises(ConfigError, match=r"holds no file to read but 4 files of other kinds \(.*b.jsonl.xz, .*Give files ending in"):
+        find_files(given, "data.files")
 
 
 def test_a_folder_without_a_known_file_is_refused(tmp_path: Path) -> None:

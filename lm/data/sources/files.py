@@ -21,6 +21,7 @@ from lm.data.sources.recorded import RecordedConfig, RecordedSource
 from lm.data.sources.table import rows
 from lm.errors import ConfigError
 from lm.schema import Tree
+from lm.units import counted
 
 _CHUNK = 1 << 20
 
@@ -47,6 +48,11 @@ class TextSource(RecordedSource):
     def __init__(self, cfg: TextConfig, cache: Path) -> None:
         train = find_files(cfg.files, "data.files")
         val = find_files(cfg.val_files, "data.val_files") if cfg.val_files is not None else []
+        remarks = left_out(cfg.files, "data.files", train)
+        if cfg.val_files is not None:
+            remarks += left_out(cfg.val_files, "data.val_files", val)
+            train, told = _apart(train, val)
+            remarks += told
         self._cfg, self._stored = cfg, Files([*val, *train], cache)
         split: Split | float = cfg.val_frac if cfg.val_files is None else "train"
         self._files = [LocalFile(path, self._stored, "val") for path in val] + [LocalFile(path, self._stored, split) for path in train]
@@ -61,9 +67,7 @@ class TextSource(RecordedSource):
             )
         identity: Tree = {**cfg.identity(), "files": None, "val_files": list(map(str, val))}
         super().__init__(cfg, identity, self._stored, by_hash=cfg.val_files is None and self._cut_at is None)
-        self.remarks = left_out(cfg.files, "data.files", train)
-        if cfg.val_files is not None:
-            self.remarks += left_out(cfg.val_files, "data.val_files", val)
+        self.remarks = remarks
 
     def _pass(self) -> Iterator[Document]:
         self._begin()
@@ -121,6 +125,15 @@ class TextSource(RecordedSource):
             self._skip(error)
             file.position = self._stored.size(file.path)
             return False
+
+
+def _apart(train: list[Path], val: list[Path]) -> tuple[list[Path], list[str]]:
+    """Returns the training files without held-out ones, and what to say of those; all files if no other is left."""
+    held_out = {path.resolve() for path in val}
+    kept = [path for path in train if path.resolve() not in held_out]
+    if not kept or len(kept) == len(train):
+        return train, []
+    return kept, [f"data.files: {counted(len(train) - len(kept), 'file')} left out of training, as data.val_files holds out the same."]
 
 
 def _cut(chunks: Iterator[tuple[int, bytes]], ends: Sequence[tuple[Split, int]]) -> Iterator[tuple[Split | float, int, bytes]]:

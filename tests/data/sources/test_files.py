@@ -97,6 +97,16 @@ def test_held_out_files_are_validation_and_all_others_training(read: Read, tmp_p
     assert read(train, val_files=str(val)) == [("val", "two"), ("train", "one")]
 
 
+def test_held_out_files_in_the_folder_that_is_trained_on_are_left_out_of_training(read: Read, tmp_path: Path) -> None:
+    """Seen to fail: they were in both, and the run was refused with the advice to hold out other documents."""
+    files = [write(tmp_path / "data" / name, name) for name in ("a.txt", "b.txt", "c.txt")]
+    held_out = str(tmp_path / "data" / ".." / "data" / "b.txt")
+    assert read(tmp_path / "data", val_files=held_out) == [("val", "b.txt"), ("train", "a.txt"), ("train", "c.txt")]
+    source = TextSource(TextConfig(files=str(tmp_path / "data"), val_files=held_out), tmp_path)
+    assert source.remarks == ["data.files: 1 file left out of training, as data.val_files holds out the same."]
+    assert read(files[0], val_files=str(files[0])) == [("val", "a.txt"), ("train", "a.txt")]  # which the preparation refuses
+
+
 BAD_LINES: dict[str, tuple[str | bytes, str]] = {
     "broken": ('{"text": "x"', r"a.jsonl:3: the line is not JSON \("),
     "deep": ("[" * 100_000, r"a.jsonl:3: the line is not JSON"),
@@ -251,7 +261,7 @@ def test_files_of_a_folder_that_look_like_data_and_are_not_read_are_told(tmp_pat
     names = ("a.jsonl", "b.jsonl.xz", "c.txt.BZ2", "d.arrow", "e.parquet.gz", "f.json.gz", "LICENSE", "g.png", ".h.arrow")
     paths = {name: write(tmp_path / "data" / name, "") for name in names}
     given = str(tmp_path / "dat*")
-    named = TextSource(TextConfig(files=[given, str(paths["f.json.gz"])], val_files=str(paths["a.jsonl"])), tmp_path).remarks
+    named = TextSource(TextConfig(files=[given, str(paths["f.json.gz"])]), tmp_path).remarks
     told = TextSource(TextConfig(files=str(tmp_path / "data")), tmp_path).remarks
     assert told == [f"data.files: 1 .json file left out ({paths['f.json.gz']}); name what is to be read.", *named]
     listed = ", ".join(str(paths[name]) for name in names[1:4])

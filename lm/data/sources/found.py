@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lm.data.sources.compressed import PACKED
+from lm.data.sources.hub import is_saved
 from lm.errors import ConfigError
 from lm.units import counted
 
@@ -23,6 +24,8 @@ def find_files(given: str | list[str], key: str) -> list[Path]:
     named = sorted({path for pattern in patterns for path in _matches(pattern, key)})
     found = {(os.path.realpath(path.parent), path.name): path for path in reversed(named)}  # a file may be named in several ways
     if not found:
+        if saved := [folder for pattern in patterns for folder in _named(pattern) if is_saved(folder)]:
+            raise ConfigError(f"{key}: {saved[0]} was written by save_to_disk. Read it with data=hub data.name={saved[0]}.")
         only_named, others = _unread(patterns)
         told = f" but {counted(len(only_named), '.json file')}, read only where named, as {key}={only_named[0]}" if only_named else ""
         told = told or (f" but {counted(len(others), 'file')} of other kinds ({_first(others)})" if others else "")

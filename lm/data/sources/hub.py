@@ -88,7 +88,7 @@ def _rows(options: Tree, where: str, remedy: str, part: int = 1, parts: int = 1)
         import datasets
 
         datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # errors are reported here, once
-        found = datasets.load_dataset(**options, streaming=True)
+        found = _saved(options) if is_saved(Path(options["path"])) else datasets.load_dataset(**options, streaming=True)
         if parts == 1:
             yield from map(_without_filled, found)
         elif found.num_shards < parts:
@@ -109,6 +109,21 @@ def _without_filled(value: Any, within: bool = False) -> Any:
         kept = ((key, each) for key, each in value.items() if not (within and each is None))
         return {key: _without_filled(each, within or key in (TOOLS, "tool_calls")) for key, each in kept}
     return [_without_filled(each, within) for each in value] if isinstance(value, list) else value
+
+
+def is_saved(folder: Path) -> bool:
+    """Whether `save_to_disk` of `datasets` wrote this folder, of a single dataset."""
+    return (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file()
+
+
+def _saved(options: Tree) -> Any:
+    """Returns the rows of a folder that `save_to_disk` wrote. It has one split, which data.split may also call train."""
+    import datasets
+
+    found = datasets.load_from_disk(options["path"])
+    if options["split"] not in ("train", str(found.split)):
+        raise ValueError("the folder is one dataset that save_to_disk wrote, and has no other splits")
+    return found.to_iterable_dataset(num_shards=max(1, min(len(found), len(found.cache_files))))
 
 
 def _local_files(folder: Path, cache: Path) -> Files | None:

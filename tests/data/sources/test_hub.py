@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -11,6 +12,7 @@ import zstandard
 
 from lm.data.kinds import ChatRecord, HubConfig, TextConfig
 from lm.data.sources.files import TextSource
+from lm.data.sources.found import find_files
 from lm.data.sources.hub import HubSource
 from lm.errors import ConfigError
 
@@ -161,6 +163,22 @@ def test_a_dataset_that_is_not_there_or_lacks_the_split_or_column_is_named(tmp_p
         hub(tmp_path, field="id")
     with pytest.raises(ConfigError, match=r"data.name: .*nowhere, split train: cannot be read"):
         hub(tmp_path / "nowhere")
+
+
+def test_a_dataset_saved_to_disk_is_read_by_its_folder(tmp_path: Path) -> None:
+    """Seen to fail: refused by both sources, with advice that did not help."""
+    folder = tmp_path / "saved"
+    datasets.Dataset.from_dict({"text": [f"text {n}" for n in range(9)]}).save_to_disk(folder, num_shards=2)
+    found = hub(folder, val_frac=0.3)
+    assert [text for _, text in found] == [f"text {n}" for n in range(9)]
+    parts = [HubSource(HubConfig(name=str(folder), val_frac=0.3)) for _ in range(2)]
+    for number, source in enumerate(parts, 1):
+        source.select(number, 2)
+    assert ["".join(document.chunks) for source in parts for document in source.documents()] == [text for _, text in found]
+    with pytest.raises(ConfigError, match=r"split test: cannot be read \(the folder is one dataset .* no other splits\)"):
+        hub(folder, val_split="test")
+    with pytest.raises(ConfigError, match=rf"data.files: {folder} was written by save_to_disk. Read it with data=hub data.name={folder}\."):
+        find_files(str(folder), "data.files")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import numpy as np
 from lm.data.config import DataConfig, SourceConfig
 from lm.data.sources.base import SPLITS, Source, Split
 from lm.data.store.cache import Log, cache_root
-from lm.data.store.prepare import build_tokens, find_tokenizer, finish_tokens, require_documents, token_folder
+from lm.data.store.finished import finish_tokens
+from lm.data.store.prepare import build_tokens, find_tokenizer, require_documents, token_folder
 from lm.data.store.shards import ShardWriter, TokenStore, read_index
 from lm.data.store.shared import fetched, shared_once
 from lm.data.store.squeezed import Squeezed, kept

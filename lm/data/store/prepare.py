@@ -11,8 +11,9 @@ from lm.data.records.base import text_passages
 from lm.data.sources.base import SPLITS, Source, Split, hashed_frac
 from lm.data.sources.fingerprint import short_hash
 from lm.data.store.cache import Log, cache_root, code_version
-from lm.data.store.contamination import Contamination, contamination
-from lm.data.store.shards import TokenStore, read_index, write_index
+from lm.data.store.contamination import Contamination
+from lm.data.store.finished import complete_tokens, finish_tokens
+from lm.data.store.shards import TokenStore, read_index
 from lm.data.store.shared import Checked, is_json, shared_once
 from lm.data.store.tokenise import tokenise
 from lm.data.tokenizer.config import TokenizerConfig
@@ -139,20 +140,16 @@ def token_folder(data: SourceConfig, source: Source, tokenizer: Tokenizer, cache
 
 def build_tokens(data: SourceConfig, source: Source, tokenizer: Tokenizer, folder: Path, log: Log, whole: bool = True) -> None:
     """Tokenises a source into a folder.  whole: the source is not one of several parts, so that every split must have documents."""
+    if whole and (index := complete_tokens(folder)) is not None:
+        log("Going on after the tokens, all of which an earlier process has made.")
+        finish_tokens(folder, index)
+        return
     passages = text_passages if data.records is None else data.records.passages
     found = tokenise(source, passages(source.divided(data.test_frac), tokenizer), tokenizer, folder, log, keep=not whole)
     if whole:
         require_documents(found["documents"], source.looked_at(), source.skipped, data.test_frac)
     del found["documents"]
     finish_tokens(folder, {**found, "tokenizer": tokenizer.hash, "files": source.files}, whole)
-
-
-def finish_tokens(folder: Path, index: Tree, whole: bool = True) -> None:
-    """Writes index.json; for a whole source with the contamination between its splits."""
-    write_index(folder, index)
-    if whole:
-        found = contamination(TokenStore(folder, "train"), TokenStore(folder, "val"))
-        write_index(folder, {**index, "contamination": found._asdict()})
 
 
 def changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

@@ -17,6 +17,7 @@ from lm.data.sources.base import Split
 from lm.data.store.faults import damaged, unreadable
 from lm.data.store.shared import brought, may_come
 from lm.schema import Tree
+from lm.storage.atomic import replace_file
 
 _SHARD_TOKENS = 1 << 28
 _WRITE_TOKENS = 1 << 20
@@ -256,7 +257,7 @@ class TokenStore:
 
 def write_index(folder: Path, index: Tree) -> None:
     """Writes index.json: `splits` and what else describes them. It must be written last."""
-    (folder / "index.json").write_text(json.dumps({"format": 1, **index}, indent=1) + "\n", encoding="utf-8")
+    replace_file(folder / "index.json", json.dumps({"format": 1, **index}, indent=1) + "\n")
 
 
 def read_index(folder: Path) -> Tree:

@@ -352,7 +352,7 @@ def test_what_a_killed_process_left_is_removed_and_built_anew(prepare_text: Prep
 
 
 def _die_while_building(folder: str) -> None:
-    from lm.data.store import prepare as module
+    from lm.data.store import finished as module
 
     setattr(module, "write_index", lambda *args: os.kill(os.getpid(), signal.SIGKILL))  # noqa: B010
     prepare(TextConfig(files=f"{folder}/a.txt", cache_dir=f"{folder}/cache"), BytesConfig(), log=lambda line: None)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from lm.data.kinds import ChatRecord, TextConfig
+from lm.data.store import finished
 from lm.data.store import tokenise as module
 from lm.data.store.prepare import Prepared, prepare
 from lm.data.tokenizer.tokenizer import Tokenizer
@@ -96,6 +97,28 @@ def test_a_preparation_killed_at_its_very_end_goes_on_and_gives_the_same_bytes(t
     lines: list[str] = []
     again = prepare(other, byte_tokenizer, log=lines.append)
     assert "Going on after" in lines[0] and same(prepare(cfg, byte_tokenizer, log=lambda line: None), again)
+
+
+def die_comparing(cfg: TextConfig, tokenizer: Tokenizer) -> None:
+    setattr(finished, "contamination", lambda *args: os.kill(os.getpid(), signal.SIGKILL))  # noqa: B010
+    prepare(cfg, tokenizer, log=lambda line: None)
+
+
+def test_a_preparation_killed_while_it_compares_the_splits_makes_no_token_again(
+    tmp_path: Path, byte_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen to fail: it began anew, as the state was removed by then."""
+    cfg = corpus(tmp_path / "a.jsonl", chats=False)
+    other = TextConfig(**{**dict(cfg), "cache_dir": str(tmp_path / "other")})
+    whole = prepare(cfg, byte_tokenizer, log=lambda line: None)
+    process = multiprocessing.get_context("fork").Process(target=die_comparing, args=(other, byte_tokenizer))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    monkeypatch.setattr("lm.data.store.prepare.tokenise", None)
+    lines: list[str] = []
+    assert same(whole, prepare(other, byte_tokenizer, log=lines.append))
+    assert "all of which an earlier process has made" in lines[0] and not list((tmp_path / "other").rglob("*.half"))
 
 
 def test_a_state_is_saved_when_all_that_it_counts_is_on_the_disk(

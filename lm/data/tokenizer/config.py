@@ -82,7 +82,7 @@ class TrainedConfig(TokenizerConfig):
         """Returns a model without a vocabulary, and its trainer.  shared: arguments that every trainer takes."""
 
     def longest_word(self) -> int | None:
-        """Returns the length in bytes to which words are cut, in training and after it; None: not after it."""
+        """Returns the length in bytes to which words are cut before training; None: words are not cut."""
         return None
 
 

@@ -1,6 +1,6 @@
 """Makes tokenizers: trained on texts, or plain bytes."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as RawTokenizer
@@ -11,8 +11,7 @@ from lm.data.tokenizer.splits import SPLITS
 from lm.data.tokenizer.tokenizer import Specials, Tokenizer, split_text
 from lm.errors import ConfigError
 
-LONGEST = 4096
-"""Bytes to which words are cut in training, where no kind cuts them shorter: it takes time quadratic in that, and few are longer."""
+_LONGEST = 4096  # characters of a word: training takes time quadratic in that
 _OWN = "<|bos|>", "<|eos|>", "<|pad|>"
 
 
@@ -29,15 +28,21 @@ def train_tokenizer(cfg: TrainedConfig, texts: Iterable[str], extra: Sequence[st
     model, trainer = cfg.untrained(shared)
     split = pre_tokenizers.Split(Regex(SPLITS[cfg.pattern]), "isolated")
     cuts = [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    longest = cfg.longest_word()
-    shortened = pre_tokenizers.Split(Regex(f".{{1,{longest or LONGEST}}}"), "isolated")
+    if (longest := cfg.longest_word()) is not None:
+        cuts.append(pre_tokenizers.Split(Regex(f".{{1,{longest}}}"), "isolated"))
     raw = RawTokenizer(model)
-    raw.pre_tokenizer = pre_tokenizers.Sequence([*cuts, shortened])
+    raw.pre_tokenizer = pre_tokenizers.Sequence(cuts)
     raw.decoder = decoders.ByteLevel()
-    raw.train_from_iterator((part for text in texts for part in split_text([text])), trainer)
-    if longest is None:
-        raw.pre_tokenizer = pre_tokenizers.Sequence(cuts)
+    raw.train_from_iterator((piece for text in texts for part in split_text([text]) for piece in _shortened(part)), trainer)
     return Tokenizer(raw, Specials(*_OWN))
+
+
+def _shortened(text: str) -> Iterator[str]:
+    """Yields the text as it is, or in pieces of _LONGEST characters where a word of it, or a run of one kind of blank, is longer."""
+    words = max(map(len, text.split()), default=0)
+    long = words > _LONGEST or any(blank * (_LONGEST + 1) in text for blank in " \n\t")
+    size = _LONGEST if long else max(1, len(text))
+    return (text[start : start + size] for start in range(0, len(text), size))
 
 
 def bytes_tokenizer(extra: Sequence[str]) -> Tokenizer:

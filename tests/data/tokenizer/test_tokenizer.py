@@ -13,7 +13,7 @@ from lm.data.kinds import BPEConfig, BytesConfig, TokenizerFileConfig, UnigramCo
 from lm.data.tokenizer import tokenizer as module
 from lm.data.tokenizer.stream import Stream
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer, split_text
-from lm.data.tokenizer.train import LONGEST
+from lm.data.tokenizer.train import _LONGEST as LONGEST
 from lm.errors import ConfigError
 from lm.schema import from_tree
 

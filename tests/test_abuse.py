@@ -43,7 +43,9 @@ def test_what_is_half_written_or_read_in_silence_is_told(tmp_path: Path) -> None
     assert wrong(Case("any", []), 0, False, "", "", tmp_path) == "half written: x/.tmp-made-1"
 
 
-@pytest.mark.parametrize("strategy", [pytest.param(overrides, marks=pytest.mark.slow), data, environments])
+@pytest.mark.parametrize(
+    "strategy", [pytest.param(overrides, marks=pytest.mark.slow), pytest.param(data, marks=pytest.mark.slow), environments]
+)
 def test_cases_are_those_of_their_seed(strategy: object) -> None:
     assert callable(strategy)
     first, again, other = (drawn(strategy(), 8, seed) for seed in (1, 1, 2))

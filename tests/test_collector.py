@@ -15,6 +15,7 @@ class Node:
         self.next = self
 
 
+@pytest.mark.slow
 def test_what_was_made_meanwhile_is_old_and_collected_all_the_same() -> None:
     with collector.paused():
         assert not gc.isenabled()

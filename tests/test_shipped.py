@@ -166,16 +166,17 @@ def for_recipe(recipe: str) -> list[str]:
 
 
 # each of the first line is the data of an objective, which is tried; of the second line, read from a hub as fineweb_edu and wmt14_de_en are
+# (but preferences, from files as chats are); objectives that differ from grpo or dpo in a formula are trained in test_objectives.py
 ALIKE = (
     *("stdlib_docstrings", "stdlib_chat", "stdlib_code", "pairs", "chat"),
-    *("c4", "tinystories", "wikitext103", "cnn_dailymail"),
+    *("c4", "tinystories", "wikitext103", "cnn_dailymail", "alpaca", "preferences"),
 )
 
 
 def option_case(group: str, option: str) -> Any:
     several = group == "strategy" and option != "single"  # processes of their own, which take seconds to start
     of_model = group.split("/")[0] == "model"  # composed in tests/cli/compose/test_recipes.py, run in tests/nn/test_invariants.py
-    alike = group == "data" and option in ALIKE
+    alike = option in {"data": ALIKE, "objective": ("rloo", "simpo", "orpo")}.get(group, ())
     marks = [pytest.mark.slow] if several or option in CORPORA or of_model or alike else []
     if option.startswith("zero") and importlib.util.find_spec("deepspeed") is None:
         marks.append(pytest.mark.skip(reason="pip install 'slotlm[deepspeed]'"))

@@ -129,6 +129,7 @@ def test_a_gpu_without_such_products_is_refused(monkeypatch: pytest.MonkeyPatch)
     require_float8()
 
 
+@pytest.mark.slow
 def test_a_run_multiplies_so_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     losses = []
     for chosen in ("true", "false"):

@@ -136,6 +136,7 @@ file.write("held back")
 """
 
 
+@pytest.mark.slow
 def test_what_a_plugin_has_open_is_written(tmp_path: Path) -> None:
     (tmp_path / "kept.py").write_text(WRITES)
     args = [sys.executable, "-m", "lm", "explain", "plugins=kept.py", "seed"]

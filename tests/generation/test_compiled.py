@@ -138,6 +138,7 @@ def test_a_layer_that_cannot_be_compiled_is_refused(way: str, sentence: str) -> 
         prepare(model, compiled=True)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_pieces")
 def test_threads_that_share_a_model_keep_to_their_own_caches() -> None:
     model = prepare(redrawn(config(attention=ATTENTIONS[1])), compiled=True)
@@ -148,6 +149,7 @@ def test_threads_that_share_a_model_keep_to_their_own_caches() -> None:
         assert list(together) == alone * 3
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_pieces")
 def test_only_what_pieces_read_is_held_twice() -> None:
     model = prepare(redrawn(config(attention=ATTENTIONS[1], ffn=MIXTURES[2], n_layers=2)), compiled=True)
@@ -156,6 +158,7 @@ def test_only_what_pieces_read_is_held_twice() -> None:
     assert isinstance(model.head, HeldHead) and model.head.row is not None
 
 
+@pytest.mark.slow
 def test_weights_of_a_traced_step_are_those_of_the_model() -> None:
     model = prepare(redrawn(config(attention=ATTENTIONS[1])))
     _, weights = traced(model)

@@ -37,6 +37,7 @@ def test_a_file_name_needs_no_quotes(name: str) -> None:
     assert nested["data.sources"][0]["data"]["files"] == name
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(st.one_of(PRINTABLE, AWKWARD))
 def test_any_printable_name_comes_out_the_same_unquoted_or_as_the_error_suggests(name: str) -> None:

@@ -197,6 +197,7 @@ def test_rows_are_as_noisy_as_said_within_a_percent_over_a_million_tokens(make_s
     assert taken / (taken + left) == pytest.approx(0.15, rel=0.01) and taken / spans == pytest.approx(3.0, rel=0.01)
 
 
+@pytest.mark.slow
 def test_each_of_the_seven_denoisers_of_ul2_does_what_its_table_says_equally_often(make_store: MakeStore) -> None:
     """Told by mode, tokens taken out and spans, of documents of one length. 10 % are three standard errors."""
     cfg = UL2Config(sentinels=60)

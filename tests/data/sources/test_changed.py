@@ -68,6 +68,7 @@ def test_a_file_that_changes_after_it_was_hashed_is_refused_and_not_cached(tmp_p
     assert not folder.exists() and not list(cache.rglob("*.half"))
 
 
+@pytest.mark.slow
 def test_a_file_that_grows_while_it_is_read_is_refused(tmp_path: Path) -> None:
     _, source = opened(tmp_path / "a.jsonl", lines("old") * 2000)  # more than is read at once
     documents = source.documents()

@@ -38,6 +38,7 @@ def test_an_unknown_device_has_no_peak(name: str) -> None:
     assert peak_flops(name) is None
 
 
+@pytest.mark.slow
 def test_memory_is_what_this_process_allocates_and_not_the_one_that_started_it() -> None:
     """Seen to fail: by ru_maxrss."""
     asked = (

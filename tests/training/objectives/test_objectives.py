@@ -203,7 +203,15 @@ def lines_of(run: Path, key: str) -> dict[str, Any]:
     return [line for line in read(run / "metrics.jsonl") if key in line][-1]
 
 
-@pytest.mark.parametrize(("objective", "data"), [("sft", "chat"), ("sft", "two chat"), ("dpo", "preferences"), ("dpo", "two preferences")])
+@pytest.mark.parametrize(
+    ("objective", "data"),
+    [
+        ("sft", "chat"),
+        pytest.param("sft", "two chat", marks=pytest.mark.slow),
+        ("dpo", "preferences"),
+        pytest.param("dpo", "two preferences", marks=pytest.mark.slow),
+    ],
+)
 def test_lm_eval_finds_what_the_last_validation_told(
     small: Callable[..., TrainConfig], parent: str, tmp_path: Path, lm: Lm, objective: str, data: str
 ) -> None:

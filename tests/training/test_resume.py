@@ -381,14 +381,14 @@ KILL_TEST = [sys.executable, str(ROOT / "tools" / "kill_test.py")]
 @pytest.mark.parametrize(
     "options",
     [
-        ["--fork", "--kills", "2"],
+        ["--fork", "--kills", "4"],
         pytest.param(["--kills", "10"], marks=pytest.mark.slow),
         pytest.param(
             ["--fork", "--kills", "28", "optim=muon", "trainer.micro_batch=4", "trainer.ema_decay=0.9", "data.workers=2"],
             marks=pytest.mark.slow,
         ),
     ],
-    ids=["two kills", "ten kills of new interpreters", "28 kills with everything on"],
+    ids=["four kills", "ten kills of new interpreters", "28 kills with everything on"],
 )
 def test_a_killed_run_is_bitwise_the_run_left_alone(options: list[str]) -> None:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}

@@ -35,7 +35,8 @@ def find_files(given: str | list[str], key: str) -> list[Path]:
 
 def left_out(given: str | list[str], key: str, read: Sequence[Path]) -> list[str]:
     """Returns sentences on the files in these folders that look like data and are not read.  read: those that are."""
-    only_named, others = ([path for path in paths if path not in read] for paths in _unread([given] if isinstance(given, str) else given))
+    known = set(read)
+    only_named, others = ([path for path in paths if path not in known] for paths in _unread([given] if isinstance(given, str) else given))
     found = []
     if only_named:
         found.append(f"{key}: {counted(len(only_named), '.json file')} left out ({_first(only_named)}); name what is to be read.")

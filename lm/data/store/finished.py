@@ -4,6 +4,7 @@ from pathlib import Path
 
 from lm.data.store.contamination import contamination
 from lm.data.store.shards import TokenStore, read_index, write_index
+from lm.data.store.tokenise import remove_state
 from lm.errors import ConfigError
 from lm.schema import Tree
 from lm.storage.atomic import sync
@@ -14,6 +15,7 @@ def finish_tokens(folder: Path, index: Tree, whole: bool = True) -> None:
     for file in folder.iterdir():
         sync(file)  # else, after a power cut, the index may tell of what is not on the disk
     write_index(folder, index)
+    remove_state(folder)
     if whole:
         found = contamination(TokenStore(folder, "train"), TokenStore(folder, "val"))
         write_index(folder, {**index, "contamination": found._asdict()})

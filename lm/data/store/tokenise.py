@@ -147,12 +147,16 @@ class _Stores:
         replace_file(self._folder / _STATE, json.dumps(state))
 
     def close(self) -> Tree:
-        """Ends all stores, and returns their part of index.json."""
+        """Ends all stores, and returns their part of index.json. The state is kept, for a kill before that is written."""
         splits = {split: writer.close(keep=True) for split, writer in self._writers.items()}
-        (self._folder / _STATE).unlink(missing_ok=True)
-        for file in self._folder.glob("*.half"):  # only now: the state counts what is in them
-            file.unlink()
         return {"splits": splits, "documents": dict(self._documents), "lossless": self._lossless, **self._squeezed.close()}
+
+
+def remove_state(folder: Path) -> None:
+    """Removes the saved state, when all tokens are made and index.json tells of them."""
+    (folder / _STATE).unlink(missing_ok=True)
+    for file in folder.glob("*.half"):  # only now: the state counts what is in them
+        file.unlink()
 
 
 def _read_state(folder: Path) -> Tree:

@@ -121,6 +121,28 @@ def test_a_preparation_killed_while_it_compares_the_splits_makes_no_token_again(
     assert "all of which an earlier process has made" in lines[0] and not list((tmp_path / "other").rglob("*.half"))
 
 
+def die_before_the_index(cfg: TextConfig, tokenizer: Tokenizer) -> None:
+    for name, value in (("_BATCH_CHARS", 5000), ("_STATE_CHARS", 20_000)):
+        setattr(module, name, value)
+    setattr(finished, "write_index", lambda *args: os.kill(os.getpid(), signal.SIGKILL))  # noqa: B010
+    prepare(cfg, tokenizer, log=lambda line: None)
+
+
+def test_a_preparation_killed_before_its_index_is_written_goes_on(tmp_path: Path, byte_tokenizer: Tokenizer) -> None:
+    """Seen to fail with the state removed before: it began anew."""
+    cfg = corpus(tmp_path / "a.jsonl", chats=False)
+    other = TextConfig(**{**dict(cfg), "cache_dir": str(tmp_path / "other")})
+    process = multiprocessing.get_context("fork").Process(target=die_before_the_index, args=(other, byte_tokenizer))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    lines: list[str] = []
+    again = prepare(other, byte_tokenizer, log=lines.append)
+    assert "Going on after" in lines[0] and same(prepare(cfg, byte_tokenizer, log=lambda line: None), again)
+    left = {file.name for file in (tmp_path / "other").rglob("*") if file.suffix == ".half" or file.name == "state.json"}
+    assert not left
+
+
 def test_a_state_is_saved_when_all_that_it_counts_is_on_the_disk(
     tmp_path: Path, byte_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,7 +48,7 @@ class TextSource(RecordedSource):
     def __init__(self, cfg: TextConfig, cache: Path) -> None:
         train = find_files(cfg.files, "data.files")
         val = find_files(cfg.val_files, "data.val_files") if cfg.val_files is not None else []
-        remarks = left_out(cfg.files, "data.files", train)
+        remarks = left_out(cfg.files, "data.files", [*val, *train])
         if cfg.val_files is not None:
             remarks += left_out(cfg.val_files, "data.val_files", val)
             train, told = _apart(train, val)

@@ -283,6 +283,13 @@ def test_what_is_left_out_is_not_looked_up_in_a_list(tmp_path: Path) -> None:
     assert "1 file of other kinds" in left_out(str(tmp_path), "data.files", Listed([write(tmp_path / "a.txt", "")]))[0]
 
 
+def test_a_held_out_json_file_is_not_told_as_left_out(tmp_path: Path) -> None:
+    """Seen to fail: the line said to name what is to be read, and it was named, as data.val_files."""
+    write(tmp_path / "a.jsonl", "")
+    named = write(tmp_path / "val.json", "[]")
+    assert TextSource(TextConfig(files=str(tmp_path), val_files=str(named)), tmp_path).remarks == []
+
+
 def test_a_folder_without_a_known_file_is_refused(tmp_path: Path) -> None:
     """Seen to fail with the check for files removed."""
     with pytest.raises(ConfigError, match=rf"data.files: {tmp_path} holds no file to read. Give files ending in .txt"):

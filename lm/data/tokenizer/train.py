@@ -1,5 +1,6 @@
 """Makes tokenizers: trained on texts, or plain bytes."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
@@ -12,6 +13,7 @@ from lm.data.tokenizer.tokenizer import Specials, Tokenizer, split_text
 from lm.errors import ConfigError
 
 _LONGEST = 4096  # characters of a word: training takes time quadratic in that
+_BLANKS = re.compile(r"\s{2,}")
 _OWN = "<|bos|>", "<|eos|>", "<|pad|>"
 
 
@@ -38,10 +40,9 @@ def train_tokenizer(cfg: TrainedConfig, texts: Iterable[str], extra: Sequence[st
 
 
 def _shortened(text: str) -> Iterator[str]:
-    """Yields the text as it is, or in pieces of _LONGEST characters where a word of it, or a run of one kind of blank, is longer."""
-    words = max(map(len, text.split()), default=0)
-    long = words > _LONGEST or any(blank * (_LONGEST + 1) in text for blank in " \n\t")
-    size = _LONGEST if long else max(1, len(text))
+    """Yields the text as it is, or in pieces of _LONGEST characters where a word of it, or a run of blanks, is longer."""
+    longest = max(map(len, (*text.split(), *_BLANKS.findall(text))), default=0)
+    size = _LONGEST if longest > _LONGEST else max(1, len(text))
     return (text[start : start + size] for start in range(0, len(text), size))
 
 

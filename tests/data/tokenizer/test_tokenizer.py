@@ -14,6 +14,7 @@ from lm.data.tokenizer import tokenizer as module
 from lm.data.tokenizer.stream import Stream
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer, split_text
 from lm.data.tokenizer.train import _LONGEST as LONGEST
+from lm.data.tokenizer.train import _shortened
 from lm.errors import ConfigError
 from lm.schema import from_tree
 
@@ -271,6 +272,13 @@ def test_long_words_are_cut_in_training_alone() -> None:
     found = BPEConfig(vocab_size=280).build(["b" * (3 * LONGEST)])
     assert [found.token_text(i) for i in found.encode("b" * (2 * LONGEST))] == [b"b" * LONGEST] * 2
     assert str(LONGEST) not in json.dumps(found.content()["pre_tokenizer"])
+
+
+@pytest.mark.parametrize("blanks", ["\r\n", " \n", "\u00a0"])
+def test_long_runs_of_any_blanks_are_cut_in_training(blanks: str) -> None:
+    """Seen to fail: only runs of one kind of blank, tab or line feed were."""
+    assert max(map(len, _shortened(f"a{blanks * LONGEST * 2}b"))) == LONGEST
+    assert len(list(_shortened(f"a{blanks * 9}b"))) == 1
 
 
 def test_patterns_cut_as_their_models_do() -> None:

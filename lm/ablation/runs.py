@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 
 from lm import plugins
 from lm.errors import CheckpointError, ConfigError
-from lm.schema import Config, Tree, did_you_mean, flatten
+from lm.schema import Config, Tree, did_you_mean, flatten, from_tree
 from lm.storage.atomic import replace_file
 from lm.storage.formats import with_todays_keys
 from lm.storage.reading import checked, read_json
@@ -137,7 +137,7 @@ class Runs(ABC):
         if self._has_diverged(job):
             return math.inf
         run = RunFolder(self.folder / job.name)
-        if (summary := run.ended(job.config.tree())) is None:
+        if (summary := run.ended(job.config.tree(), lambda saved: from_tree(type(job.config), saved).tree())) is None:
             return None
         if not isinstance(found := summary.get(job.metric), int | float):
             known = [key for key, value in summary.items() if isinstance(value, float)]

@@ -5,7 +5,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -81,11 +81,14 @@ class RunFolder:
             raise CheckpointError(f"{self._summary}: the file is damaged: it says no number of steps. Train again to write it anew.")
         return summary
 
-    def ended(self, config: Tree) -> Tree | None:
+    def ended(self, config: Tree, whole: Callable[[Tree], Tree] = dict) -> Tree | None:
         """Returns the summary of a run that has ended with this very config, wherever it lies by now, and whose model verifies; None for
-        all others."""
+        all others.
+
+        whole: gives a saved config the defaults of keys that were added since. It raises LmError for one that is not valid today.
+        """
         try:
-            if not self.exists() or not (summary := self.summary()) or self.config() | {"run": {}} != config | {"run": {}}:
+            if not self.exists() or not (summary := self.summary()) or whole(self.config()) | {"run": {}} != config | {"run": {}}:
                 return None
             verify(self.model)
         except LmError:

@@ -344,3 +344,15 @@ def test_a_study_that_matches_time_has_the_steps_that_were_measured_before_it_be
     assert found["variants"]["gelu"]["step_s"] == 0.2 and "measured before: swiglu 0.3 s, gelu 0.2 s." in report(found)
     with pytest.raises(ConfigError, match=r"match=time: variant gelu takes 0\.8 s in 4 steps where the baseline takes 0\.9 s"):
         new_study(tmp_path / "time", config, plain, begun)
+
+
+def test_runs_that_ended_before_an_option_was_added_keep_their_results(study: NewStudy) -> None:
+    """Seen to fail: attention.query_growth was added, and all runs of older studies had no result, and could have none."""
+    made = study(seeds=2)
+    job = made.missing()[0]
+    end(made, job, 2.5)
+    run = RunFolder(made.folder / job.name)
+    run.write_config(damaged(job.config.tree(), "model.attention.query_growth", ...))
+    assert made.result(job) == 2.5
+    run.write_config(damaged(job.config.tree(), "model.attention.n_heads", 1))
+    assert Study(made.folder, made.asked).result(job) is None

@@ -108,7 +108,7 @@ def imported(cfg: TrainConfig, meta: Tree | None) -> Tree:
 def require_same_data(folder: RunFolder, cfg: TrainConfig, meta: Tree, data: Prepared) -> None:
     """Raises ConfigError naming what has changed since the checkpoint. `data` must have been read with the checkpoint's tokenizer."""
     given = cfg.tokenizer
-    if isinstance(given, TokenizerFileConfig) and cfg.init_from is None and given.build().hash != meta["tokenizer_hash"]:
+    if isinstance(given, TokenizerFileConfig) and cfg.init_from is None and not given.gave(meta["tokenizer_hash"]):
         raise ConfigError(f"{given.path}: not the tokenizer that {folder.path} was started with. Restore the file, or set run.name.")
     if meta["fingerprint"] != data.fingerprint:
         what = next(iter(changed_files(meta["files"], data.files)), "the data has changed")

@@ -159,3 +159,11 @@ class TokenizerFileConfig(TokenizerConfig):
         file, named = Path(os.path.expanduser(self.path)), Specials(self.bos, self.eos, self.pad)
         of_model = file.name == "tokenizer.json" and (file.parent / MANIFEST).is_file() and not any(named)
         return load_tokenizer(file) if of_model else read_tokenizer(file, named)
+
+    def gave(self, hash: str) -> bool:
+        """Returns whether the file is that of a tokenizer with this hash: as `build` reads it, or, for older runs, without
+        what the model's folder says."""
+        from lm.data.tokenizer.tokenizer import Specials, read_tokenizer
+
+        alone = read_tokenizer(Path(os.path.expanduser(self.path)), Specials(self.bos, self.eos, self.pad))
+        return hash in (self.build().hash, alone.hash)

@@ -274,6 +274,18 @@ def test_long_words_are_cut_in_training_alone() -> None:
     assert str(LONGEST) not in json.dumps(found.content()["pre_tokenizer"])
 
 
+def test_a_run_that_was_begun_with_the_file_of_a_model_alone_goes_on(tmp_path: Path) -> None:
+    """Seen to fail: the folder's add_bos_token, which older versions did not read, made it another tokenizer."""
+    made = BytesConfig().build()
+    made.save(tmp_path)
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"add_bos_token": False}))
+    given = TokenizerFileConfig(path=str(tmp_path / "tokenizer.json"))
+    alone = given.build().hash
+    (tmp_path / "manifest.json").write_text("{}")
+    assert given.build().hash != alone and given.gave(alone) and given.gave(given.build().hash) and not given.gave("another")
+
+
 @pytest.mark.parametrize("blanks", ["\r\n", " \n", "\u00a0"])
 def test_long_runs_of_any_blanks_are_cut_in_training(blanks: str) -> None:
     """Seen to fail: only runs of one kind of blank, tab or line feed were."""

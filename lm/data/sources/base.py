@@ -57,6 +57,7 @@ class Source(ABC):
         self._hashed = hashed
         self.files = hashed.by_name() if hashed is not None else {}  # SHA-256
         self.skipped = 0  # records left out in this pass, because they are broken or have a blank answer
+        self.first_fault = ""  # of the first that is broken
         self.remarks: list[str] = []  # sentences for the log: files that are not read
         self.forms: set[str] = set()  # the forms in which records were recognised
         self._position = 0
@@ -100,7 +101,7 @@ class Source(ABC):
 
     def _begin(self) -> None:
         """Begins a new pass."""
-        self.skipped = self._position = 0
+        self.skipped, self._position, self.first_fault = 0, 0, ""
         if self._hashed is not None:
             self._hashed.begin()
 

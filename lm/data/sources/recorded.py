@@ -77,6 +77,7 @@ class RecordedSource(Source):
         if not self._skips:
             raise error
         self.skipped += 1
+        self.first_fault = self.first_fault or error.sentence.rpartition(". ")[0]  # without the remedy
 
     def _refuse(self, where: str, error: ConfigError) -> None:
         """Treats a record that cannot be written as a broken one, unless it is one."""

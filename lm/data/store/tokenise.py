@@ -43,6 +43,8 @@ def tokenise(source: Source, passages: Iterable[Passage], tokenizer: Tokenizer, 
                 stores.save_state()
             done(source.position())
     source.confirm()
+    if source.first_fault:
+        log(f"records: the first that is left out: {source.first_fault}")
     return {**stores.close(), "skipped": source.skipped, "forms": sorted(source.forms)}
 
 

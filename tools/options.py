@@ -48,9 +48,9 @@ def options(
         if key in found:
             refuse(f"{key}: it was given twice. Give it once.")
         found[key] = _value(key, text, defaults[key], key in zero)
-        given = found[key] if isinstance(found[key], list) else [found[key]]
-        for each in given if choices is not None and key in choices else ():
-            if each not in (known := [*choices[key]]):  # type: ignore[index]
+        known = [*(choices or {}).get(key, ())]
+        for each in found[key] if isinstance(found[key], list) else [found[key]]:
+            if known and each not in known:
                 refuse(f"{key}: {each!r} is not an option. {did_you_mean(str(each), known)}")
     return {**defaults, **found}
 

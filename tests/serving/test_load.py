@@ -167,7 +167,7 @@ def test_the_official_client_reads_every_answer(client: httpx.Client) -> None:
     stream = api.chat.completions.create(model="tiny", messages=said, max_completion_tokens=9, seed=1, stream=True)  # type: ignore[arg-type]
     assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == answer.choices[0].message.content
     for sent in (answer.choices[0].message, answer.choices[0].message.model_dump()):  # whose refusal, audio and so on are null
-        again = api.chat.completions.create(model="tiny", messages=[*said, sent, *said], max_completion_tokens=2)  # type: ignore[list-item]
-        assert again.choices
+        chat: Any = [*said, sent, *said]
+        assert api.chat.completions.create(model="tiny", messages=chat, max_completion_tokens=2).choices
     with pytest.raises(BadRequestError, match="Did you mean 'top_k'"):
         api.completions.create(model="tiny", prompt="a", extra_body={"topk": 3})

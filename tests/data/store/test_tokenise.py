@@ -4,8 +4,10 @@ import json
 import multiprocessing
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -71,37 +73,55 @@ def test_a_killed_preparation_goes_on_and_gives_the_same_bytes(tmp_path: Path, b
     assert not list((tmp_path / "other").rglob("*.half"))
 
 
-def end(cfg: TextConfig, tokenizer: Tokenizer) -> None:
+SMALL = {"_BATCH_CHARS": 5000, "_STATE_CHARS": 20_000}
+CLOSE = module.ShardWriter.close
+
+
+def die(*args: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def close_the_first(self: Any, *options: Any, **named: Any) -> Any:
     """Dies when the first split is complete and the others are not."""
-    for name, value in (("_BATCH_CHARS", 5000), ("_STATE_CHARS", 20_000)):
-        setattr(module, name, value)
-    close = module.ShardWriter.close
-
-    def closed(self: Any, *options: Any, **named: Any) -> Any:
-        if self._split == "val":
-            os.kill(os.getpid(), signal.SIGKILL)
-        return close(self, *options, **named)
-
-    module.ShardWriter.close = closed  # type: ignore[method-assign]
-    prepare(cfg, tokenizer, log=lambda line: None)
+    if self._split == "val":
+        die()
+    return CLOSE(self, *options, **named)
 
 
-def test_a_preparation_killed_at_its_very_end_goes_on_and_gives_the_same_bytes(tmp_path: Path, byte_tokenizer: Tokenizer) -> None:
-    """Seen to fail with the file of the documents' starts removed before the state: all of them were 0."""
-    cfg = corpus(tmp_path / "a.jsonl", chats=False)
-    other = TextConfig(**{**dict(cfg), "cache_dir": str(tmp_path / "other")})
-    process = multiprocessing.get_context("fork").Process(target=end, args=(other, byte_tokenizer))
+def other_cache(cfg: TextConfig, folder: Path) -> TextConfig:
+    return TextConfig(**{**dict(cfg), "cache_dir": str(folder)})
+
+
+def prepare_with(of: object, name: str, instead: Callable[..., Any], cfg: TextConfig, tokenizer: Tokenizer) -> None:
+    with patch.multiple(module, **SMALL), patch.object(of, name, instead):
+        prepare(cfg, tokenizer, log=lambda line: None)
+
+
+def kill_at(of: object, name: str, instead: Callable[..., Any], cfg: TextConfig, tokenizer: Tokenizer) -> None:
+    """Prepares in a process that dies in `instead`, which it has in the place of the function `name`."""
+    process = multiprocessing.get_context("fork").Process(target=prepare_with, args=(of, name, instead, cfg, tokenizer))
     process.start()
-    process.join()
+    process.join(60)
     assert process.exitcode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("of", "name", "instead"),
+    [(module.ShardWriter, "close", close_the_first), (finished, "write_index", die)],
+    ids=["between two splits", "before the index"],
+)
+def test_a_preparation_killed_at_its_very_end_goes_on_and_gives_the_same_bytes(
+    tmp_path: Path, byte_tokenizer: Tokenizer, of: object, name: str, instead: Callable[..., Any]
+) -> None:
+    """Seen to fail with the file of the documents' starts removed before the state, when all of them were 0; and with the state removed
+    before the index is written, when all tokens were made anew."""
+    cfg = corpus(tmp_path / "a.jsonl", chats=False)
+    other = other_cache(cfg, tmp_path / "other")
+    kill_at(of, name, instead, other, byte_tokenizer)
     lines: list[str] = []
     again = prepare(other, byte_tokenizer, log=lines.append)
     assert "Going on after" in lines[0] and same(prepare(cfg, byte_tokenizer, log=lambda line: None), again)
-
-
-def die_comparing(cfg: TextConfig, tokenizer: Tokenizer) -> None:
-    setattr(finished, "contamination", lambda *args: os.kill(os.getpid(), signal.SIGKILL))  # noqa: B010
-    prepare(cfg, tokenizer, log=lambda line: None)
+    assert not [file for file in (tmp_path / "other").rglob("*") if file.suffix == ".half" or file.name == "state.json"]
 
 
 def test_a_preparation_killed_while_it_compares_the_splits_makes_no_token_again(
@@ -109,38 +129,13 @@ def test_a_preparation_killed_while_it_compares_the_splits_makes_no_token_again(
 ) -> None:
     """Seen to fail: it began anew, as the state was removed by then."""
     cfg = corpus(tmp_path / "a.jsonl", chats=False)
-    other = TextConfig(**{**dict(cfg), "cache_dir": str(tmp_path / "other")})
+    other = other_cache(cfg, tmp_path / "other")
     whole = prepare(cfg, byte_tokenizer, log=lambda line: None)
-    process = multiprocessing.get_context("fork").Process(target=die_comparing, args=(other, byte_tokenizer))
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
+    kill_at(finished, "contamination", die, other, byte_tokenizer)
     monkeypatch.setattr("lm.data.store.prepare.tokenise", None)
     lines: list[str] = []
     assert same(whole, prepare(other, byte_tokenizer, log=lines.append))
     assert "all of which an earlier process has made" in lines[0] and not list((tmp_path / "other").rglob("*.half"))
-
-
-def die_before_the_index(cfg: TextConfig, tokenizer: Tokenizer) -> None:
-    for name, value in (("_BATCH_CHARS", 5000), ("_STATE_CHARS", 20_000)):
-        setattr(module, name, value)
-    setattr(finished, "write_index", lambda *args: os.kill(os.getpid(), signal.SIGKILL))  # noqa: B010
-    prepare(cfg, tokenizer, log=lambda line: None)
-
-
-def test_a_preparation_killed_before_its_index_is_written_goes_on(tmp_path: Path, byte_tokenizer: Tokenizer) -> None:
-    """Seen to fail with the state removed before: it began anew."""
-    cfg = corpus(tmp_path / "a.jsonl", chats=False)
-    other = TextConfig(**{**dict(cfg), "cache_dir": str(tmp_path / "other")})
-    process = multiprocessing.get_context("fork").Process(target=die_before_the_index, args=(other, byte_tokenizer))
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
-    lines: list[str] = []
-    again = prepare(other, byte_tokenizer, log=lines.append)
-    assert "Going on after" in lines[0] and same(prepare(cfg, byte_tokenizer, log=lambda line: None), again)
-    left = {file.name for file in (tmp_path / "other").rglob("*") if file.suffix == ".half" or file.name == "state.json"}
-    assert not left
 
 
 def test_a_state_is_saved_when_all_that_it_counts_is_on_the_disk(
@@ -148,7 +143,7 @@ def test_a_state_is_saved_when_all_that_it_counts_is_on_the_disk(
 ) -> None:
     """Seen to fail without: after a power cut the missing end of a shard would be read as zeros."""
     done: list[str] = []
-    for name, value in (("_BATCH_CHARS", 5000), ("_STATE_CHARS", 20_000)):
+    for name, value in SMALL.items():
         monkeypatch.setattr(module, name, value)
     sync, replace = module.sync, module.replace_file
     monkeypatch.setattr(module, "sync", lambda path: (done.append(path.name), sync(path)))

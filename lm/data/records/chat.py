@@ -58,9 +58,8 @@ class ChatRecord(MessagesRecord):
             turns = self.messages_of(values, self.messages, "data.record.messages", where)
         else:
             assert self.assistant is not None
-            parts = [self.turns_of(values, field, "user", "data.record.user", where) for field in self.user]
+            asked = self.asked(values, self.user, "data.record.user", where)
             answer = self.turns_of(values, self.assistant, ASSISTANT, "data.record.assistant", where)
-            asked = parts[0] if len(parts) == 1 else [Turn("user", "\n\n".join(turn.text for part in parts for turn in part if turn.text))]
             turns = [*self._earlier(values, where), *asked, *answer]
         if not any(turn.role == ASSISTANT and _weighs(turn) for turn in turns):
             raise bad_record(f"{where}: no message is the assistant's, or none has weight, so there is nothing to learn. Fix the record")

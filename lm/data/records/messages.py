@@ -128,6 +128,11 @@ class MessagesRecord(RecordConfig):
             also |= {"weight": 0} if weight == 0 else {}
         return Turn(role, text, json.dumps(also) if also else "")
 
+    def asked(self, values: Values, fields: Sequence[str], key: str, where: str) -> list[Turn]:
+        """Returns the turns of a question: those in one field, or the texts in several, one below the other, without empty ones."""
+        parts = [self.turns_of(values, field, "user", key, where) for field in fields]
+        return parts[0] if len(parts) == 1 else [Turn("user", "\n\n".join(turn.text for part in parts for turn in part if turn.text))]
+
     def turns_of(self, values: Values, field: str, role: str, key: str, where: str) -> list[Turn]:
         """Returns the turns in a field: one turn of this role where the field is a text, else those of its list of messages."""
         if isinstance(value_of(values, field, key, where), list):

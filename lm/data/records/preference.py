@@ -28,7 +28,7 @@ class PreferenceRecord(MessagesRecord):
     kind: Literal["preference"] = "preference"
     prompt: str | None = None
     """Field of the prompt, a text or messages. null: chosen and rejected are messages that begin with it, or else the field prompt or
-    question or instruction, or conversations where there is none of these."""
+    question or instruction, with input below it, or conversations where there is none of these."""
     chosen: str = "chosen"
     """Field of the better answer."""
     rejected: str = "rejected"
@@ -42,7 +42,7 @@ class PreferenceRecord(MessagesRecord):
             fields = f"'{self.chosen}' and '{self.rejected}'"
             raise bad_record(f"{where}: fields {fields} do not begin with the same messages. Fix the record")
         if not before:
-            before = self.turns_of(values, self._prompt_field(values, where), "user", "data.record.prompt", where)
+            before = self.asked(values, [self._prompt_field(values, where), *self._between(values)], "data.record.prompt", where)
         before = self.after_system(values, before, where)
         return [*tools_of(values, where), *before, chosen._replace(role="chosen"), rejected._replace(role="rejected")]
 
@@ -50,8 +50,13 @@ class PreferenceRecord(MessagesRecord):
         if self.prompt is not None:
             return self, ""
         system = self.system or system_field(values)
-        told = [*([system] if system else []), *_prompts(values)[:1], self.chosen, self.rejected]
+        told = [*([system] if system else []), *_prompts(values)[:1], *self._between(values), self.chosen, self.rejected]
         return self.model_copy(update={"system": system}), ", ".join(told)
+
+    def _between(self, values: Values) -> list[str]:
+        """Returns Alpaca's field `input` beside an instruction, where it is not blank."""
+        said = values.get("input") if self.prompt is None and _prompts(values) == ["instruction"] else None
+        return ["input"] if isinstance(said, str) and said.strip() else []
 
     def _prompt_field(self, values: Values, where: str) -> str:
         if self.prompt is not None:

@@ -97,6 +97,14 @@ def test_the_history_beside_a_question_is_its_earlier_turns() -> None:
         ChatRecord(messages="messages", history="history")
 
 
+def test_the_input_beside_an_instruction_is_part_of_a_preferences_prompt() -> None:
+    """Seen to fail: it was left out without a word."""
+    pair = {"instruction": Q, "input": "On the table", "chosen": A, "rejected": WORSE}
+    assert turns(PreferenceRecord(), pair)[0] == Turn("user", f"{Q}\n\nOn the table")
+    assert PreferenceRecord().recognised(pair, "here")[1] == "instruction, input, chosen, rejected"
+    assert turns(PreferenceRecord(), {**pair, "input": " "}) == turns(PreferenceRecord(prompt="instruction"), pair) == PAIR
+
+
 def turns(record: RecordConfig, values: dict[str, Any]) -> list[Turn]:
     return record.recognised(values, "here")[0].turns(values, "here")
 

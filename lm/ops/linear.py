@@ -26,9 +26,14 @@ def _mkl_is_slow() -> bool:
 _MKL_IS_SLOW = _mkl_is_slow()
 
 
+def by_onednn(x: Tensor) -> bool:
+    """Whether products of x are made by oneDNN, if large enough."""
+    return x.is_cpu and (x.dtype in (torch.bfloat16, torch.float16) or (x.dtype == torch.float32 and _MKL_IS_SLOW))
+
+
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """W x + b by the fastest kernel.  (..., in), (out, in) -> (..., out)."""
-    if _by_onednn(x, weight, x.numel() * len(weight)):
+    if _takes(x, weight, x.numel() * len(weight)):
         out: Tensor = _OneDNN.apply(x, weight, bias)
         return out
     return F.linear(x, weight, bias)
@@ -36,7 +41,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def product_into(out: Tensor, x: Tensor, weight: Tensor) -> None:
     """Writes W x, without a gradient.  x: (n, in), (out, in) -> (n, out)."""
-    if _by_onednn(x, weight, x.numel() * len(weight)):
+    if _takes(x, weight, x.numel() * len(weight)):
         out.copy_(_by_kernel(x, weight))
     else:
         torch.mm(x, weight.t(), out=out)
@@ -44,16 +49,17 @@ def product_into(out: Tensor, x: Tensor, weight: Tensor) -> None:
 
 def outer_into(out: Tensor, a: Tensor, b: Tensor) -> None:
     """Writes a^T b, without a gradient.  (n, out), (n, in) -> (out, in)."""
-    if _by_onednn(a, b, a.numel() * b.shape[1]):
+    if _takes(a, b, a.numel() * b.shape[1]):
         out.copy_(_sum_of_outer(a, b))
     else:
         torch.mm(a.t(), b, out=out)
 
 
-def _by_onednn(a: Tensor, b: Tensor, multiplications: int) -> bool:
-    plain = type(a) is Tensor and a.ndim > 1 and type(b) in (Tensor, nn.Parameter) and a.device.type == "cpu"
+def _takes(a: Tensor, b: Tensor, multiplications: int) -> bool:
+    """Whether a call of oneDNN itself pays, where torch would call MKL."""
+    plain = type(a) is Tensor and a.ndim > 1 and type(b) in (Tensor, nn.Parameter)
     worth = a.dtype == b.dtype == torch.float32 and multiplications >= _WORTH
-    return worth and plain and _MKL_IS_SLOW and not torch.is_autocast_enabled("cpu")
+    return worth and plain and by_onednn(a) and not torch.is_autocast_enabled("cpu")
 
 
 def _multiplied(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lm.ops.experts import Sorting
+from lm.ops import experts
+from lm.ops.experts import Sorting, by_expert
 
 N, K, TOKENS, D = 5, 3, 17, 8
 
@@ -51,6 +52,25 @@ def test_bfloat16_is_rounded_once_in_both_directions() -> None:
     assert torch.equal(out, wanted.float().bfloat16())
     (found,) = torch.autograd.grad(out, weights, gradient)
     torch.testing.assert_close(found.double(), (rows.double()[sorting.back] * gradient.double().unsqueeze(1)).sum(-1), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [[33, 0, 18, 101, 3], [0, 0, 67], [35, 70], [17, 0], [15, 16, 1], [0]], ids=str)
+def test_rows_multiplied_beyond_an_experts_own_change_nothing(rows: list[int], doubles: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends, chosen = torch.tensor(rows).cumsum(0).int(), torch.repeat_interleave(torch.tensor(rows))
+    x, weight = torch.randn(sum(rows), 8, requires_grad=True), torch.randn(len(rows), 16, 8, requires_grad=True)
+    gradient = torch.randn(sum(rows), 16)
+    monkeypatch.setattr(experts, "by_onednn", lambda x: True)
+    found, wanted = by_expert(x, weight, None, ends, chosen), torch.einsum("nd,nod->no", x, weight[chosen])
+    torch.testing.assert_close(found, wanted)
+    for mine, its in zip(*(torch.autograd.grad(out, [x, weight], gradient) for out in (found, wanted)), strict=True):
+        torch.testing.assert_close(mine, its)
+
+
+def test_few_sizes_are_multiplied_of_the_many_that_occur() -> None:
+    """For each of which oneDNN would generate code."""
+    spans = [experts._span(0, n, 4096) for n in range(1, 4097)]
+    assert all(begin == 0 and n <= end <= 1.125 * n for n, (begin, end) in enumerate(spans, 1))
+    assert len(set(spans)) == 16 + 8 * 8
 
 
 def test_a_product_by_expert_loads_no_compiler() -> None:

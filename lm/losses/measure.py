@@ -32,7 +32,8 @@ class Measure:
 
     def reader(self, batch: Batch) -> Reader:
         """Returns the reader that computes the sums from hidden states."""
-        return causal_reader(self.labels(batch))
+        labels = self.labels(batch)
+        return causal_reader(labels, most=batch.most(labels))
 
     def __call__(self, model: LM, batch: Batch) -> LossSums:
         """Returns sums over `labels`, with no gradient."""
@@ -56,7 +57,8 @@ class Answers(Measure):
     less = ("label_loss",)
 
     def reader(self, batch: Batch) -> Reader:
-        return causal_reader(self.labels(batch), answers=answers(batch))
+        labels = self.labels(batch)
+        return causal_reader(labels, answers=answers(batch), most=batch.most(labels))
 
 
 class Reference:

@@ -16,8 +16,10 @@ from lm.nn.head import CHUNK, WIDE, WIDE_CPU, Head, Reader
 from lm.nn.mtp import shifted
 from lm.ops.attention.mask import Mask
 from lm.ops.entropy import entropy_here
+from lm.ops.linear import recurring
 from lm.ops.ranks.vocabulary import Vocabulary
 
+Rows = slice | Tensor
 _ALL = Vocabulary()
 _ROWS = 512  # rows of a matrix that are added at a time
 
@@ -88,8 +90,8 @@ def losses_and_gradient(
 
 
 class _Chunked(torch.autograd.Function):
-    """Sum of token_losses over chunks. Each chunk's gradient is computed at once, so that its logits can be freed: the same work as the
-    plain loss, and memory for one chunk. `parameters` are the head's, passed so that autograd sees them."""
+    """Sum of token_losses over chunks, of the rows of `spans`. Each chunk's gradient is computed at once, so that its logits can be freed:
+    the same work as the plain loss, and memory for one chunk. `parameters` are the head's, passed so that autograd sees them."""
 
     @staticmethod
     def forward(
@@ -99,16 +101,15 @@ class _Chunked(torch.autograd.Function):
         answers: Tensor | None,
         head: Head,
         extras: tuple[float, float],
-        chunk: int,
+        spans: Sequence[Rows],
         *parameters: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         sums = torch.zeros(5, device=hidden.device, dtype=torch.float32)
-        d_hidden, each = torch.empty_like(hidden), _Chunk(head, extras, parameters)
+        d_hidden, each = torch.zeros_like(hidden), _Chunk(head, extras, parameters)
         d_parameters: list[Tensor] = []  # in float32, whatever the weights are
-        for start in range(0, len(hidden), chunk):
-            span = slice(start, start + chunk)
-            found, d_hidden[span], grads = each(hidden[span], labels[span], None if answers is None else answers[span])
-            if start == 0:
+        for rows in spans:
+            found, d_hidden[rows], grads = each(hidden[rows], labels[rows], None if answers is None else answers[rows])
+            if not d_parameters:
                 d_parameters = [g.float() for g in grads]
             else:
                 for mine, g in zip(d_parameters, grads, strict=True):
@@ -182,30 +183,39 @@ def chunked_loss(
     z_loss: float = 0.0,
     chunk: int = CHUNK,
     answers: Tensor | None = None,
+    most: int | None = None,
 ) -> LossSums:
-    """token_losses(head(hidden), labels) without ever holding more than `chunk` rows of logits.  hidden: (..., d), labels: (...).
+    """token_losses(head(hidden), labels) without ever holding more than `chunk` rows of logits, nor most of those of IGNORED labels.
 
-    answers: (...) labels for which `label_loss` and `accuracy` are reported. None: these are not.
+    hidden: (..., d), labels: (...).  answers: (...) those of the labels for which `label_loss` and `accuracy` are reported. None: these
+    are not.  most: no more labels than this are not IGNORED; labels on a CPU are counted.
     """
     hidden, labels = hidden.flatten(0, -2), labels.flatten()  # (b, s, d) -> (b*s, d)
     answers = None if answers is None else answers.flatten()
-    extras = (label_smoothing, z_loss)
+    extras, ranks = (label_smoothing, z_loss), head.vocabulary.ranks
     if torch.is_grad_enabled():
-        trainable, chunk = [p for p in head.parameters() if p.requires_grad], max(chunk // head.vocabulary.ranks, 1)
-        total, nll, told = _Chunked.apply(hidden, labels, answers, head, extras, chunk, *trainable)
+        trainable, spans = [p for p in head.parameters() if p.requires_grad], _spans(labels, max(chunk // ranks, 1), most, ranks)
+        total, nll, told = _Chunked.apply(hidden, labels, answers, head, extras, spans, *trainable)
     else:
-        each = [_piece(head(h), span, labels, answers, extras) for h, span in _spans(hidden, chunk)]
+        each = [_piece(head(hidden[rows]), rows, labels, answers, extras) for rows in _spans(labels, chunk, most, ranks)]
         total, nll, told = (torch.stack(sums).sum(0) for sums in zip(*each, strict=True))
     return LossSums(total, nll, None, {} if answers is None else {"label_loss": told[[0, 2]], "accuracy": told[1:]})
 
 
-def _spans(hidden: Tensor, chunk: int) -> list[tuple[Tensor, slice]]:
-    return [(hidden[start : start + chunk], slice(start, start + chunk)) for start in range(0, len(hidden), chunk)]
+def _spans(labels: Tensor, chunk: int, most: int | None, ranks: int) -> Sequence[Rows]:
+    """Returns chunks of rows that include all labels: of all rows, or, where they are fewer, of a recurring number with the labelled ones
+    first. Ranks that share a vocabulary take all, since they exchange each other's."""
+    n = len(labels)
+    if labels.is_cpu:
+        most = int((labels != IGNORED).sum())
+    if ranks == 1 and most is not None and (size := recurring(max(most, 1))) < n:
+        return (labels == IGNORED).byte().argsort(stable=True)[:size].split(chunk)
+    return [slice(start, start + chunk) for start in range(0, n, chunk)]
 
 
-def _piece(logits: Tensor, span: slice, labels: Tensor, answers: Tensor | None, extras: tuple[float, float]) -> tuple[Tensor, ...]:
-    sums = token_losses(logits, labels[span], *extras)
-    return sums.total, sums.nll, logits.new_zeros(3) if answers is None else answered(_ALL.log_softmax_(logits.float()), answers[span])
+def _piece(logits: Tensor, rows: Rows, labels: Tensor, answers: Tensor | None, extras: tuple[float, float]) -> tuple[Tensor, ...]:
+    sums = token_losses(logits, labels[rows], *extras)
+    return sums.total, sums.nll, logits.new_zeros(3) if answers is None else answered(_ALL.log_softmax_(logits.float()), answers[rows])
 
 
 @cache
@@ -215,18 +225,24 @@ def _outside_of_graphs() -> Callable[..., LossSums]:
 
 
 def causal_reader(
-    labels: Tensor, label_smoothing: float = 0.0, z_loss: float = 0.0, chunk: int = CHUNK, answers: Tensor | None = None
+    labels: Tensor,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    chunk: int = CHUNK,
+    answers: Tensor | None = None,
+    most: int | None = None,
 ) -> Reader:
-    """Returns what to pass as `read` to a model's forward: LossSums over the label tokens of this batch.  labels, answers: (b, s)."""
+    """Returns what to pass as `read` to a model's forward: LossSums over the label tokens of this batch.  labels, answers: (b, s); the
+    rest as in chunked_loss."""
 
     # where the compiler is not even loaded no model is compiled, and loading it takes longer than most evaluations
     summed = _outside_of_graphs() if "torch._dynamo" in sys.modules else chunked_loss
 
     def read(hidden: Tensor, head: Head, ctx: Context) -> LossSums:
-        sums = summed(hidden, labels, head, label_smoothing, z_loss, chunk, answers)
+        sums = summed(hidden, labels, head, label_smoothing, z_loss, chunk, answers, most)
         total = sums.total
         for n, further in enumerate(ctx.mtp, 1):
-            later = summed(further, _later_labels(labels, n, ctx.mask), head, label_smoothing, z_loss, chunk)
+            later = summed(further, _later_labels(labels, n, ctx.mask), head, label_smoothing, z_loss, chunk, None, most)
             total = total + later.total * (ctx.mtp_weight / len(ctx.mtp))
         aux = ctx.auxiliary
         if aux.losses:  # per row, each row by its labels: a mean over tokens, as the loss is

@@ -37,6 +37,7 @@ class Batch:
     padded: bool = True  # positions may be -1; False: none is, so that code that handles padding is skipped
     segments: Tensor | None = None  # (b, s) int64, which of several texts a token belongs to (BERT); None: all 0
     held: Whole = WHOLE  # how this rank holds the rows
+    counted: tuple[Tensor, int] | None = None  # labels that `to` has copied from a CPU, and how many of them are not IGNORED
 
     @classmethod
     def of(cls, given: "Batch | Tensor") -> "Batch":
@@ -64,7 +65,14 @@ class Batch:
 
     def to(self, device: torch.device) -> "Batch":
         """The same batch on another device, copied without waiting where its memory is pinned."""
-        return self._each(lambda x: x.to(device, non_blocking=True))
+        moved = self._each(lambda x: x.to(device, non_blocking=True))
+        if self.labels is not None and moved.labels is not None and self.labels.is_cpu:
+            moved.counted = moved.labels, int((self.labels != IGNORED).sum())
+        return moved
+
+    def most(self, labels: Tensor) -> int | None:
+        """Returns how many of the labels are not IGNORED, where that is known without waiting for a GPU."""
+        return self.counted[1] if self.counted is not None and self.counted[0] is labels else None
 
     def pin_memory(self) -> "Batch":
         """The same batch in pinned memory, which a GPU copies by itself. Torch's loaders call it by this name."""

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from lm.ops.linear import by_onednn, outer_into, product_into
+from lm.ops.linear import by_onednn, outer_into, product_into, recurring
 
 
 class Sorting:
@@ -97,10 +97,8 @@ def _cuts(ends: Tensor) -> list[tuple[int, int, int]]:
 
 
 def _span(first: int, last: int, n: int) -> tuple[int, int]:
-    """Where the rows begin and end that are multiplied for an expert's: up to an eighth more of all n, so that few sizes occur. oneDNN
-    generates code for each size, which takes ten times as long as running it (AMX, 512 rows)."""
-    step = 1 << max((last - first).bit_length() - 4, 0)
-    size = -(-(last - first) // step) * step
+    """Where the rows begin and end that are multiplied for an expert's, a recurring number of all n."""
+    size = recurring(last - first)
     return (first, first + size) if first + size <= n else (max(n - size, 0), n)
 
 

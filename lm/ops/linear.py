@@ -31,6 +31,13 @@ def by_onednn(x: Tensor) -> bool:
     return x.is_cpu and (x.dtype in (torch.bfloat16, torch.float16) or (x.dtype == torch.float32 and _MKL_IS_SLOW))
 
 
+def recurring(n: int) -> int:
+    """Returns n or up to an eighth more, so that few numbers of rows occur. oneDNN generates code for each, which takes ten times as long
+    as running it (AMX, 512 rows)."""
+    step = 1 << max(n.bit_length() - 4, 0)
+    return -(-n // step) * step
+
+
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """W x + b by the fastest kernel.  (..., in), (out, in) -> (..., out)."""
     if _takes(x, weight, x.numel() * len(weight)):

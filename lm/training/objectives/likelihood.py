@@ -19,7 +19,8 @@ class Likelihood:
     def __call__(self, model: LM, batch: Batch, step: int, first_row: int) -> LossSums:
         assert batch.labels is not None
         told = answers(batch) if self._cfg.answers else None
-        reader = causal_reader(batch.labels, self._cfg.label_smoothing, self._cfg.z_loss, self._cfg.chunk, told)
+        most = batch.most(batch.labels)
+        reader = causal_reader(batch.labels, self._cfg.label_smoothing, self._cfg.z_loss, self._cfg.chunk, told, most)
         sums: LossSums = model(batch, read=reader)
         return sums
 

@@ -142,6 +142,7 @@ class _Chunk:
     def __init__(self, head: Head, extras: tuple[float, float], parameters: Sequence[Tensor]) -> None:
         self.head, self.extras, self.weight = head, extras, head.cast()
         self.leaves = [self.weight if p is head.weight else p for p in parameters]
+        self.wide: Tensor | None = None
 
     def __call__(self, hidden: Tensor, labels: Tensor, answers: Tensor | None) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         of = self.head.vocabulary
@@ -162,9 +163,11 @@ class _Chunk:
         rows = max(1, (WIDE_CPU if logits.is_cpu else WIDE) // logits.shape[1])
         if of.ranks > 1:  # so that every rank exchanges as often as the others
             rows = len(logits)
+        if self.wide is None and logits.dtype.itemsize < torch.float32.itemsize:  # once: new memory takes longer than what is done with it
+            self.wide = torch.empty_like(logits[:rows], dtype=torch.float32)
         for start in range(0, len(logits), rows):
             some, at = logits[start : start + rows], slice(start, start + rows)
-            wide = some.float() if some.dtype.itemsize < torch.float32.itemsize else some
+            wide = some if self.wide is None else self.wide[: len(some)].copy_(some)
             found, told, gradient = losses_and_gradient(wide, labels[at], *self.extras, of, None if answers is None else answers[at])
             if gradient is not some:
                 some.copy_(gradient)

@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 NATIVE = torch.cpu._is_avx512_bf16_supported()  # a CPU with AMX has it too
 QUERIES = 128  # of one block; in a causal row, keys that no query of the block sees are left out
-SCORES = 2**20  # of one block and thread, 2 MiB
+SCORES = 2**21  # of one block and thread, 4 MiB
 
 
 def faster(q: Tensor, k: Tensor, v: Tensor, shown: Tensor | None, dropout: float) -> bool:
@@ -52,7 +52,8 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     with torch.autocast("cpu", enabled=False):
         q = _with(q, -logsumexp / scale)
-        grad = _with(grad, -(grad.to(logsumexp.dtype) * out.to(logsumexp.dtype)).sum(-1))
+        wide = grad.to(logsumexp.dtype)
+        grad = _with(grad, -torch.mul(wide, out, out=None if wide is grad else wide).sum(-1))
         return _gradients(q, k, grad, v, shown, causal, scale)
 
 
@@ -79,26 +80,28 @@ def _gradients(
     one = k.new_ones(b, g, n_k, 2)
     k, v = torch.cat([k, one], -1), torch.cat([v, one], -1)
     size = min(QUERIES, n_q)
-    if shown is None:
-        shown = q.new_zeros(())
-    shown = shown.expand(b, h, n_q, n_k).unflatten(1, (g, -1))
+    shown = None if shown is None else shown.expand(b, h, n_q, n_k).unflatten(1, (g, -1))
     later = torch.full((size, size), float("-inf"), dtype=q.dtype).triu_(1)
     d_q, d_k, d_v = q.new_empty(*q.shape[:-1], c), q.new_zeros(b, g, n_k, c), q.new_zeros(b, g, n_k, c)
     most = max(1, SCORES * torch.get_num_threads() // (h // g * size * n_k))  # key heads of a block: of several rows, or some of one
-    rows, heads = max(1, most // g), min(g, most)
+    rows, heads = min(b, max(1, most // g)), min(g, most)
+    memory = q.new_empty(2, rows * heads * (h // g) * size * n_k)  # once: new memory takes longer than what is written into it
     for row, head, start in product(range(0, b, rows), range(0, g, heads), range(0, n_q, size)):
         stop = min(start + size, n_q)
         seen = stop if causal else n_k
         at = slice(row, row + rows), slice(head, head + heads)
         those = (*at, slice(None), slice(start, stop))  # (rows, heads, r, q, ...)
-        scores = shown[those][..., :seen].clone(memory_format=torch.contiguous_format)
-        if causal:
-            scores[..., start:] = later[: stop - start, : stop - start]
-        scores, asking, asked = (x.flatten(0, 1).flatten(1, 2) for x in (scores, q[those], grad[those]))  # (n, r*q, k or c+2)
+        asking, asked = (x[those].flatten(0, 1).flatten(1, 2) for x in (q, grad))  # (n, r*q, c+2)
         keys, values, to_keys, to_values = (x[at].flatten(0, 1)[:, :seen] for x in (k, v, d_k, d_v))  # (n, k, c or c+2)
-        weights = scores.baddbmm_(asking, keys.mT, alpha=scale).exp_()
+        weights, d_scores = (x[: asking[..., 0].numel() * seen].view(*asking.shape[:2], seen) for x in memory)  # (n, r*q, k)
+        if shown is not None:
+            weights.view_as(shown[those][..., :seen]).copy_(shown[those][..., :seen])
+        weights.baddbmm_(asking, keys.mT, beta=0 if shown is None else 1, alpha=scale)
+        if causal:
+            weights.unflatten(1, (-1, stop - start))[..., start:].add_(later[: stop - start, : stop - start])
+        weights.exp_()
         to_values.baddbmm_(weights.mT, asked[..., :c])
-        d_scores = torch.bmm(asked, values.mT).mul_(weights)
+        torch.bmm(asked, values.mT, out=d_scores).mul_(weights)
         d_q[those] = torch.bmm(d_scores, keys[..., :c]).mul_(scale).view_as(d_q[those])
         to_keys.baddbmm_(d_scores.mT, asking[..., :c], alpha=scale)
     return d_q.flatten(1, 2), d_k, d_v

@@ -10,10 +10,12 @@
 Machines are shared and noisy: contestants take turns of a few steps, each of models in a process of its own, and the ratio is the
 median of per-round ratios. The mode compiled is in bf16; fp32-compiled is the other. With clock=cpu the time is the process's own on the
 processor, which others on the machine change least; on one thread it is what the step costs. With begin=together all compile side by
-side, which saves minutes of a rented GPU.
+side, which saves minutes of a rented GPU. By default glibc returns large freed blocks to the system, and each step faults their memory in
+anew; with memory=kept it keeps them in every contestant, as `lm train` makes it do.
 """
 
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -52,6 +54,7 @@ from tools.options import asked, options
 
 MODES = ("fp32", "bf16", "compiled", "fp32-compiled")
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+KEPT = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str((1 << 31) - 1)}
 
 
 def stepper(model: nn.Module, loss_of: LossOf, mode: str, size: Size) -> Callable[[], None]:
@@ -260,10 +263,13 @@ def main(args: list[str]) -> int:
     results: Any
     if what == "models":
         listed = {"shape": ["llama", "gpt2"], "size": ["14m"], "modes": ["fp32", "bf16", "compiled"]}
-        defaults = {**listed, **threads, "rounds": 5, "steps": 3, "clock": "wall", "begin": "apart"}
-        known: dict[str, Iterable[str]] = {"shape": SHAPES, "size": SIZES, "modes": MODES, "clock": CLOCKS, "begin": ("apart", "together")}
+        defaults = {**listed, **threads, "rounds": 5, "steps": 3, "clock": "wall", "begin": "apart", "memory": "freed"}
+        known: dict[str, Iterable[str]] = {
+            "shape": SHAPES, "size": SIZES, "modes": MODES, "clock": CLOCKS, "begin": ("apart", "together"), "memory": ("freed", "kept"),
+        }  # fmt: skip
         given = options(args[1:], __doc__, defaults, known)
         torch.set_num_threads(given["threads"])
+        os.environ.update(KEPT if given["memory"] == "kept" else {})
         how = *(given[key] for key in ("rounds", "steps", "threads", "clock")), given["begin"] == "together"
         each = product(given["shape"], given["size"], given["modes"])
         results = [{"shape": shape} | compare(shape, size, mode, *how) for shape, size, mode in each]

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lm.losses.likelihoods import row_likelihoods
 from lm.losses.pairs import PairLoss, mean_of
 from lm.losses.tokens import LossSums, causal_reader
 from lm.nn.batch import IGNORED, Batch
@@ -132,25 +133,3 @@ def _guessed(logits: Tensor, labels: Tensor) -> Tensor:
     likeliest = logits.log_softmax(-1).max(-1)
     nats = F.cross_entropy(logits, labels, reduction="none")
     return torch.stack([nats, likeliest.values.exp(), (likeliest.indices == labels).float()], -1)
-
-
-def label_likelihoods(labels: Tensor) -> Callable[[Tensor, Head, Context], Tensor]:
-    """A reader: (n,) the log-likelihood of each label that is not IGNORED, row by row."""
-
-    def read(hidden: Tensor, head: Head, ctx: Context) -> Tensor:
-        at = labels != IGNORED
-        logits = head(hidden[at]).float()  # (n, v)
-        return -F.cross_entropy(logits, labels[at], reduction="none")
-
-    return read
-
-
-def row_likelihoods(labels: Tensor) -> Callable[[Tensor, Head, Context], Tensor]:
-    """A reader: (b,) the log-likelihood of the labels of each row."""
-    each = label_likelihoods(labels)
-
-    def read(hidden: Tensor, head: Head, ctx: Context) -> Tensor:
-        found = each(hidden, head, ctx)
-        return found.new_zeros(len(labels)).index_add(0, torch.nonzero(labels != IGNORED)[:, 0], found)
-
-    return read

@@ -211,9 +211,15 @@ def _spans(labels: Tensor, chunk: int, most: int | None, ranks: int) -> Sequence
     n = len(labels)
     if labels.is_cpu:
         most = int((labels != IGNORED).sum())
-    if ranks == 1 and most is not None and (size := recurring(max(most, 1))) < n:
-        return (labels == IGNORED).byte().argsort(stable=True)[:size].split(chunk)
+    if ranks == 1 and most is not None and recurring(max(most, 1)) < n:
+        return labelled_first(labels, most).split(chunk)
     return [slice(start, start + chunk) for start in range(0, n, chunk)]
+
+
+def labelled_first(labels: Tensor, n: int) -> Tensor:
+    """Returns the indices of the n labels that are not IGNORED, in their order, and of as many others as make their number a recurring
+    one.  labels: (rows,)."""
+    return (labels == IGNORED).byte().argsort(stable=True)[: recurring(max(n, 1))]
 
 
 def _piece(logits: Tensor, rows: Rows, labels: Tensor, answers: Tensor | None, extras: tuple[float, float]) -> tuple[Tensor, ...]:

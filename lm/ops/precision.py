@@ -12,6 +12,14 @@ def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
+def uncached_casts(device: torch.device) -> AbstractContextManager[Any]:
+    """Returns a context manager in which autocast, where it is on, casts a weight at each use, so that gradients of several uses are summed
+    in the weight's dtype."""
+    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, torch.get_autocast_dtype(device.type), cache_enabled=False)
+
+
 def wide(x: Tensor) -> Tensor:
     """Returns x in float32, or in its own dtype where that is wider."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

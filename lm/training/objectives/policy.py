@@ -16,7 +16,8 @@ from lm.data.rows.seq2seq import rounded
 from lm.data.tokenizer.tokenizer import load_tokenizer
 from lm.generation.decode import eager
 from lm.generation.rollouts import Rollout, Sampler, asked_of
-from lm.losses.measure import Reference, label_likelihoods
+from lm.losses.likelihoods import label_likelihoods
+from lm.losses.measure import Reference
 from lm.losses.tokens import LossSums
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import LM

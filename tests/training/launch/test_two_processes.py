@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from lm.losses.likelihoods import row_likelihoods
 from lm.nn.batch import Batch
 from lm.nn.transformer import build_model
 from lm.schema import Tree, from_tree
@@ -30,6 +31,7 @@ MOMENTUM = UNCLIPPED | {"momentum": 0.5}
 SLOW_ADAMW = ADAMW | {"lr": 3e-3}  # larger steps amplify the rounding of small gradients
 MUON: Tree = {"kind": "muon", "lr": 1e-2, "adam_lr": 1e-3, "weight_decay": 0.1, "clip": 0.5}
 POISONED_STEP = 2
+FEW_LABELS = 9  # whose logits exist at once; how often as many are read differs between ranks
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Job:
     options: Tree = field(default_factory=dict)  # of train_steps
     trainer: Tree = field(default_factory=dict)  # options
     adapter: Tree | None = None
+    objective: Tree | None = None
     context: int = 1  # ranks that hold a row
     tensor: int = 1  # ranks that hold a matrix
     strategy: Tree = field(default_factory=dict)  # options
@@ -51,6 +54,9 @@ class Job:
     def config(self) -> TrainConfig:
         found = config(self.optim, rows=ROWS, steps=STEPS, model=self.model)
         found = found.replace(trainer=found.trainer.replace(**self.trainer))
+        if self.objective is not None:
+            pairs = {"kind": "stdlib_docstrings", "record": {"kind": "preference"}, "seq_len": 16, "global_batch": ROWS}
+            found = found.replace(objective=self.objective, data=pairs)
         return found if self.adapter is None else found.replace(adapter=self.adapter, init_from="drawn as the others")
 
     def run(self, cfg: TrainConfig, rank: int, world: int) -> tuple[Record, dict[str, torch.Tensor]]:
@@ -61,6 +67,7 @@ class Job:
         steps = POISONED_STEP if self.poisoned and world == 1 else STEPS
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(muon, "fast_dtype", lambda device: torch.float32)  # bf16 would hide what differs
+            patch.setattr(row_likelihoods, "__defaults__", (FEW_LABELS,))
             return train_steps(cfg, rows, cfg.strategy.build(cfg), kind, steps, self.accumulation, devices=world, **self.options)
 
 
@@ -86,6 +93,8 @@ JOBS = {
     "an adapter, DoRA": Job(SLOW_ADAMW, 2, adapter={"kind": "lora", "rank": 4, "dora": True}),
     "experts, an adapter": Job(SLOW_ADAMW, 2, model=MOE, adapter={"kind": "lora", "rank": 4}, trainer=EVERY_OTHER),
     "experts, an adapter, bf16": Job(SLOW_ADAMW, 2, model=MOE, adapter={"kind": "lora", "rank": 4}, options=BF16, rounded=True),
+    "pairs": Job(SLOW_ADAMW, 3, objective={"kind": "simpo"}),
+    "pairs, a head of its own": Job(SLOW_ADAMW, 3, model={"head": {"tied": False, "bias": True}}, objective={"kind": "simpo"}),
     "poisoned": Job(SLOW_ADAMW, 2, poisoned=True),
     "all blocks again": Job(SLOW_ADAMW, 2, trainer=AGAIN),
     "experts, every other block again": Job(SGD | {"lr": 0.1}, 2, model=MOE, trainer=EVERY_OTHER),

@@ -1,6 +1,6 @@
 """The likelihood of each label, for losses that compare answers: logits exist only chunk by chunk, in the backward again."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from lm.losses.tokens import labelled_first
+from lm.losses.tokens import ALL, labelled_first
 from lm.nn.batch import IGNORED
 from lm.nn.context import Context
 from lm.nn.head import CHUNK, WIDE, WIDE_CPU, Head
@@ -20,28 +20,27 @@ class _Likelihoods(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
-        log_z = torch.cat([_wide(some).logsumexp(-1) for some in logits.split(_rows(logits))])
-        ctx.save_for_backward(logits, labels, log_z)
-        return logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1).to(log_z.dtype) - log_z
+        ctx.save_for_backward(logits, labels)
+        label = labels.unsqueeze(-1)
+        return torch.cat([logs.gather(-1, label[rows]).squeeze(-1) for rows, logs in _log_softmax(logits)])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        logits, labels, log_z = ctx.saved_tensors
-        size = _rows(logits)
-        for some, label, z, g in zip(logits.split(size), labels.split(size), log_z.split(size), gradient.split(size), strict=True):
-            p = _wide(some).sub(z.unsqueeze(-1)).exp_().mul_(-g.unsqueeze(-1))
-            some.copy_(p.scatter_add_(-1, label.unsqueeze(-1), g.unsqueeze(-1)))
+        logits, labels = ctx.saved_tensors
+        label, g = labels.unsqueeze(-1), gradient.unsqueeze(-1)
+        for rows, logs in _log_softmax(logits):
+            logits[rows] = logs.exp_().mul_(-g[rows]).scatter_add_(-1, label[rows], g[rows])
         return logits, None
 
 
-def _rows(logits: Tensor) -> int:
-    """How many rows of the logits are computed in float32 at a time."""
-    return max(1, (WIDE_CPU if logits.is_cpu else WIDE) // logits.shape[1])
-
-
-def _wide(logits: Tensor) -> Tensor:
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+def _log_softmax(logits: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Yields a few rows at a time and their log p, in memory that is used again for the next."""
+    size = max(1, (WIDE_CPU if logits.is_cpu else WIDE) // logits.shape[1])
+    wide = torch.empty_like(logits[:size], dtype=torch.promote_types(logits.dtype, torch.float32))
+    for start in range(0, len(logits), size):
+        rows = slice(start, start + size)
+        yield rows, ALL.log_softmax_(wide[: len(logits[rows])].copy_(logits[rows]))
 
 
 def label_likelihoods(labels: Tensor, chunk: int = CHUNK) -> Callable[[Tensor, Head, Context], Tensor]:

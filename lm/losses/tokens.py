@@ -20,7 +20,7 @@ from lm.ops.linear import recurring
 from lm.ops.ranks.vocabulary import Vocabulary
 
 Rows = slice | Tensor
-_ALL = Vocabulary()
+ALL = Vocabulary()
 _ROWS = 512  # rows of a matrix that are added at a time
 
 
@@ -34,7 +34,7 @@ class LossSums:
     told: dict[str, Tensor] = field(default_factory=dict)  # further figures to report, by name: (2,) a sum and how many are in it
 
 
-def answered(logs: Tensor, answers: Tensor, of: Vocabulary = _ALL) -> Tensor:
+def answered(logs: Tensor, answers: Tensor, of: Vocabulary = ALL) -> Tensor:
     """(3,) nats of the answers, how many of them are the likeliest token, and how many there are.  logs: (n, v) log p over the entries
     of `of`, answers: (n,)."""
     at, here = of.places(answers)
@@ -61,7 +61,7 @@ def losses_and_gradient(
     labels: Tensor,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
-    of: Vocabulary = _ALL,
+    of: Vocabulary = ALL,
     answers: Tensor | None = None,
 ) -> tuple[LossSums, Tensor | None, Tensor]:
     """Returns `token_losses`, the figures of `answered`, and the gradient of `total` by the logits: softmax - target, written over the
@@ -224,7 +224,7 @@ def labelled_first(labels: Tensor, n: int) -> Tensor:
 
 def _piece(logits: Tensor, rows: Rows, labels: Tensor, answers: Tensor | None, extras: tuple[float, float]) -> tuple[Tensor, ...]:
     sums = token_losses(logits, labels[rows], *extras)
-    return sums.total, sums.nll, logits.new_zeros(3) if answers is None else answered(_ALL.log_softmax_(logits.float()), answers[rows])
+    return sums.total, sums.nll, logits.new_zeros(3) if answers is None else answered(ALL.log_softmax_(logits.float()), answers[rows])
 
 
 @cache

@@ -3,8 +3,10 @@
 import pytest
 import torch
 
+from lm.losses.likelihoods import label_likelihoods
 from lm.losses.tokens import chunked_loss, losses_and_gradient, token_losses
-from lm.nn.batch import IGNORED
+from lm.nn.batch import IGNORED, Batch
+from lm.nn.context import Context
 from lm.nn.head import Head, HeadConfig
 from lm.nn.norm import RMSNormConfig
 from lm.ops.entropy import entropy_here
@@ -27,6 +29,37 @@ def test_the_compiled_function_equals_the_reference(options: tuple[float, float]
         torch.testing.assert_close(sums[:2], torch.stack([expected.total, expected.nll]), rtol=1e-5, atol=1e-3)
         torch.testing.assert_close(sums[2:], torch.zeros(3, device=GPU) if told is None else told, rtol=1e-5, atol=1e-3)
         torch.testing.assert_close(logits.float(), gradient, atol=1e-5, rtol=1e-2 if dtype == torch.bfloat16 else 1e-4)
+
+
+def test_a_loss_that_leaves_places_without_a_label_out_equals_the_plain_one() -> None:
+    """Their number is known from the batch on the CPU."""
+    labels = torch.where(torch.rand(5, 100) < 0.2, torch.randint(0, 5003, (5, 100)), IGNORED)
+    batch, head = Batch(labels, labels).to(GPU), Head(HeadConfig(), RMSNormConfig(), 64, 5003).to(GPU)
+    assert batch.labels is not None and batch.most(batch.labels) == int((labels != IGNORED).sum())
+    hidden = torch.randn(5, 100, 64, device=GPU, requires_grad=True)
+    sums = chunked_loss(hidden, batch.labels, head, chunk=64, most=batch.most(batch.labels))
+    plain = token_losses(head(hidden).flatten(0, 1), batch.labels.flatten())
+    found, expected = (torch.autograd.grad(each.total, (hidden, head.weight)) for each in (sums, plain))
+    torch.testing.assert_close([sums.total, *found], [plain.total, *expected], atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("chunk", [64, 1024])
+def test_likelihoods_in_chunks_equal_cross_entropy(chunk: int) -> None:
+    head = Head(HeadConfig(bias=True), RMSNormConfig(), 64, 5003).to(GPU)
+    hidden, labels = torch.randn(5, 100, 64, device=GPU, requires_grad=True), torch.randint(0, 5003, (5, 100), device=GPU)
+    labels[:, ::3] = IGNORED
+    weights = torch.randn(int((labels != IGNORED).sum()), device=GPU)
+    here = Context.alone(hidden)
+    results = (
+        label_likelihoods(labels, chunk)(hidden, head, here),
+        -token_nats(head(hidden[labels != IGNORED]), labels[labels != IGNORED]),
+    )
+    found, expected = ([each, *torch.autograd.grad((each * weights).sum(), (hidden, head.weight))] for each in results)
+    torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-4)
+
+
+def token_nats(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(logits, labels, reduction="none")
 
 
 def test_a_chunked_loss_equals_the_plain_one() -> None:

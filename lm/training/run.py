@@ -28,6 +28,7 @@ from lm.training.callbacks.console import Console
 from lm.training.commit import commit
 from lm.training.config import TrainConfig
 from lm.training.journal import Journal
+from lm.training.launch.agreement import require_same, require_same_config
 from lm.training.launch.ranks import Ranks, on_cuda
 from lm.training.launch.signals import Signals
 from lm.training.resume import finished, imported, open_run, parent_hash, require_same_data
@@ -69,6 +70,7 @@ def _train(
     cfg: TrainConfig, command: str | None, callbacks: Sequence["Callback"], console: Console, ranks: Ranks, signals: Signals
 ) -> Tree:
     folder = RunFolder(cfg.run.folder)
+    require_same_config(ranks, cfg.tree())
     newest = ranks.from_first(lambda: open_run(folder, cfg, console.say))
     reader = CheckpointReader(newest, verified=True) if newest is not None else None
     if (summary := ranks.from_first(lambda: finished(folder, cfg, reader, console.say))) is not None:
@@ -108,10 +110,6 @@ def _begin(module: "TrainModule", data: Prepared, journal: Journal, ranks: Ranks
     """Writes the config into the run folder, removes the old summary and all records newer than the checkpoint; returns the RunState."""
     cfg, reader, model_cfg = module.cfg, module.reader, module.model.cfg
     counters = Saved.of(reader).counters if reader is not None else Counters()
-    if ranks.first:
-        journal.folder.write_config(cfg.tree())
-        journal.folder.remove_summary()
-    journal.go_back(module.step if reader is not None else -1, counters.samples_bytes)
     meta: Tree = {
         "model": model_cfg.tree(), "config": cfg.tree(), "fingerprint": data.fingerprint, "files": data.files,
         "tokenizer_hash": data.tokenizer.hash, "parent": cfg.init_from, "version": lm.__version__,
@@ -119,6 +117,12 @@ def _begin(module: "TrainModule", data: Prepared, journal: Journal, ranks: Ranks
         "adapter": cfg.adapter.tree() if cfg.adapter is not None else None,
         **imported(cfg, reader.meta if reader is not None else None),
     }  # fmt: skip
+    alike = {"lm": "version", "plugins": "plugins", "init_from": "parent_hash", "tokenizer": "tokenizer_hash", "data": "fingerprint"}
+    require_same(ranks, {name: meta[key] for name, key in alike.items()})
+    if ranks.first:
+        journal.folder.write_config(cfg.tree())
+        journal.folder.remove_summary()
+    journal.go_back(module.step if reader is not None else -1, counters.samples_bytes)
     splits = build_splits(cfg.objective, cfg.data, data, model_cfg, cfg.seeds.data)
     for line in filter(None, "\n".join([splits.train.describe(), splits.val.describe()]).splitlines()):
         journal.console.say(line)

@@ -1,6 +1,7 @@
 """Before the first step: where machines meet, what the environment says, whose child a process is, and what a failed start leaves."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -16,8 +17,9 @@ from lm.training import run
 from lm.training.launch import meeting
 from lm.training.launch.ranks import Ranks
 from tests.conftest import Lm
-from tests.server import ROOT
-from tests.training.conftest import Configure, write_text
+from tests.server import ROOT, Process
+from tests.training.conftest import Configure, settled, write_text
+from tests.training.launch.test_cluster import free_port
 
 
 @pytest.mark.parametrize("talks", [False, True], ids=["says nothing", "says something else"])
@@ -51,6 +53,30 @@ def test_a_port_where_a_run_meets_already_and_a_free_one_are_fine() -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     meeting.require_place(f"127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize(
+    ("text", "option", "said"),
+    [
+        (0, "optim.lr=0.0123", r"optim\.lr=0\.\d+ on rank 1, but 0\.\d+ on rank 0"),
+        (1, "data.cache_dir=its_own", r"data=\w+ on rank 1, but \w+ on rank 0"),
+    ],
+    ids=["another command", "another file"],
+)
+def test_machines_that_would_train_different_runs_are_refused_on_each(
+    text: int, option: str, said: str, tiny: list[str], server: Path, tmp_path: Path
+) -> None:
+    """Seen to train to the end, each machine with its own rate or its own text."""
+    there = ["strategy=ddp", "launch.nodes=2", f"launch.rendezvous=localhost:{free_port()}", "data.files=local.txt"]
+    machines = []
+    for name, seed, more in (("first", 0, []), ("second", text, [option])):
+        (tmp_path / name).mkdir()
+        write_text(tmp_path / name / "local.txt", seed=seed)
+        machines.append(Process(server, tmp_path / name, ["-m", "lm", "train", *settled(*tiny, *there, *more)]))
+    assert [machine.wait() for machine in machines] == [2, 2]
+    for machine in machines:
+        assert re.search(rf"^rank \d: launch: {said}\. Start the same command, with ", machine.stderr.splitlines()[-1]), machine.stderr
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "a" * 80, "bad..name"])

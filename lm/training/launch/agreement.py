@@ -1,0 +1,27 @@
+"""The ranks of a run agree on what they train. Each machine has a command and files of its own; others would train on unnoticed."""
+
+from torch import distributed
+
+from lm.errors import ConfigError
+from lm.schema import Tree, flatten
+from lm.spelling import below
+from lm.training.launch.ranks import Ranks
+
+_OF_A_MACHINE = ("data.cache_dir", "strategy.nvme", "launch.rendezvous")
+
+
+def require_same_config(ranks: Ranks, config: Tree) -> None:
+    """Raises ConfigError on all ranks where the config of one differs from rank 0's in more than the folders of its machine."""
+    require_same(ranks, {key: value for key, value in flatten(config).items() if not below(key, _OF_A_MACHINE)})
+
+
+def require_same(ranks: Ranks, values: Tree) -> None:
+    """Raises ConfigError on all ranks, naming the first value by name in which a rank differs from rank 0."""
+    if ranks.world == 1:
+        return
+    first = ranks.from_first(lambda: values)
+    other = [name for name in first | values if first.get(name) != values.get(name)][:1]
+    told: list[str] = [""] * ranks.world
+    distributed.all_gather_object(told, "".join(f"{name}={values.get(name)} on rank {ranks.rank}, but {first.get(name)}" for name in other))
+    for said in filter(None, told):
+        raise ConfigError(f"launch: {said} on rank 0. Start the same command, with the same lm and the same files, on each machine.")

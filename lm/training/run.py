@@ -28,7 +28,7 @@ from lm.training.callbacks.console import Console
 from lm.training.commit import commit
 from lm.training.config import TrainConfig
 from lm.training.journal import Journal
-from lm.training.launch.agreement import require_same, require_same_config
+from lm.training.launch.agreement import require_same, require_same_config, require_started
 from lm.training.launch.ranks import Ranks, on_cuda
 from lm.training.launch.signals import Signals
 from lm.training.resume import finished, imported, open_run, parent_hash, require_same_data
@@ -54,6 +54,7 @@ def train(cfg: TrainConfig, command: str | None = None, callbacks: Sequence["Cal
     """
     cfg.logger.require()
     folder, ranks = RunFolder(cfg.run.folder), Ranks.from_environment()
+    require_started(ranks, cfg.launch)
     ranks.meet(cfg.launch.timeout_s)  # before signals are handled: a signal during this wait must end the rank
     console = Console(cfg.trainer.max_steps, silent=not ranks.first)
     with folder.lock() if ranks.first else nullcontext(), Signals(folder, ranks.rank) as signals:

@@ -5,9 +5,19 @@ from torch import distributed
 from lm.errors import ConfigError
 from lm.schema import Tree, flatten
 from lm.spelling import below
+from lm.training.launch.config import LaunchConfig
 from lm.training.launch.ranks import Ranks
 
 _OF_A_MACHINE = ("data.cache_dir", "strategy.nvme", "launch.rendezvous")
+
+
+def require_started(ranks: Ranks, launch: LaunchConfig) -> None:
+    """Raises ConfigError where torchrun has started another number of ranks than the config says."""
+    if ranks.world != launch.world:
+        raise ConfigError(
+            f"launch: {ranks.world} ranks were started, and the config has nodes={launch.nodes} x devices={launch.devices}."
+            " Start torchrun with the config's numbers, or change them there."
+        )
 
 
 def require_same_config(ranks: Ranks, config: Tree) -> None:

@@ -6,7 +6,7 @@ import yaml
 from lm.training.run import train
 from lm.training.worker import main
 from tests.runs import older
-from tests.training.conftest import Configure, results
+from tests.training.conftest import Configure, ranks, results
 
 
 def test_a_frozen_config_trained_again_gives_the_same_run(configure: Configure, tmp_path: Path) -> None:
@@ -25,3 +25,16 @@ def test_a_config_that_is_none_is_refused_and_runs_nothing(content: str, tmp_pat
     assert main([str(tmp_path / "bad.yaml")]) == 2
     assert "bad.yaml" in capsys.readouterr().err.splitlines()[-1]
     assert not Path("canary").exists()
+
+
+@pytest.mark.parametrize("world", ["1", "4"])
+def test_another_number_of_ranks_than_the_config_has_is_refused(
+    world: str, configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Seen to be told as an internal error, after the data were prepared."""
+    for name, value in {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": world, "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "two.yaml").write_text(yaml.safe_dump(configure(*ranks("ddp")).tree()))
+    assert main([str(tmp_path / "two.yaml")]) == 2
+    assert f"launch: {world} ranks were started, and the config has nodes=1 x devices=2" in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "run").exists()

@@ -1,7 +1,9 @@
 """One process per run folder, and locks that others wait for."""
 
+import errno
 import fcntl
 import json
+import logging
 import os
 import re
 import socket
@@ -15,23 +17,33 @@ from lm.storage.atomic import disk_errors
 from lm.storage.reading import never_waiting
 
 LOCK = "run.lock"
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # as of Lustre mounted without flock, or NFS without its lock service
+log = logging.getLogger("lm")
 
 
 @contextmanager
 def locked(path: Path, waits: Callable[[], None]) -> Iterator[None]:
     """Within the block, no other process holds this lock (flock on the file, which stays).  waits: called before waiting for another
-    process that holds it."""
+    process that holds it.  Raises ResourceError where the file system has no locks: two processes would spoil each other's work."""
     with open(path, "w", opener=never_waiting) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             waits()
             fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            fault = f"its file system has no locks ({error.strerror}), which keep several processes from writing it at once"
+            raise ResourceError(f"{path.parent}: {fault}. Choose another one, on a local disk, say: data.cache_dir for tokens.") from None
         yield
 
 
 class RunLock:
-    """One process per run folder, by flock on `run.lock`. The kernel drops it with its holder, so a stale file blocks nobody."""
+    """One process per run folder, by flock on `run.lock`. The kernel drops it with its holder, so a stale file blocks nobody.
+
+    On a file system without locks there is only a warning: a run alone in its folder needs none.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / LOCK
@@ -46,6 +58,11 @@ class RunLock:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 self._refuse(self._file)
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+                fault = f"the file system has no locks ({error.strerror}), so nothing keeps a second process out"
+                log.warning("%s: %s. Start this run only once at a time.", self._path.parent, fault)
             self._file.truncate(0)
             self._file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
             self._file.flush()

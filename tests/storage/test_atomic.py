@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from lm.errors import CheckpointError, ResourceError
 from lm.storage import atomic
 from lm.storage.atomic import MANIFEST, atomic_folder, clean, disk_errors, require_space, verify
-from lm.storage.lock import RunLock
+from lm.storage.lock import RunLock, locked
 
 ROOT = Path(__file__).parents[2]
 
@@ -244,6 +244,22 @@ def test_a_second_process_is_refused_with_pid_and_host_and_a_stale_lock_is_recov
         pytest.fail("two holders")
     with RunLock(tmp_path):
         pass
+
+
+@pytest.mark.parametrize("fault", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_without_locks_a_run_goes_on_warned_and_shared_work_is_refused(
+    fault: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on Lustre mounted without flock. Seen to refuse the run as not writable, and to tell the cache's as an internal error."""
+
+    def flock(file: object, how: int) -> None:
+        raise OSError(fault, os.strerror(fault))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with RunLock(tmp_path):
+        assert f"{tmp_path}: the file system has no locks ({os.strerror(fault)})" in caplog.text
+    with pytest.raises(ResourceError, match=rf"^{tmp_path}: its file system has no locks"), locked(tmp_path / "x.lock", lambda: None):
+        pytest.fail("not alone")
 
 
 def test_a_forked_worker_does_not_keep_the_lock_of_a_killed_run(tmp_path: Path) -> None:

@@ -20,14 +20,25 @@ def check(cfg: TrainConfig, run: Callable[[TrainConfig], object], say: Callable[
     where the real run would, and ResourceError where its checkpoints would not fit on the disk. run: trains a config."""
     folder = cfg.run.folder.parent
     trial = folder / f"{TEMPORARY}check-{cfg.run.name}"
+    done = folder / f"{TEMPORARY}done-{cfg.run.name}"
     remove(trial)
+    remove(done)
     plan(cfg, say)
     try:
         for steps in (1, 2):
             run(_small(cfg, trial, steps))
-        _report(cfg, RunFolder(trial / "run"), folder, say)
-    finally:
+    except BaseException:
         remove(trial)
+        raise
+    try:
+        trial.rename(done)
+    except FileNotFoundError:  # all machines of a run end at once, and share the folder
+        say("check: the run was tried; another of its machines tells what was found")
+        return
+    try:
+        _report(cfg, RunFolder(done / "run"), folder, say)
+    finally:
+        remove(done)
 
 
 def _small(cfg: TrainConfig, trial: Path, steps: int) -> TrainConfig:

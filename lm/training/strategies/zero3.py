@@ -58,6 +58,9 @@ class Zero3(Zero):
             if p is not self._head.weight and not p.ds_persist:  # small, and needed by the loss as its matrix is: kept whole
                 p.ds_persist = True
                 engine.persistent_parameters.append(p)
+        for module in self._head.modules():  # not of the engine's trace, the same for all ranks: one with more labels calls it more often
+            module._forward_pre_hooks.clear()
+            module._forward_hooks.clear()
         if engine.persistent_parameters:
             engine.persistent_parameters[0].all_gather(engine.persistent_parameters)
         for number, flat in enumerate(engine.fp32_partitioned_groups_flat):

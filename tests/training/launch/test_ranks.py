@@ -1,6 +1,7 @@
 """Whole runs of several ranks: killed and resumed, moved between strategies and numbers of ranks, failing and stopped."""
 
 import importlib.util
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -107,6 +108,26 @@ def test_ranks_share_a_validation_and_find_what_one_process_finds(configure: Con
     assert len(shared) == len(alone) == 1
     for key in ("val_loss", "val_bits_per_byte"):
         assert shared[0][key] == pytest.approx(alone[0][key], rel=1e-6)
+
+
+@pytest.mark.slow
+@needs_deepspeed
+def test_ranks_whose_labels_take_several_numbers_of_chunks_share_the_slices_of_zero3(
+    configure: Configure, launch: Launch, tmp_path: Path
+) -> None:
+    """In training and in validation, where rank 0 has the short answers. Seen to hang where the head is in the engine's trace."""
+    for name, first, n in (("train", "b", 8), ("val", "c", 4)):
+        said = [{"prompt": f"{first}{i}", "response": "ab " * (400 if i % 2 else 9)} for i in range(n)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, said)), encoding="utf-8")
+    files = [f"data.{key}={tmp_path / name}.jsonl" for key, name in (("files", "train"), ("val_files", "val"))]
+    given = ["data=chat", *files, "data.packing=none", "data.seq_len=1400", "data.max_contamination=1", "data.val_rows=4"]
+    given += ["objective=sft", "objective.chunk=50", "trainer.val_every=1", "trainer.max_steps=3", "trainer.micro_batch=1"]
+    shared = [*PLAIN, *given, "model.head.transform=gelu"]
+    launch(configure(*shared, *ranks("zero3"), "strategy.persistence_threshold=0"))
+    train(configure(*shared, "run.name=alone"))
+    told = (read(tmp_path / name / "metrics.jsonl") for name in ("run", "alone"))
+    found, alone = ([line.get("val_loss", line.get("loss")) for line in lines] for lines in told)
+    assert found == pytest.approx(alone, rel=1e-5) and len(found) == 6
 
 
 MOVES = [

@@ -12,6 +12,7 @@ from lm.losses.tokens import ALL, labelled_first
 from lm.nn.batch import IGNORED
 from lm.nn.context import Context
 from lm.nn.head import CHUNK, WIDE, WIDE_CPU, Head
+from lm.ops.linear import recurring
 from lm.ops.precision import uncached_casts
 
 
@@ -55,7 +56,7 @@ def label_likelihoods(labels: Tensor, chunk: int = CHUNK) -> Callable[[Tensor, H
                 found: Tensor = _Likelihoods.apply(head.forward(places), wanted)
             return found
 
-        first = labelled_first(labels.flatten(), n)
+        first = labelled_first(labels.flatten())[: recurring(max(n, 1))]
         places, wanted = hidden.flatten(0, -2).index_select(0, first), labels.flatten()[first].clamp(min=0)  # (n, d), (n,)
         parts = [*zip(places.split(chunk), wanted.split(chunk), strict=True)]
         if len(parts) == 1:

@@ -206,20 +206,25 @@ def chunked_loss(
 
 
 def _spans(labels: Tensor, chunk: int, most: int | None, ranks: int) -> Sequence[Rows]:
-    """Returns chunks of rows that include all labels: of all rows, or, where they are fewer, of a recurring number with the labelled ones
-    first. Ranks that share a vocabulary take all, since they exchange each other's."""
-    n = len(labels)
+    """Returns chunks of rows that include all labels: of all rows, or, where they are fewer, of some with the labelled ones first. Ranks
+    that share a vocabulary take all, since they exchange each other's.
+
+    On a CPU their number recurs; elsewhere chunks are full, since another number of rows would be compiled for. What is compiled first
+    determines how all is rounded, and a resumed run begins with other rows.
+    """
+    n = size = len(labels)
     if labels.is_cpu:
-        most = int((labels != IGNORED).sum())
-    if ranks == 1 and most is not None and recurring(max(most, 1)) < n:
-        return labelled_first(labels, most).split(chunk)
+        size = recurring(max(int((labels != IGNORED).sum()), 1))
+    elif most is not None:
+        size = max(-(-most // chunk), 1) * chunk
+    if ranks == 1 and size < n:
+        return labelled_first(labels)[:size].split(chunk)
     return [slice(start, start + chunk) for start in range(0, n, chunk)]
 
 
-def labelled_first(labels: Tensor, n: int) -> Tensor:
-    """Returns the indices of the n labels that are not IGNORED, in their order, and of as many others as make their number a recurring
-    one.  labels: (rows,)."""
-    return (labels == IGNORED).byte().argsort(stable=True)[: recurring(max(n, 1))]
+def labelled_first(labels: Tensor) -> Tensor:
+    """Returns the indices of all rows, those with a label first, in their order.  labels: (rows,)."""
+    return (labels == IGNORED).byte().argsort(stable=True)
 
 
 def _piece(logits: Tensor, rows: Rows, labels: Tensor, answers: Tensor | None, extras: tuple[float, float]) -> tuple[Tensor, ...]:

@@ -70,7 +70,8 @@ def test_the_head_reads_few_places_that_have_no_label(learning: bool, monkeypatc
         read: list[int] = []
         with torch.set_grad_enabled(learning), torch.device(device):
             chunked_loss(torch.randn(6, 200, 16), labels.to(device), Head(HeadConfig(), RMSNormConfig(), 16, 97), chunk=50, most=most)
-        assert max(read) == 50 and (n <= sum(read) <= 1.125 * n if device == "cpu" or most else sum(read) == 1200)
+        assert max(read) == 50 and n <= sum(read) < {("cpu", None): 1.125 * n, ("meta", n): n + 50, ("meta", None): 1201}[device, most]
+        assert device == "cpu" or {*read} == {50}  # another number would be compiled for
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -96,16 +96,18 @@ def _cuts(ends: Tensor) -> list[tuple[int, int, int]]:
     return [*zip(range(len(stops)), [0, *stops[:-1]], stops, strict=True)]
 
 
-def _span(first: int, last: int, n: int) -> tuple[int, int]:
-    """Where the rows begin and end that are multiplied for an expert's, a recurring number of all n."""
-    size = recurring(last - first)
+def _span(x: Tensor, first: int, last: int, width: int) -> tuple[int, int]:
+    """Where the rows of x begin and end that are multiplied for an expert's, `width` times each: by oneDNN a recurring number."""
+    n, size = len(x), last - first
+    if by_onednn(x, size * x.shape[1] * width):
+        size = recurring(size)
     return (first, first + size) if first + size <= n else (max(n - size, 0), n)
 
 
 def _matmul(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    out, rounded = x.new_empty(len(x), weight.shape[1]), by_onednn(x)
+    out = x.new_empty(len(x), weight.shape[1])
     for i, first, last in _cuts(ends):
-        begin, end = _span(first, last, len(x)) if rounded else (first, last)
+        begin, end = _span(x, first, last, out.shape[1])
         into = out[first:end] if begin == first else out.new_empty(end - begin, out.shape[1])
         product_into(into, x[begin:end], weight[i])  # the experts that follow write over the rows behind its own
         if begin < first:
@@ -114,9 +116,9 @@ def _matmul(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
 
 
 def _outer(gradient: Tensor, x: Tensor, ends: Tensor) -> Tensor:
-    out, rounded = x.new_empty(len(ends), gradient.shape[1], x.shape[1]), by_onednn(x)
+    out = x.new_empty(len(ends), gradient.shape[1], x.shape[1])
     for i, first, last in _cuts(ends):
-        begin, end = _span(first, last, len(x)) if rounded else (first, last)
+        begin, end = _span(x, first, last, gradient.shape[1])
         own = F.pad(gradient[first:last], (0, 0, first - begin, end - last)) if end - begin > last - first else gradient[first:last]
         outer_into(out[i], own, x[begin:end])
     return out

@@ -26,9 +26,10 @@ def _mkl_is_slow() -> bool:
 _MKL_IS_SLOW = _mkl_is_slow()
 
 
-def by_onednn(x: Tensor) -> bool:
-    """Whether products of x are made by oneDNN, if large enough."""
-    return x.is_cpu and (x.dtype in (torch.bfloat16, torch.float16) or (x.dtype == torch.float32 and _MKL_IS_SLOW))
+def by_onednn(x: Tensor, multiplications: int) -> bool:
+    """Whether a product of x is made by oneDNN."""
+    worth = x.dtype == torch.float32 and _MKL_IS_SLOW and multiplications >= _WORTH
+    return x.is_cpu and (worth or x.dtype in (torch.bfloat16, torch.float16))
 
 
 def recurring(n: int) -> int:
@@ -65,8 +66,8 @@ def outer_into(out: Tensor, a: Tensor, b: Tensor) -> None:
 def _takes(a: Tensor, b: Tensor, multiplications: int) -> bool:
     """Whether a call of oneDNN itself pays, where torch would call MKL."""
     plain = type(a) is Tensor and a.ndim > 1 and type(b) in (Tensor, nn.Parameter)
-    worth = a.dtype == b.dtype == torch.float32 and multiplications >= _WORTH
-    return worth and plain and by_onednn(a) and not torch.is_autocast_enabled("cpu")
+    wide = a.dtype == b.dtype == torch.float32
+    return wide and plain and by_onednn(a, multiplications) and not torch.is_autocast_enabled("cpu")
 
 
 def _multiplied(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lm.ops import experts
+from lm.ops import experts, linear
 from lm.ops.experts import Sorting, by_expert
 
 N, K, TOKENS, D = 5, 3, 17, 8
@@ -59,7 +59,7 @@ def test_rows_multiplied_beyond_an_experts_own_change_nothing(rows: list[int], d
     ends, chosen = torch.tensor(rows).cumsum(0).int(), torch.repeat_interleave(torch.tensor(rows))
     x, weight = torch.randn(sum(rows), 8, requires_grad=True), torch.randn(len(rows), 16, 8, requires_grad=True)
     gradient = torch.randn(sum(rows), 16)
-    monkeypatch.setattr(experts, "by_onednn", lambda x: True)
+    monkeypatch.setattr(experts, "by_onednn", lambda x, multiplications: True)
     found, wanted = by_expert(x, weight, None, ends, chosen), torch.einsum("nd,nod->no", x, weight[chosen])
     torch.testing.assert_close(found, wanted)
     for mine, its in zip(*(torch.autograd.grad(out, [x, weight], gradient) for out in (found, wanted)), strict=True):
@@ -68,9 +68,17 @@ def test_rows_multiplied_beyond_an_experts_own_change_nothing(rows: list[int], d
 
 def test_few_sizes_are_multiplied_of_the_many_that_occur() -> None:
     """For each of which oneDNN would generate code."""
-    spans = [experts._span(0, n, 4096) for n in range(1, 4097)]
+    x = torch.empty(4096, 1, dtype=torch.bfloat16)
+    spans = [experts._span(x, 0, n, 1) for n in range(1, 4097)]
     assert all(begin == 0 and n <= end <= 1.125 * n for n, (begin, end) in enumerate(spans, 1))
     assert len(set(spans)) == 16 + 8 * 8
+
+
+def test_products_that_torch_leaves_to_mkl_are_of_an_experts_own_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32 small ones, of which rounding 33 rows to 36 would cost a tenth."""
+    monkeypatch.setattr(linear, "_MKL_IS_SLOW", True)
+    assert [experts._span(torch.empty(64, 512), 0, 33, width) for width in (64, 512)] == [(0, 33), (0, 36)]
+    assert experts._span(torch.empty(64, 512, dtype=torch.float64), 0, 33, 512) == (0, 33)
 
 
 def test_a_product_by_expert_loads_no_compiler() -> None:

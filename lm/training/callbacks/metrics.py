@@ -108,7 +108,8 @@ def memory(trainer: Trainer, module: TrainModule) -> Tree:
 
 
 def utilisation(trainer: Trainer, module: TrainModule) -> Tree:
-    """Model FLOP utilisation: the part of the GPUs' peak that the model's own arithmetic takes; nothing where the peak is not known."""
+    """Model FLOP utilisation: the part of the GPUs' peak that the model's own arithmetic takes, with the head's for all tokens, whether
+    they have labels or not; nothing where the peak is not known."""
     peak = peak_flops(torch.cuda.get_device_name()) if module.device.type == "cuda" else None
     if peak is None:
         return {}

@@ -51,9 +51,8 @@ def label_likelihoods(labels: Tensor, chunk: int = CHUNK) -> Callable[[Tensor, H
 
     def read(hidden: Tensor, head: Head, ctx: Context) -> Tensor:
         def likelihoods(places: Tensor, wanted: Tensor) -> Tensor:
-            """Without the head's hooks, by which ZeRO-3 would gather it at each call, of which ranks have different numbers."""
             with uncached_casts(places.device):  # so that the gradients of chunks are summed in float32
-                found: Tensor = _Likelihoods.apply(head.forward(places), wanted)
+                found: Tensor = _Likelihoods.apply(head(places), wanted)
             return found
 
         first = labelled_first(labels.flatten())[: recurring(max(n, 1))]

@@ -23,8 +23,8 @@ class Zero3(Zero):
     meta = True
 
     def shard(self, model: LM, mesh: Any, fill: Fill) -> None:
-        """Lets the engine slice the weights. The head's matrix is registered as external, since the chunked loss uses it outside of the
-        head's forward and needs it whole there."""
+        """Lets the engine slice the weights. The head's are registered as the model's too: the chunked loss uses them outside of the head's
+        forward, and they stay whole until the model's ends."""
         near = groups._get_zero_param_intra_parallel_group()  # of hpZ, made by Lightning's own Init; another one would make it again
         for part in materialized(model, [*model.units()], self.plugin.root_device, fill):
             mine = set(part.parameters())
@@ -34,7 +34,8 @@ class Zero3(Zero):
                 start, stop = self._range(split)
                 self._frozen[name] = flat[start:stop].clone()
         self._head = model.head
-        deepspeed.zero.register_external_parameter(model, model.head.weight)
+        for p in model.head.parameters():
+            deepspeed.zero.register_external_parameter(model, p)
         model.register_forward_hook(self._gather_before_the_loss)
 
     def _gather_before_the_loss(self, model: nn.Module, args: Any, output: Any) -> None:
@@ -52,13 +53,10 @@ class Zero3(Zero):
                 p.all_gather()
 
     def ready(self, optimizer: Optimizer) -> None:
+        """Takes the engine's hooks off the head: a loss calls it once a chunk, and ranks, which the engine expects to call all modules in
+        one order, have different numbers of labels and so of chunks."""
         engine, inner = self._engine, self._engine.optimizer
-        p: Any
-        for p in self._head.parameters():
-            if p is not self._head.weight and not p.ds_persist:  # small, and needed by the loss as its matrix is: kept whole
-                p.ds_persist = True
-                engine.persistent_parameters.append(p)
-        for module in self._head.modules():  # not of the engine's trace, the same for all ranks: one with more labels calls it more often
+        for module in self._head.modules():
             module._forward_pre_hooks.clear()
             module._forward_hooks.clear()
         if engine.persistent_parameters:

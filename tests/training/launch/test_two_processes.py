@@ -16,7 +16,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from lm.generation.decode import eval_mode
 from lm.losses.likelihoods import row_likelihoods
+from lm.losses.tokens import causal_reader
 from lm.nn.batch import Batch
 from lm.nn.transformer import build_model
 from lm.schema import Tree, from_tree
@@ -49,6 +51,7 @@ class Job:
     context: int = 1  # ranks that hold a row
     tensor: int = 1  # ranks that hold a matrix
     strategy: Tree = field(default_factory=dict)  # options
+    evaluated: bool = False  # before every step
     rounded: bool = False  # in bf16, where gradients are rounded in other places: losses and weights are close, norms are not
 
     def config(self) -> TrainConfig:
@@ -63,7 +66,7 @@ class Job:
         n = cfg.launch.ranks_per_row
         rows = batches(rank=rank // n, world=world // n, rows=ROWS, steps=STEPS, accumulation=self.accumulation)
         rows = with_sources(rows) if (self.model or {}).get("kind") == "encoder_decoder" else rows
-        kind = Poisoned if self.poisoned and world > 1 else TrainModule
+        kind = Evaluated if self.evaluated else Poisoned if self.poisoned and world > 1 else TrainModule
         steps = POISONED_STEP if self.poisoned and world == 1 else STEPS
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(muon, "fast_dtype", lambda device: torch.float32)  # bf16 would hide what differs
@@ -89,7 +92,7 @@ JOBS = {
     "encoder-decoder, experts, sgd": Job(SGD | {"lr": 0.1}, 2, model=MOE | ENCODER_DECODER),
     "encoder-decoder, shared values": Job(SLOW_ADAMW, 2, model=ENCODER_DECODER | {"attention": SHARED}),
     "learned places": Job(SLOW_ADAMW, 2, model={"position": {"kind": "learned"}, "embed": {"segments": 2, "norm": True}}),
-    "a head of its own": Job(SLOW_ADAMW, 2, model={"head": {"tied": False, "bias": True, "transform": "gelu"}}),
+    "a head of its own": Job(SLOW_ADAMW, 2, model={"head": {"tied": False, "bias": True, "transform": "gelu"}}, evaluated=True),
     "an adapter, DoRA": Job(SLOW_ADAMW, 2, adapter={"kind": "lora", "rank": 4, "dora": True}),
     "experts, an adapter": Job(SLOW_ADAMW, 2, model=MOE, adapter={"kind": "lora", "rank": 4}, trainer=EVERY_OTHER),
     "experts, an adapter, bf16": Job(SLOW_ADAMW, 2, model=MOE, adapter={"kind": "lora", "rank": 4}, options=BF16, rounded=True),
@@ -212,6 +215,17 @@ class Poisoned(TrainModule):
     def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
         loss = super().training_step(batch, batch_idx)
         return loss * float("nan") if self.step == POISONED_STEP and self.global_rank == 1 else loss
+
+
+class Evaluated(TrainModule):
+    """Evaluates before each step, in chunks of which ranks have different numbers."""
+
+    def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
+        assert batch.labels is not None
+        if self.micro == 0:
+            with eval_mode(self.model):
+                self.model(batch, read=causal_reader(batch.labels, chunk=7))
+        return super().training_step(batch, batch_idx)
 
 
 def spread(job: Job, kind: str, world: int) -> TrainConfig:

@@ -105,7 +105,7 @@ def answer_all(
     """
     require_fit(tokenizer, model.vocab_size)
     encoded = [_ids(model, tokenizer, prompt, cfg, chat, goes_on) for prompt in prompts]
-    ends, before, n_tokens = ends_of(tokenizer, chat), Counter[tuple[int, ...]](), 0
+    ends, before, n_tokens = ends_of(tokenizer), Counter[tuple[int, ...]](), 0
     at_once = 1 if cfg.beams > 1 else max(1, ROWS // cfg.n)  # a form may allow fewer beams than cfg.n
     with _growing(out, asked | {"prompts": _digest(prompts)}, anew) as (file, done):
         for ids in encoded[:done]:

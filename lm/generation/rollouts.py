@@ -15,7 +15,7 @@ from lm.generation.config import SamplingConfig
 from lm.generation.decode import ROWS, go_on, rows_of
 from lm.generation.evaluate import Evaluator
 from lm.generation.loop import Vocabulary
-from lm.generation.text import chat_template, ends_of
+from lm.generation.text import ends_of
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import LM
 from lm.schema import Tree
@@ -55,9 +55,8 @@ class Sampler:
     def __init__(self, tokenizer: Tokenizer, cfg: PolicyConfig, in_step: bool) -> None:
         """in_step: every call makes the same number of forwards, whatever is drawn, as is needed where each rank holds a part of the
         weights."""
-        template = chat_template(tokenizer) if tokenizer.chat_template is not None else None
         self._tokenizer, self._cfg, self._in_step = tokenizer, cfg, in_step
-        self._ends = ends_of(tokenizer, template)
+        self._ends = ends_of(tokenizer)
 
     def draw(self, model: LM, asked: Sequence[Asked], n: int, temperature: float = 1.0, keys: Sequence[str] = ()) -> list[Rollout]:
         """Returns n answers to each prompt in turn.  keys: one for each prompt, which seeds its draws; none: the prompt's tokens do."""

@@ -1,12 +1,12 @@
 """Text in, text out: prompts to token ids, new tokens to text as they are sampled, and stop strings."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from lm.data.sources.base import Turn
-from lm.data.tokenizer.chat import ChatTemplate
+from lm.data.tokenizer.chat import ChatTemplate, answer_end
 from lm.data.tokenizer.stream import Stream
 from lm.data.tokenizer.together import together
 from lm.data.tokenizer.tokenizer import Tokenizer
@@ -55,13 +55,13 @@ def complete(
     """Returns cfg.n completions of each prompt in turn, and calls on_text(row, text) with each piece of text as soon as it is certain:
     whole characters, no part of a stop string. With beam search each text is passed whole, when all beams have ended.
 
-    chat: each prompt is a message of a user, or all turns so far, and completions end where this template ends an answer.  goes_on: as in
+    chat: each prompt is a message of a user, or all turns so far, as this template writes them.  goes_on: as in
     `prompt_ids`. Raises ConfigError for a prompt that is longer than the context or not valid text.
     """
     require_fit(tokenizer, model.vocab_size)
     encoded = [prompt_ids(model, tokenizer, prompt, chat, goes_on) for prompt in prompts]
     alone = chat is not None and not goes_on
-    return continued(model, tokenizer, encoded, cfg, ends_of(tokenizer, chat), on_text, drafter, alone=alone)
+    return continued(model, tokenizer, encoded, cfg, ends_of(tokenizer), on_text, drafter, alone=alone)
 
 
 def continued(
@@ -69,7 +69,7 @@ def continued(
     tokenizer: Tokenizer,
     encoded: Sequence[Sequence[int]],
     cfg: SamplingConfig,
-    ends: set[int],
+    ends: Collection[int],
     on_text: OnText | None = None,
     drafter: Drafter | None = None,
     alone: bool = False,
@@ -133,13 +133,15 @@ def _completion(
     return Completion(text.text, new, full and limit < cfg.max_tokens, beyond(model, prompt, len(new)), "length" if full else "stop", told)
 
 
-def ends_of(tokenizer: Tokenizer, chat: ChatTemplate | None) -> set[int]:
-    """Returns the end tokens: eos and the tokenizer's further ones, and with a chat template the token at which it ends an answer."""
-    usual = (tokenizer.eos, chat.end() if chat is not None else None)
-    return {token for token in (*usual, *tokenizer.further_ends) if token is not None}
+def ends_of(tokenizer: Tokenizer) -> list[int]:
+    """Returns the tokens that end a text, in a chat or not, as an export names them: eos, the token at which the chat template ends an
+    answer, and further ones."""
+    source = tokenizer.chat_template
+    found = (tokenizer.eos, None if source is None else answer_end(source, tokenizer), *sorted(tokenizer.further_ends))
+    return [token for token in dict.fromkeys(found) if token is not None]
 
 
-def grammar_of(tokenizer: Tokenizer, cfg: SamplingConfig, ends: set[int]) -> Grammar | None:
+def grammar_of(tokenizer: Tokenizer, cfg: SamplingConfig, ends: Collection[int]) -> Grammar | None:
     """Returns the grammar of cfg's json_schema, regex or grammar, which constrains the output; None where cfg has none of them. Raises
     ConfigError as `Grammar` does, such as where no text matches."""
     return Grammar(tokenizer, cfg, ends) if cfg.form is not None else None

@@ -58,7 +58,7 @@ class Reader:
         self.tokenizer, self.name = tokenizer, name
         self.chat = chat_template(tokenizer) if tokenizer.chat_template is not None else None
         self.most_tokens = cfg.tokens or 2 * model.max_seq_len
-        self._model, self._most_rows = model, min(cfg.rows, _SAMPLES)
+        self._model, self._most_rows, self._ends = model, min(cfg.rows, _SAMPLES), ends_of(tokenizer)
 
     def completion(self, data: bytes) -> Asked:
         """Reads a body of /v1/completions. Raises ConfigError and Refusal."""
@@ -129,9 +129,8 @@ class Reader:
         if longest + cfg.max_tokens > self.most_tokens:
             given = f"{longest} tokens of prompt and max_tokens={cfg.max_tokens}"
             raise Refusal(400, f"prompt: {given} are over {self.most_tokens} together. Shorten one.", "context_length_exceeded")
-        ends = ends_of(self.tokenizer, self.chat if isinstance(body, ChatBody) else None)
-        rows = rows_of(self._model, prompts, cfg, self.tokenizer.vocab_size, grammar_of(self.tokenizer, cfg, ends))
-        requests = [Request(rows[start : start + cfg.n], cfg, ends) for start in range(0, len(rows), cfg.n)]
+        rows = rows_of(self._model, prompts, cfg, self.tokenizer.vocab_size, grammar_of(self.tokenizer, cfg, self._ends))
+        requests = [Request(rows[start : start + cfg.n], cfg, self._ends) for start in range(0, len(rows), cfg.n)]
         return Asked(body, cfg, requests, echoes, sum(map(len, prompts)))
 
 

@@ -15,7 +15,7 @@ from lm.data.sources.base import Turn
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
-from lm.generation.text import chat_template, complete, prompt_ids
+from lm.generation.text import chat_template, complete, ends_of, prompt_ids
 from lm.nn.transformer import DecoderLM
 from lm.storage.model_folder import save_model
 from tests.conftest import Lm, started
@@ -50,16 +50,23 @@ def ends(name: str) -> str:
     return tokenizer.special_names[end]
 
 
-def test_generation_stops_where_the_template_ends_an_answer() -> None:
+def test_generation_stops_where_the_template_ends_an_answer_in_a_chat_or_not() -> None:
+    """As transformers' generate() on the export, whose generation_config.json names that token. Seen to fail: a text without chat=true went
+    on behind <|im_end|>, which is no text, and so did lm-eval's tasks and /v1/completions."""
     tokenizer = chat_tokenizer("chatml")
     end = tokenizer.special([END])
     model = redrawn(config(vocab_size=tokenizer.vocab_size, head={"tied": False, "bias": True}))
     assert end is not None and model.head.bias is not None
     model.head.bias.data[end] = 1000.0  # the likeliest token everywhere
-    [chat, text] = [
-        complete(model, tokenizer, [QUESTION], SamplingConfig(max_tokens=5), chat=chat)[0] for chat in (chat_template(tokenizer), None)
-    ]
-    assert (chat.n_tokens, text.n_tokens) == (0, 5)
+    for chat in (chat_template(tokenizer), None):
+        assert complete(model, tokenizer, [QUESTION], SamplingConfig(max_tokens=5), chat=chat)[0].n_tokens == 0
+    assert ends_of(tokenizer) == [tokenizer.eos, end]
+
+
+def test_a_template_that_refuses_a_plain_chat_leaves_the_other_ends() -> None:
+    tokenizer = chat_tokenizer("chatml")
+    tokenizer.chat_template, tokenizer.further_ends = "{{ raise_exception('no system') }}<|im_end|>", [tokenizer.pad]
+    assert ends_of(tokenizer) == [tokenizer.eos, tokenizer.pad]
 
 
 def test_chat_from_the_command_line_prints_the_answer_alone(lm: Lm, tmp_path: Path, model: DecoderLM) -> None:

@@ -146,7 +146,7 @@ def test_what_ends_an_answer_there_ends_it_here(tmp_path: Path, lm: Run, theirs:
     (theirs / "tokenizer.json").write_text(json.dumps(tree))
     (theirs / "generation_config.json").write_text(json.dumps({"eos_token_id": [tokenizer.eos, special[0], plain, 65]}))
     assert lm("import", f"from={theirs}", "out=here").returncode == 0
-    assert ends_of(load(tmp_path / "here")[1], None) == {tokenizer.eos, special[0], plain}
+    assert set(ends_of(load(tmp_path / "here")[1])) == {tokenizer.eos, special[0], plain}
     assert lm("export", "from=here", "format=hf", "out=again", "check=false").returncode == 0
     assert json.loads((tmp_path / "again/generation_config.json").read_text())["eos_token_id"] == [tokenizer.eos, special[0], plain]
 

@@ -131,6 +131,21 @@ def test_the_server_answers_as_the_model_here(serve: Serve, tasks: list[str], tm
     same([answered(Harness(model, plain, 4), None, [task])[0] for task in tasks], theirs)
 
 
+def test_a_text_ends_at_each_of_the_tokenizers_ends() -> None:
+    """Seen to fail: at eos alone, while transformers ends texts at all that generation_config.json names."""
+    from lm_eval.api.instance import Instance
+
+    from lm.generation.harness import Harness
+
+    tokenizer = BytesConfig().build()
+    tokenizer.further_ends = [ord("a")]
+    model = redrawn(config(vocab_size=tokenizer.vocab_size, head={"tied": False, "bias": True}))
+    assert model.head.bias is not None
+    model.head.bias.data[ord("a")] = 1000.0
+    asked = Instance("generate_until", {}, ("?", {"max_gen_toks": 5}), 0)
+    assert Harness(model, tokenizer, 1).generate_until([asked]) == [""]
+
+
 def test_the_verb_prints_metrics_and_says_what_is_fetched(lm: Lm, tmp_path: Path, tasks: list[str], plain: Tokenizer) -> None:
     folder = saved(tmp_path / "m", redrawn(config(vocab_size=320)), plain)
     code, out, err = lm("eval", f"from={folder}", f"tasks={','.join(tasks)}", "format=json", "device=cpu")

@@ -177,7 +177,7 @@ class Generate(Verb, GenerateConfig):
         answers = self.chat or model.cfg.kind == "encoder_decoder"
         chat = chat_template(tokenizer) if self.chat else None
         self.require(tokenizer.vocab_size)
-        grammar_of(tokenizer, self, ends_of(tokenizer, chat))
+        grammar_of(tokenizer, self, ends_of(tokenizer))
         self._note_beginnings(prompts, tokenizer)
         for prompt in prompts:
             room(model, prompt_ids(model, tokenizer, prompt, chat), self)  # raises for too long a prompt before anything is printed

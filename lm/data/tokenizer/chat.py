@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -165,6 +166,15 @@ def never_ends(source: str, tokenizer: Tokenizer) -> bool:
         return ChatTemplate(source, "tokenizer", tokenizer).end() is None
     except ConfigError:
         return False
+
+
+@lru_cache(maxsize=8)  # a template is rendered in a process of its own
+def answer_end(source: str, tokenizer: Tokenizer) -> int | None:
+    """Returns the special token that a template writes after an answer; None where it writes none, or refuses a plain chat."""
+    try:
+        return ChatTemplate(source, "tokenizer", tokenizer).end()
+    except ConfigError:
+        return None
 
 
 def _with_arguments(messages: Sequence[Tree]) -> list[Tree]:

@@ -4,7 +4,6 @@ import json
 from math import isfinite
 from pathlib import Path
 
-from lm.data.tokenizer.chat import ChatTemplate
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.generation.text import ends_of
 from lm.nn.transformer import ModelConfig
@@ -41,12 +40,8 @@ def _further_names(tokenizer: Tokenizer, cfg: ModelConfig) -> Tree:
 
 
 def ends(tokenizer: Tokenizer) -> int | list[int] | None:
-    """Returns the end token or tokens of a text, eos first: with a chat template then the token that ends an answer, where it is another
-    one, and then further ones. Raises ConfigError."""
-    template = tokenizer.chat_template
-    chat = None if template is None else ChatTemplate(template, "the tokenizer", tokenizer)
-    first = (tokenizer.eos, chat.end() if chat is not None else None)
-    found = list(dict.fromkeys([*(end for end in first if end is not None), *sorted(ends_of(tokenizer, chat))]))
+    """Returns the end token or tokens of a text, eos first."""
+    found = ends_of(tokenizer)
     return found if len(found) > 1 else next(iter(found), None)
 
 

@@ -16,12 +16,13 @@ from lm_eval.tasks._yaml_loader import load_yaml
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from torch import Tensor
 
+from lm.data.tokenizer.chat import ChatTemplate
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
 from lm.generation.decode import begin, decoding
 from lm.generation.prefill import prompt_batch
-from lm.generation.text import continued, ends_of
+from lm.generation.text import chat_template, continued, ends_of, ids_of
 from lm.nn.context import Context
 from lm.nn.head import Head
 from lm.nn.transformer import LM
@@ -51,13 +52,14 @@ class Harness(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
     Where a text alone is scored (rolling), a decoder's begins with bos once; an encoder-decoder's source is bos, or else eos.
     """
 
-    def __init__(self, model: LM, tokenizer: Tokenizer, rows: int) -> None:
-        """rows: how many are read together.  Raises ConfigError for a model that continues nothing, such as an
-        encoder, or a tokenizer with neither bos nor eos."""
+    def __init__(self, model: LM, tokenizer: Tokenizer, rows: int, chat: ChatTemplate | None = None) -> None:
+        """rows: how many are read together.  chat: writes questions as messages; special tokens are then read out of text.
+
+        Raises ConfigError for a model that continues nothing, such as an encoder, or a tokenizer with neither bos nor eos."""
         super().__init__()
         begin(model, [0])
         self.backend = "seq2seq" if model.cfg.kind == "encoder_decoder" else "causal"
-        self._model, self._tokenizer, self._rows = model, tokenizer, rows
+        self._model, self._tokenizer, self._rows, self._chat = model, tokenizer, rows, chat
         first = tokenizer.bos if tokenizer.bos is not None else tokenizer.eos
         if first is None:
             raise ConfigError("tasks: the model's tokenizer has neither bos nor eos, which a text begins with. Use another model.")
@@ -73,14 +75,25 @@ class Harness(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         """Returns the token that is put before a text without a context."""
         return self._first
 
+    @property
+    def tokenizer_name(self) -> str:
+        """Returns what lm-eval tells tokenizers apart by."""
+        return self._tokenizer.hash
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """Returns the text of a chat up to where the answer begins, or else up to the end of the last message."""
+        assert self._chat is not None
+        parts = self._chat.asking(chat_history, {}, not add_generation_prompt)
+        return "".join(self._tokenizer.special_names[part] if isinstance(part, int) else part for part in parts)
+
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
         """Returns the ids of a text as a document of training begins, or as a whole source; without special tokens with
-        add_special_tokens=False."""
+        add_special_tokens=False. A bos that the chat template has written is not written twice."""
+        parts = [string] if self._chat is None else self._tokenizer.split_specials(string)
+        ids, before = ids_of(self._tokenizer, parts), self._tokenizer.prefix
         if add_special_tokens is False:
-            return self._tokenizer.encode(string)
-        if self.backend == "seq2seq":
-            return self._tokenizer.document(string)
-        return [*self._tokenizer.prefix, *self._tokenizer.encode(string)]
+            return ids
+        return [*(before if ids[:1] != before else []), *ids, *(self._tokenizer.suffix if self.backend == "seq2seq" else [])]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Returns log p of each text, read in windows as long as the context, each of which begins with the last token of the one
@@ -169,14 +182,16 @@ class _Scores:
 
 
 def run_tasks(
-    model: LM, tokenizer: Tokenizer, manager: TaskManager, tasks: list[str], rows: int, limit: int | None, n_shots: int | None
+    model: LM, tokenizer: Tokenizer, manager: TaskManager, tasks: list[str], rows: int, limit: int | None, n_shots: int | None, chat: bool
 ) -> Tree:
-    """Returns lm-eval's results by task, and how many samples each has. Raises ConfigError where a data set is not here."""
-    harness = Harness(model, tokenizer, rows)
+    """Returns lm-eval's results by task, and how many samples each has.  chat: as lm-eval's --apply_chat_template. Raises ConfigError
+    where a data set is not here, or with `chat` no template."""
+    harness = Harness(model, tokenizer, rows, chat_template(tokenizer) if chat else None)
     try:
         found = simple_evaluate(
-            harness, tasks=tasks, num_fewshot=n_shots, limit=limit, task_manager=manager, log_samples=False, bootstrap_iters=1000
-        )
+            harness, tasks=tasks, num_fewshot=n_shots, limit=limit, task_manager=manager, log_samples=False, bootstrap_iters=1000,
+            apply_chat_template=chat,
+        )  # fmt: skip
     except (ConnectionError, FileNotFoundError) as error:
         said = " ".join(str(error).split())[:200]
         raise ConfigError(

@@ -9,11 +9,13 @@ import pytest
 
 from lm.data.kinds import BytesConfig
 from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.generation.text import chat_template
 from lm.hf.io.export import export
 from lm.nn.transformer import LM
 from lm.storage.model_folder import save_model
 from tests.conftest import Lm
 from tests.generation.test_answers import encoder_decoder
+from tests.generation.test_chat_prompts import chat_tokenizer
 from tests.nn.models import config, redrawn
 from tests.serving.conftest import Serve
 
@@ -64,13 +66,13 @@ def saved(folder: Path, model: LM, tokenizer: Tokenizer) -> Path:
     return folder
 
 
-def answered(model: str | Any, args: dict[str, Any] | None, tasks: list[str]) -> tuple[list[Any], dict[str, Any]]:
+def answered(model: str | Any, args: dict[str, Any] | None, tasks: list[str], **options: Any) -> tuple[list[Any], dict[str, Any]]:
     """What a model answered, request by request, and the metrics."""
     from lm_eval.evaluator import simple_evaluate
     from lm_eval.tasks import TaskManager
 
     manager = TaskManager(include_defaults=False)
-    found = simple_evaluate(model, args, tasks=tasks, task_manager=manager, bootstrap_iters=0, batch_size=4)
+    found = simple_evaluate(model, args, tasks=tasks, task_manager=manager, bootstrap_iters=0, batch_size=4, **options)
     each = [sample["resps"] for name in sorted(found["samples"]) for sample in found["samples"][name]]
     return each, found["results"]
 
@@ -131,6 +133,22 @@ def test_the_server_answers_as_the_model_here(serve: Serve, tasks: list[str], tm
     same([answered(Harness(model, plain, 4), None, [task])[0] for task in tasks], theirs)
 
 
+@pytest.mark.parametrize("n_shots", [0, 1])
+def test_a_chat_is_asked_as_of_its_export_under_transformers(n_shots: int, tmp_path: Path, tasks: list[str]) -> None:
+    """The template writes bos itself, which is not written twice, and special tokens of its own."""
+    from lm.generation.harness import Harness
+
+    tokenizer = chat_tokenizer("chatml")
+    model = redrawn(config(vocab_size=tokenizer.vocab_size, max_seq_len=512))
+    export(saved(tmp_path / "m", model, tokenizer), tmp_path / "hf", check=False)
+    asked, args = [tasks[0], tasks[2]], {"pretrained": str(tmp_path / "hf"), "dtype": "float32", "device": "cpu"}
+    options = {"apply_chat_template": True, "num_fewshot": n_shots}
+    own, _ = answered(Harness(model, tokenizer, 4, chat_template(tokenizer)), None, asked, **options)
+    same(own, answered("hf", args, asked, **options)[0])
+    plain, _ = answered(Harness(model, tokenizer, 4), None, asked, num_fewshot=n_shots)
+    assert own != plain
+
+
 def test_a_text_ends_at_each_of_the_tokenizers_ends() -> None:
     """Seen to fail: at eos alone, while transformers ends texts at all that generation_config.json names."""
     from lm_eval.api.instance import Instance
@@ -163,8 +181,11 @@ def test_the_verb_prints_metrics_and_says_what_is_fetched(lm: Lm, tmp_path: Path
     for task, remedy in (("arc_esy", "Did you mean 'arc_easy'?"), ("3e16", "Take a name that `lm-eval ls tasks` lists.")):
         code, out, err = lm("eval", f"from={folder}", f"tasks={task}")
         assert (code, out, err.splitlines()[-1]) == (2, "", f"tasks: lm-eval has no {task!r}. {remedy}")
-    code, out, err = lm("eval", f"from={folder}", "limit=3")
-    assert code == 2 and "they are of tasks" in err
+    for option in ("limit=3", "chat=true"):
+        code, out, err = lm("eval", f"from={folder}", option)
+        assert code == 2 and "they are of tasks" in err
+    code, out, err = lm("eval", f"from={folder}", f"tasks={tasks[0]}", "chat=true")
+    assert code == 2 and "no chat template" in err.splitlines()[-1]
 
 
 def test_a_missing_extra_is_named(lm: Lm, tmp_path: Path, plain: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,8 @@ class Eval(Verb):
     """With tasks: so many samples of each. null: all."""
     n_shots: int | None = Field(None, ge=0)
     """With tasks: examples before each question. null: as the task says."""
+    chat: bool = False
+    """With tasks: questions are a user's messages in the model's chat template, and examples earlier turns."""
     format: Literal["text", "json"] = "text"
     """json: one object on one line."""
 
@@ -65,8 +67,8 @@ class Eval(Verb):
             told = self._ask_tasks(model, self.tasks.split(","))
             answer(json.dumps(told, allow_nan=False, default=str) if self.format == "json" else table(_metrics(told), ""))
             return
-        if self.limit is not None or self.n_shots is not None:
-            raise ConfigError("limit, n_shots: they are of tasks, and none are named. Write tasks=arc_easy, or leave them out.")
+        if self.limit is not None or self.n_shots is not None or self.chat:
+            raise ConfigError("limit, n_shots, chat: they are of tasks, and none are named. Write tasks=arc_easy, or leave them out.")
         saved = read_config(model)
         examined, says_length = take_examined(rest, [name.rstrip("_") for name in type(self).model_fields], RunFolder.around(model))
         from lm.generation.examine import evaluate
@@ -95,7 +97,7 @@ class Eval(Verb):
         manager = task_manager(tasks)
         for task, source in downloads(manager, tasks):
             note(f"{task} reads {source} of the Hugging Face hub, which is fetched unless it has been.")
-        return run_tasks(*load(model, self.device, dtype=self.dtype), manager, tasks, self.micro_batch, self.limit, self.n_shots)
+        return run_tasks(*load(model, self.device, dtype=self.dtype), manager, tasks, self.micro_batch, self.limit, self.n_shots, self.chat)
 
 
 def _metrics(found: Tree) -> list[tuple[str, ...]]:

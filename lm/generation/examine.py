@@ -23,7 +23,7 @@ from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import CheckpointError, ConfigError, NumericsError, expect
 from lm.generation.config import Dtype, EvalConfig, why_no_places
 from lm.generation.evaluate import Evaluation, Evaluator
-from lm.generation.further import further
+from lm.generation.further import by_source, further
 from lm.generation.load import load
 from lm.generation.rollouts import held_out_rewards
 from lm.nn.transformer import LM
@@ -142,6 +142,7 @@ def evaluate(
     whole = reduce(operator.add, [evaluator.totals(rows, ids, closely=True) for rows, ids in parts])
     assert whole.curves is not None
     more = further(evaluator, wanted, objective, data, prepared, splits) | held_out_rewards(evaluator, objective, parts)
+    more |= by_source(evaluator, [rows for rows, _ in parts], data.val_rows)
     curves = {"reliability": whole.curves.reliability(), "loss_by_place": whole.curves.by_place()}
     found = cast(Examination, {**whole.figures(), **more, **curves})
     if not math.isfinite(found["val_loss"]):

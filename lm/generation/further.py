@@ -7,12 +7,12 @@ from functools import reduce
 
 from lm.data.config import DataConfig
 from lm.data.order import spread
-from lm.data.rows.base import ObjectiveConfig
+from lm.data.rows.base import ObjectiveConfig, Rows
 from lm.data.rows.build import split_rows
 from lm.data.sources.base import Split
 from lm.data.store.prepare import Prepared
 from lm.generation.config import EvalConfig
-from lm.generation.evaluate import Evaluator
+from lm.generation.evaluate import Evaluator, Totals
 from lm.generation.exposure import exposure, require_filled
 from lm.nn.transformer import ModelConfig
 from lm.schema import Tree
@@ -36,6 +36,16 @@ def further(
         read = [(rows, spread(len(rows), data.val_rows)) for rows in split_rows(objective, data, prepared, splits, model)]
         found |= exposure(evaluator, read, wanted.own_tokens)
     return found
+
+
+def by_source(evaluator: Evaluator, splits: Sequence[Rows], n: int | None) -> Tree:
+    """Returns what a validation tells of each source of a mixture, such as val_loss/NAME; {} of other data.  n: rows to read of each."""
+    named: dict[str, list[Totals]] = {}
+    for rows in splits:
+        for name, own in rows.sources().items():
+            named.setdefault(name, []).append(evaluator.totals(own, spread(len(own), n)))
+    figures = {name: reduce(operator.add, parts).figures() for name, parts in named.items()}
+    return {f"{key}/{name}": value for name, each in figures.items() for key, value in each.items() if key.startswith("val_")}
 
 
 def require_further(

@@ -124,3 +124,24 @@ def test_damaged_config_of_a_run_is_named(lm: Lm, model_folder: Path) -> None:
     assert code == 3
     assert "config.yaml" in err
     assert "data.files" in err
+
+
+@pytest.mark.parametrize("split", ["val", "all"])
+def test_a_mixture_is_told_by_source_as_each_is_alone(split: str, lm: Lm, where: list[str], text: Path, tmp_path: Path) -> None:
+    """Seen to fail: a training's validation alone told val_loss/NAME."""
+    (tmp_path / "codes.txt").write_text("".join(f"{i * 7919 % 1000} " for i in range(300)))
+    files = {"notes": text, "codes": tmp_path / "codes.txt"}
+    sources = ",".join(f"{{name:{name},data:{{kind:text,files:{file},val_files:{file}}}}}" for name, file in files.items())
+    common = [
+        *(arg for arg in where if "files" not in arg and arg != "data=text"),
+        f"split={split}",
+        "format=json",
+        "data.max_contamination=1",
+    ]
+    code, out, err = lm("eval", *common, "data=mix", f"data.sources=[{sources}]")
+    assert code == 0, err
+    found = json.loads(out)
+    for name in ("notes", "codes"):
+        code, out, err = lm("eval", *common, "data=text", f"data.files={files[name]}", f"data.val_files={files[name]}")
+        assert code == 0, err
+        assert found[f"val_loss/{name}"] == pytest.approx(json.loads(out)["val_loss"], rel=1e-6)

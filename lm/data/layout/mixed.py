@@ -145,6 +145,9 @@ class MixedRows(Rows):
         which = int(np.argmax(widths))
         return np.asarray(self.offsets[which] + self._parts[which].widest(n))
 
+    def sources(self) -> dict[str, Rows]:
+        return dict(zip(self.names, self._parts, strict=True))
+
     def describe(self) -> str:
         return "\n".join(f"{name} {said}" for name, part in zip(self.names, self._parts, strict=True) if (said := part.describe()))
 

@@ -1,7 +1,7 @@
 """The interfaces of objectives' configs and of rows."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -51,6 +51,10 @@ class Rows(ABC):
     def describe(self) -> str:
         """Returns lines on text that was cut or places left empty; '' where there is nothing to say."""
         return ""
+
+    def sources(self) -> Mapping[str, "Rows"]:
+        """Returns the rows of each source of a mixture by its name; {} of other data."""
+        return {}
 
     def of_step(self, seed: int, step: int, global_batch: int, first: int | None = None) -> Ids:
         """Returns the row ids of a step, counted from 0.  first: only so many rows are read, over and over; None: all."""

@@ -1,5 +1,6 @@
 """The base classes of the command line's verbs: a verb has keys of its own, a usage and `run`. Each file of `verbs/` has one."""
 
+import shlex
 from abc import abstractmethod
 from collections.abc import Sequence
 from importlib import import_module
@@ -50,6 +51,14 @@ class Writer(Verb):
     """Folder to write."""
     overwrite: bool = False
     """Replace a folder that a verb has written before, once the new one is complete."""
+
+    def tried(self) -> str:
+        """Returns the command that tries the written model; an encoder continues no prompt."""
+        from lm.storage.model_folder import read_config
+
+        encoder = read_config(Path(self.out).expanduser()).get("model", {}).get("kind") == "encoder"
+        verb, what = ("eval", "data=text data.files=...") if encoder else ("generate", "prompt=...")
+        return f"Try it: lm {verb} from={shlex.quote(self.out)} {what}"
 
 
 def find(name: str) -> type[Verb]:

@@ -19,6 +19,8 @@ from lm.hf.io.family import families
 from lm.hf.io.reading import read_hf
 from lm.hf.io.writing import family_for, write_hf
 from lm.nn.batch import Batch
+from lm.nn.transformer import EncoderConfig, build_model
+from lm.schema import from_tree
 from lm.storage.model_folder import save_model
 from lm.testing.models import Doubles, same
 from tests.nn.models import config, redrawn
@@ -219,6 +221,16 @@ def test_added_tokens_without_a_row_are_left_out_and_told(tmp_path: Path, lm: Ru
     config.write_text(json.dumps(said | {"eos_token": "<image>"}))
     done = lm("import", f"from={theirs}", "out=other")
     assert done.returncode == 3 and f"{rows + 2} tokens are more than the {rows} rows of the model's embedding" in done.stderr
+
+
+def test_a_command_that_tries_what_was_written_fits_its_kind(tmp_path: Path, lm: Run) -> None:
+    """An encoder continues no prompt."""
+    tree = {key: value for key, value in config(vocab_size=320).tree().items() if key not in ("kind", "mtp")}
+    encoder = build_model(from_tree(EncoderConfig, tree), seed=1)
+    save_model(tmp_path / "encoder", encoder.cfg.tree(), dict(encoder.named_parameters()), BytesConfig().build().save, {})
+    saved(tmp_path / "decoder")
+    for kind, tried in (("decoder", "lm generate from=kept_decoder prompt=..."), ("encoder", "lm eval from=kept_encoder data=text ")):
+        assert f"Try it: {tried}" in lm("merge", kind, kind, f"out=kept_{kind}").stdout
 
 
 def test_nothing_is_overwritten(tmp_path: Path, lm: Run, theirs: Path) -> None:

@@ -1,7 +1,5 @@
 """`lm average RUN last=5 out=FOLDER`: one model out of a run's newest checkpoints."""
 
-import shlex
-
 from pydantic import Field
 
 from lm.cli.verb import Writer
@@ -29,4 +27,4 @@ class Average(Writer):
         from lm.generation.merging import average
 
         found = average(runs[0], self.out, last=self.last, overwrite=self.overwrite)
-        say(f"{found}: the mean of {self.last} checkpoints. Try it: lm generate from={shlex.quote(self.out)} prompt=...")
+        say(f"{found}: the mean of {self.last} checkpoints. {self.tried()}")

@@ -1,7 +1,5 @@
 """`lm import from=FOLDER out=FOLDER`: a Hugging Face model becomes a model folder."""
 
-import shlex
-
 from pydantic import Field
 
 from lm.cli.verb import Writer
@@ -42,5 +40,4 @@ class Import(Writer):
                 self.from_, self.out, tokenizer=self.tokenizer, max_seq_len=self.max_seq_len, revision=self.revision,
                 overwrite=self.overwrite, say=note,
             )  # fmt: skip
-        tried = f"lm generate from={shlex.quote(self.out)} prompt=..."
-        say(f"{found.folder}: {found.kind}, {si(found.n_parameters)} parameters. Try it: {tried}")
+        say(f"{found.folder}: {found.kind}, {si(found.n_parameters)} parameters. {self.tried()}")

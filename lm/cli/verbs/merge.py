@@ -1,6 +1,5 @@
 """`lm merge FOLDER FOLDER ... out=FOLDER`: one model out of several of one architecture."""
 
-import shlex
 from typing import Literal
 
 from lm.cli.verb import Writer
@@ -40,4 +39,4 @@ class Merge(Writer):
             folders, self.out, weights=weights, method=self.method, base=self.base, density=self.density, overwrite=self.overwrite
         )
         what = f"{self.method} of {len(folders)} models" if len(folders) > 1 else "the adapter merged into its model"
-        say(f"{found}: {what}. Try it: lm generate from={shlex.quote(self.out)} prompt=...")
+        say(f"{found}: {what}. {self.tried()}")

@@ -114,7 +114,7 @@ MUTATIONS = [
     ("T5's buckets of the future", "ops/distance.py", "(distance > 0).long() * n_buckets", "(distance >= 0).long() * n_buckets", POSITIONS),
     ("T5's far distances", "ops/distance.py", "(exact + growth.long()).clamp(max=n_buckets - 1)", "(exact + growth.long()).clamp(max=n_buckets - 2)", POSITIONS),
     ("the rotation turns the wrong way in one half", "ops/rotation.py", "second * cos + first * sin", "second * cos - first * sin", REFERENCES),
-    ("the fast rotation's gradient turns forward", "ops/rotation.py", "_turn(grads[0].float(), cos, -sin)", "_turn(grads[0].float(), cos, sin)", ["nn/test_precision.py"]),
+    ("the fast rotation's gradient turns forward", "ops/rotation.py", "rotate(grads[0], cos, -sin)", "rotate(grads[0], cos, sin)", ["nn/test_precision.py"]),
     ("interleaved pairs are not neighbours", "ops/rotation.py", "unflatten(-1, (-1, 2)).transpose(-1, -2)", "unflatten(-1, (2, -1)).transpose(-1, -2)", POSITIONS),
     ("the amplitude is on the cosine alone", "ops/rotation.py", "angles.cos() * amplitude, angles.sin() * amplitude", "angles.cos() * amplitude, angles.sin()", POSITIONS),
     ("dynamic NTK divides once", "nn/position/scaling.py", "self.factor * longer - (self.factor - 1)", "self.factor * longer", POSITIONS),

@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from lm.ops.linear import by_onednn, outer_into, product_into, recurring
+from lm.ops.once import once
 
 
 class Sorting:
@@ -41,7 +41,7 @@ class _Spread(torch.autograd.Function):
         return x.index_select(0, token)
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (back,) = ctx.saved_tensors
         return _summed(gradient, None, back), None, None
@@ -56,7 +56,7 @@ class _Gather(torch.autograd.Function):
         return _summed(rows, weights, back)
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         rows, weights, token, back = ctx.saved_tensors
         of_rows = gradient.index_select(0, token)  # (t, d) -> (t*k, d)

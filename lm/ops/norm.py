@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lm.ops.once import once
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight, computed in float32, returned in x.dtype.
@@ -31,6 +33,7 @@ class _RMSNormCPU(torch.autograd.Function):
         return (out if weight is None else out.mul_(weight)).to(x.dtype)
 
     @staticmethod
+    @once
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
         x, weight, inverse = ctx.saved_tensors
         w, d = None if weight is None else weight.to(inverse.dtype), x.shape[-1]

@@ -34,7 +34,7 @@ class _RotateHalf(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
-        return _turn(grads[0].float(), cos, -sin).to(grads[0].dtype), None, None
+        return rotate(grads[0], cos, -sin), None, None
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

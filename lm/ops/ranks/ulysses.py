@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
+from lm.ops.once import once
+
 
 class Whole:
     """How a rank holds the rows of a batch: whole, so that nothing is cut and nothing exchanged. The base class of other ways."""
@@ -98,6 +100,7 @@ class _Exchange(torch.autograd.Function):
         return _exchanged(x, group, n, cut, joined)
 
     @staticmethod
+    @once
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
         return _exchanged(grads[0], *ctx.way), None, None, None, None
 
@@ -118,6 +121,7 @@ class _Total(torch.autograd.Function):
         return summed(x, group)
 
     @staticmethod
+    @once
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         return summed(grads[0], ctx.group), None
 

@@ -185,6 +185,13 @@ def test_a_dtype_changes_the_logits_as_little_as_its_bits(dtype: Dtype) -> None:
     assert low <= error < high
 
 
+def test_a_model_in_float64_is_prepared_in_float64() -> None:
+    """Seen to fail within torch's norm."""
+    model = redrawn(config(d_model=64, ffn={"hidden": 96})).double()
+    with torch.no_grad():
+        torch.testing.assert_close(stepped(prepare(copy.deepcopy(model), "saved")), stepped(model), rtol=1e-6, atol=1e-6)  # float32 angles
+
+
 def test_the_reference_serves_where_no_kernel_does() -> None:
     weight = torch.randn(8, 40)
     assert [kind.fits(weight) for kind in (Int8, Int8Reference)] == [False, True]  # 40 is no multiple of what the kernel reads at once

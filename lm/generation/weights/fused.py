@@ -15,6 +15,7 @@ from lm.nn.norm import BareRMSNorm, Branch, PreNorm
 from lm.nn.position.base import Angles, Position
 from lm.nn.position.rope import Rope
 from lm.ops.attention.mask import Mask
+from lm.ops.precision import wide
 
 Hold = Callable[[Tensor, Tensor | None], nn.Module]
 """Makes a module that multiplies by a matrix, from that matrix and its bias."""
@@ -31,16 +32,17 @@ def stacked(linears: Sequence[nn.Linear], hold: Hold, order: Tensor | None = Non
 
 
 class QuickRMSNorm(nn.Module):
-    """x / sqrt(|x|^2 + d eps) * sqrt(d) weight, in float32: half as many operations as torch's own on a CPU."""
+    """x / sqrt(|x|^2 + d eps) * sqrt(d) weight, in float32 or wider: half as many operations as torch's own on a CPU."""
 
     def __init__(self, gain: Tensor, eps: float) -> None:
         """gain: (.., d); leading dimensions are as in the input, for heads that have gains of their own."""
         super().__init__()
         d = gain.shape[-1]
-        self.gain, self.floor = gain.float() * math.sqrt(d), torch.tensor(math.sqrt(d * eps))
+        self.gain = wide(gain) * math.sqrt(d)
+        self.floor = self.gain.new_tensor(math.sqrt(d * eps))
 
     def forward(self, x: Tensor) -> Tensor:
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=self.floor.dtype)
         out = (x * self.gain).div_(length.hypot_(self.floor))
         return out if out.dtype is x.dtype else out.to(x.dtype)
 

@@ -72,6 +72,20 @@ def test_trains_loads_generates_evaluates_and_compares(folder: Path, capsys: pyt
     capsys.readouterr()
 
 
+def test_a_default_dtype_of_the_program_is_none_of_the_run_and_stays(folder: Path) -> None:
+    """Seen to fail: float64 trained to the end, to be written by nobody, and bfloat16 without a word."""
+    weights = []
+    for dtype in (torch.float32, torch.float64):
+        torch.set_default_dtype(dtype)
+        try:
+            run = lm.train(lm.config(overrides=overrides(folder, f"run.name={dtype}")))
+            assert torch.get_default_dtype() == dtype
+        finally:
+            torch.set_default_dtype(torch.float32)
+        weights.append((run.model / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1]
+
+
 def test_a_model_of_a_loop_of_ones_own_is_saved_and_loaded(folder: Path) -> None:
     cfg = lm.config(overrides=overrides(folder))
     data = lm.batches(cfg)

@@ -12,6 +12,7 @@ import pytest
 
 from lm.data.kinds import BPEConfig, BytesConfig, DataConfig, ObjectiveConfig, RecordConfig, TokenizerConfig
 from lm.data.rows.build import build_splits
+from lm.data.sources.base import document
 from lm.data.store.prepare import prepare
 from lm.errors import ConfigError
 from lm.schema import Slot, from_tree
@@ -148,3 +149,11 @@ def test_a_kind_that_no_file_defines_cannot_be_cached(tmp_path: Path, plugin: An
     exec(SOURCE, scope)
     with pytest.raises(ConfigError, match=r"CountingConfig: no file defines this class, .* Define it in a file"):
         prepare(counting(tmp_path), BytesConfig(), log=lambda line: None)
+
+
+def test_a_document_of_one_text_is_that_of_its_only_chunk() -> None:
+    """Seen to fail: each letter was a chunk, and the first one alone decided the split."""
+    for number in range(20):
+        whole, chunked = document(f"word {number}", 0.5), document([f"word {number}"], 0.5)
+        assert whole is not None and chunked is not None
+        assert (whole.split, [*whole.chunks], whole.key) == (chunked.split, [*chunked.chunks], chunked.key)

@@ -124,9 +124,10 @@ def hashed_frac(data: bytes) -> float:
 
 
 def document(chunks: Iterable[str], split: Split | float) -> Document | None:
-    """Returns a document; None where the text is blank.  split: its split, or the part of documents that a hash puts into validation."""
+    """Returns a document of these chunks, or of one text; None where it is blank.  split: its split, or the part of documents that a hash
+    puts into validation."""
     head: list[str] = []
-    rest = iter(chunks)
+    rest = iter([chunks] if isinstance(chunks, str) else chunks)
     for chunk in rest:
         head.append(chunk)
         if chunk.strip():

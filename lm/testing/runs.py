@@ -46,8 +46,8 @@ def check_optimizer(cfg: OptimConfig) -> None:
     model = build_model(model_config(BASE), seed=0)
     named = list(model.named_parameters())
     optimizer: Any = cfg.build(named, traits_of(model))
-    assert {name for group in optimizer.param_groups for name in group["names"]} == dict(named).keys(), "a weight is in no group"
     begin_state(optimizer)
+    assert {name for group in optimizer.param_groups for name in group["names"]} == dict(named).keys(), "a weight is in no group"
     kinds = [sorted(optimizer.state[p]) for _, p in named]
     if isinstance(optimizer, Skippable):  # as on a GPU, where to read the flag would wait
         optimizer._flag_is_here = lambda: optimizer.found_inf is None  # type: ignore[method-assign]

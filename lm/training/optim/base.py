@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
+from lm.errors import ConfigError
 from lm.schema import Slot
 from lm.training.optim.traits import GroupConfig, Traits
 
@@ -172,7 +173,9 @@ def set_lr(optimizer: Optimizer, factor: float) -> None:
 @torch.no_grad()
 def begin_state(optimizer: Optimizer) -> None:
     """Creates all state before the first step, so that it can be saved and loaded at any step."""
-    assert isinstance(optimizer, Stateful)
+    if not isinstance(optimizer, Stateful):  # a plugin's
+        what = f"build returned {type(optimizer).__name__}, whose state is not there before a step"
+        raise ConfigError(f"optim: {what}. Return an optimizer that derives from lm.kinds.Skippable, as examples/plugins/lion.py does.")
     for params in optimizer.param_groups:
         for p in params["params"]:
             optimizer.state[p] = optimizer.initial_state(params, p)

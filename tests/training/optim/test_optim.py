@@ -3,8 +3,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lm.errors import ConfigError
 from lm.training.optim.adamw import AdamWConfig
-from lm.training.optim.base import OptimConfig, Skippable, set_lr
+from lm.training.optim.base import OptimConfig, Skippable, begin_state, set_lr
 from lm.training.optim.muon import MuonConfig
 from lm.training.optim.sgd import SGDConfig
 from tests.training.optim.optimizers import begun
@@ -32,6 +33,11 @@ def backward(net: nn.Module, seed: int) -> None:
 
 def snapshot(net: nn.Module, optimizer: Optimizer) -> list[Tensor]:
     return [t.detach().clone() for p in net.parameters() for t in (p, *optimizer.state[p].values())]
+
+
+def test_an_optimizer_of_torch_that_a_plugin_returns_is_refused_with_the_class_to_derive_from() -> None:
+    with pytest.raises(ConfigError, match=r"^optim: build returned Adam, .* derives from lm\.kinds\.Skippable"):
+        begin_state(torch.optim.Adam(model().parameters()))
 
 
 @pytest.mark.parametrize("cfg", CONFIGS, ids=IDS)

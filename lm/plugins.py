@@ -156,12 +156,20 @@ def _from_file(path: Path) -> Plugin:
     made = ModuleType(module)
     made.__file__ = str(path)
     sys.modules[module] = made
+    _forget(module)  # a file that was edited need not have the same kinds
     try:
         exec(compile(code, str(path), "exec"), made.__dict__)
     except (Exception, SystemExit) as error:
         del sys.modules[module]
+        _forget(module)
         raise _refusal(str(path), error) from error
     return plugin
+
+
+def _forget(module: str) -> None:
+    """Takes a module's kinds out of the options."""
+    for slot in Slot.__subclasses__():
+        slot._registry = {kind: found for kind, found in slot._registry.items() if found.__module__ != module}
 
 
 def _installed(point: metadata.EntryPoint) -> Plugin:

@@ -109,8 +109,10 @@ class Slot(Config):
         kind = cls.model_fields.get("kind")
         if kind is None:
             return
+        if not isinstance(kind.default, str) or kind.default not in (get_args(kind.annotation) or [kind.default]):
+            raise ConfigError(f'{cls.__name__}: its kind must have its one text as its default. Write kind: Literal["NAME"] = "NAME".')
         known = cls._registry.get(kind.default)
-        if known is not None and known.__module__ != cls.__module__:
+        if known is not None and (known.__module__, known.__name__) != (cls.__module__, cls.__name__):
             raise ConfigError(f"{cls.__name__}: a kind '{kind.default}' is in {_origin(known)} already. Give yours another name.")
         cls._registry[kind.default] = cls
 
@@ -133,12 +135,10 @@ class Slot(Config):
             return value
         kinds, kind = cls.kinds(), value.get("kind") if isinstance(value, dict) else None
         if not isinstance(kind, str) or kind not in kinds:
-            tag = {"discriminator": "'kind'", "tag": str(kind), "expected_tags": ", ".join(kinds)}
-            raise PydanticKnownError("union_tag_invalid", tag)
+            raise PydanticKnownError("union_tag_invalid", {"discriminator": "'kind'", "tag": str(kind), "expected_tags": ", ".join(kinds)})
         if missing := ", ".join(sorted(kinds[kind].__abstractmethods__)):
-            raise ValueError(
-                f"kind={kind} does not define {missing}, which every kind of its slot must. Define it in {kinds[kind].__name__}."
-            )
+            where = f"Define it in {kinds[kind].__name__}"
+            raise ValueError(f"kind={kind} does not define {missing}, which every kind of its slot must. {where}.")
         return kinds[kind].model_validate_json(json.dumps(value), strict=True)
 
 

@@ -14,6 +14,7 @@ import yaml
 from lm.cli.compose import catalog
 from lm.cli.compose.keys import at
 from lm.errors import internal
+from lm.nn.norm import NormConfig
 from lm.plugins import _bare
 from lm.schema import Slot
 from tests.conftest import Lm
@@ -113,6 +114,12 @@ WRONG = {
     "exits": ("raise SystemExit(0)\n", "exits.py:1: SystemExit"),
     "defines nothing": ("x = 1\n", "defines_nothing.py: it defines no kind"),
     "redefines ours": (norm("rms"), "already. Give yours another name"),
+    "defines one twice": (NORM.format(name="A", kind="one") + NORM.format(name="B", kind="one"), "twice.py already. Give yours another"),
+    "has no default": (
+        norm("bare").replace(' = "bare"', ""),
+        "Bare: its kind must have its one text as its default. Write kind: L",
+    ),
+    "has another default": (norm("other").replace('= "other"', '= "others"'), "Other: its kind must have its one text as its default"),
     "named like an option": (
         DATA.format(module="nn.ffn.base", slot="FFNConfig", kind="geglu"),
         "'geglu' is named like lm's option",
@@ -144,6 +151,15 @@ def test_a_file_that_brings_no_kind_ends_with_one_sentence(lm: Lm, tmp_path: Pat
         code, _, err = lm(*args)
     assert code == 2 and words in err.splitlines()[-1], err
     assert "Traceback" not in err and len([line for line in err.splitlines() if not line.startswith("lm train: ")]) == 1
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_a_file_that_was_edited_has_its_kinds_of_today_alone(lm: Lm, own: Callable[[str, str], str]) -> None:
+    kinds = []
+    for program in (norm("edited"), norm("edited").replace("class Edited", "class Renamed"), norm("since"), norm("since") + "x = 1 / 0\n"):
+        lm("train", f"plugins={own('edited.py', program)}", "--cfg", "job")
+        kinds.append({kind: found.__name__ for kind, found in NormConfig.kinds().items() if found.__module__ == "lm_plugins.edited"})
+    assert kinds == [{"edited": "Edited"}, {"edited": "Renamed"}, {"since": "Since"}, {}]
 
 
 def test_code_is_never_named_by_a_config(lm: Lm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from lm.losses.tokens import ALL, labelled_first
@@ -13,6 +12,7 @@ from lm.nn.batch import IGNORED
 from lm.nn.context import Context
 from lm.nn.head import CHUNK, WIDE, WIDE_CPU, Head
 from lm.ops.linear import recurring
+from lm.ops.once import once
 from lm.ops.precision import uncached_casts
 
 
@@ -26,7 +26,7 @@ class _Likelihoods(torch.autograd.Function):
         return torch.cat([logs.gather(-1, label[rows]).squeeze(-1) for rows, logs in _log_softmax(logits)])
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         logits, labels = ctx.saved_tensors
         label, g = labels.unsqueeze(-1), gradient.unsqueeze(-1)

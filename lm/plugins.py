@@ -25,6 +25,8 @@ from lm.schema import Config, Slot, Tree
 VARIABLE = "LM_PLUGINS"
 """Files, separated as in PATH; processes that we start find them here."""
 GROUP = "slotlm.kinds"
+COPIES = "plugins"
+"""The folder within a run's where copies of the files lie, to be given by a person where the file has changed since."""
 _PACKAGE = "lm_plugins"
 _MOST_BYTES = 1 << 22
 
@@ -41,6 +43,8 @@ class Plugin:
     """Of the code without comments and blank lines."""
     whole: str
     """SHA-256 with them, which earlier versions recorded."""
+    code: bytes = b""
+    """Of a file; an installed package can be installed again."""
 
     @property
     def kinds(self) -> list[type[Slot]]:
@@ -94,8 +98,17 @@ def loaded() -> list[Plugin]:
 
 def used(config: Config) -> dict[str, str]:
     """Returns name -> SHA-256 of the plugins whose kinds a config has, at any depth: what is recorded beside it."""
+    return {plugin.name: plugin.sha256 for plugin in _used(config)}
+
+
+def files(config: Config) -> dict[str, bytes]:
+    """Returns name -> code of the files among them, of which a run keeps copies."""
+    return {f"{plugin.name}.py": plugin.code for plugin in _used(config) if plugin.code}
+
+
+def _used(config: Config) -> list[Plugin]:
     kinds = {type(part) for part in _parts(config)}
-    return {name: plugin.sha256 for name, plugin in sorted(_loaded.items()) if any(map(plugin.defines, kinds))}
+    return [plugin for _, plugin in sorted(_loaded.items()) if any(map(plugin.defines, kinds))]
 
 
 def require(tree: Tree, where: object) -> None:
@@ -107,12 +120,16 @@ def require(tree: Tree, where: object) -> None:
         load()
     for name, sha256 in named.items():
         known = _loaded.get(name)
+        copies = [folder / COPIES / f"{name}.py" for folder in Path(str(where)).parents[:3]]
+        copy = next((str(path) for path in copies if path.is_file()), None)
         if known is None:
-            remedy = f"Give its file, as in plugins={name}.py or, in Python, lm.config('plugins={name}.py'); or install its package"
+            file = copy or f"{name}.py"
+            remedy = f"Give its file, as in plugins={file} or, in Python, lm.config('plugins={file}'); or install its package"
             raise ConfigError(f"{where}: it needs the plugin {name!r} (SHA-256 {sha256}), and code is never taken from a config. {remedy}.")
         if sha256 not in (known.sha256, known.whole):
             which = f"the plugin {name!r} of SHA-256 {sha256}, and {known.origin} has {known.sha256}"
-            raise ConfigError(f"{where}: it needs {which}. Give the file that it was made with, or train anew under another run.name.")
+            file = "the file that it was made with" if copy is None else f"its copy, plugins={copy}"
+            raise ConfigError(f"{where}: it needs {which}. Give {file}, or train anew under another run.name.")
 
 
 def with_todays_hashes(named: Tree) -> Tree:
@@ -148,7 +165,7 @@ def _from_file(path: Path) -> Plugin:
         raise ConfigError(f"plugins: {path.name} must be named like a Python module, such as my_norm.py. Rename it.")
     with path.open("rb") as file:
         code = file.read(_MOST_BYTES)
-    plugin = Plugin(name, str(path), module, _sha256(_bare(code)), _sha256(code))
+    plugin = Plugin(name, str(path), module, _sha256(_bare(code)), _sha256(code), code)
     if _loaded.get(name) == plugin:
         return plugin
     package = sys.modules.setdefault(_PACKAGE, ModuleType(_PACKAGE))

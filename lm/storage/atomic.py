@@ -251,10 +251,11 @@ def write_json(path: Path, tree: Tree) -> None:
     path.write_text(json.dumps(tree, indent=1, allow_nan=False, ensure_ascii=False), encoding="utf-8", errors="backslashreplace")
 
 
-def replace_file(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str | bytes) -> None:
     """Replaces a file atomically: a reader, and a kill of the writer at any time, finds the old text or the new one, whole."""
+    content = text if isinstance(text, bytes) else text.encode(errors="backslashreplace")  # of a file name that is not UTF-8, say
     with disk_errors(path), beside(path, Path.touch) as temporary:
-        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")  # of a file name that is not UTF-8, say
+        temporary.write_bytes(content)
         sync(temporary)
         temporary.replace(path)
 

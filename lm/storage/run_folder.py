@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from lm.errors import CheckpointError, LmError
+from lm.plugins import COPIES
 from lm.schema import Tree
 from lm.spelling import nearest
 from lm.storage.atomic import disk_errors, replace_file, verify
@@ -71,6 +72,13 @@ class RunFolder:
         with disk_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         replace_file(self.config_file, yaml_text(tree))
+
+    def write_plugins(self, files: dict[str, bytes]) -> None:
+        """Writes copies of the code of plugins, which nothing reads by itself."""
+        for name, code in files.items():
+            with disk_errors(self.path):
+                (self.path / COPIES).mkdir(exist_ok=True)
+            replace_file(self.path / COPIES / name, code)
 
     def summary(self) -> Tree:
         """Returns what the end of the run wrote; {} until then."""

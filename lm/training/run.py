@@ -122,6 +122,7 @@ def _begin(module: "TrainModule", data: Prepared, journal: Journal, ranks: Ranks
     require_same(ranks, {name: meta[key] for name, key in alike.items()})
     if ranks.first:
         journal.folder.write_config(cfg.tree())
+        journal.folder.write_plugins(plugins.files(cfg))
         journal.folder.remove_summary()
     journal.go_back(module.step if reader is not None else -1, counters.samples_bytes)
     splits = build_splits(cfg.objective, cfg.data, data, model_cfg, cfg.seeds.data)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,12 +12,15 @@ from pathlib import Path
 import pytest
 import yaml
 
+import lm as library
+from lm import plugins
 from lm.cli.compose import catalog
 from lm.cli.compose.keys import at
-from lm.errors import internal
+from lm.errors import ConfigError, internal
 from lm.nn.norm import NormConfig
 from lm.plugins import _bare
 from lm.schema import Slot
+from lm.storage.run_folder import RunFolder
 from tests.conftest import Lm
 from tests.training.conftest import TINY, settled, write_text
 
@@ -194,6 +198,8 @@ def test_a_run_with_a_plugin_is_swept_resumed_read_and_asks_for_its_file(tmp_pat
     longer = ["train", *base, "model/norm=swept", "trainer.max_steps=6", f"run.name={theirs.name}"]
     assert lm_process(tmp_path, *settled(*longer, "plugins=swept.py", "strategy=ddp", "launch.devices=2")).returncode == 0
     (tmp_path / "swept.py").write_text(norm("swept") + "CHANGED = True\n")
+    copy = f"plugins={theirs.relative_to(tmp_path) / 'plugins' / 'swept.py'}"
+    assert lm_process(tmp_path, "eval", f"from={theirs}", copy).returncode == 0 and not (ours / "plugins").exists()
     for args in (["generate", f"from={theirs}", "prompt=a"], [*longer, "trainer.max_steps=8"]):
         done = lm_process(tmp_path, *settled(*args, "plugins=swept.py"))
         assert done.returncode == 2 and f"the plugin 'swept' of SHA-256 {sha256}, and " in done.stderr.splitlines()[-1], done.stderr
@@ -314,3 +320,25 @@ def f(x):
     assert _bare(code.replace(b"    return", b"     return")) != same
     assert all(_bare(not_python) == not_python for not_python in (b"def f(:\n  # no", b"x = 1\ny = 2\n# \xff\n", b""))
     assert _bare(b"# why\rx = 1\ry = 2\r") == _bare(b"\xef\xbb\xbfx = 1# why\ny = 2") == b"x = 1\ny = 2"
+
+
+def test_what_a_model_needs_is_told_with_the_copy_that_its_run_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen to fail: a second norm in the file, and all models of the first were lost but for a file that nobody had kept."""
+    monkeypatch.setattr(plugins, "_loaded", {})
+    monkeypatch.setenv("LM_PLUGINS", "")
+    (tmp_path / "kept.py").write_text(norm("kept"))
+    plugins.load([str(tmp_path / "kept.py")])
+    cfg = library.config(["model/norm=kept", f"run.dir={tmp_path}", "run.name=run"])
+    folder = RunFolder(cfg.run.folder)
+    folder.write_config(cfg.tree())
+    folder.write_plugins(plugins.files(cfg))
+    assert (folder.path / "plugins" / "kept.py").read_text() == norm("kept")
+    (tmp_path / "kept.py").write_text(norm("kept") + norm("more"))
+    plugins.load([str(tmp_path / "kept.py")])
+    where = folder.checkpoints / "step-00000004" / "meta.json"
+    with pytest.raises(ConfigError, match=re.escape(f"Give its copy, plugins={folder.path / 'plugins' / 'kept.py'}, or train")):
+        plugins.require(cfg.tree(), where)
+    monkeypatch.setattr(plugins, "_loaded", {})
+    monkeypatch.setenv("LM_PLUGINS", "")
+    with pytest.raises(ConfigError, match=re.escape(f"as in plugins={folder.path / 'plugins' / 'kept.py'} or, in Python")):
+        plugins.require(cfg.tree(), folder.model / "config.json")

@@ -81,7 +81,8 @@ def _train(
         require_float8()
     with console.during("Preparing the data"):
         data = ranks.first_here(lambda: _prepare(cfg, folder, reader, console))
-    with console.during("Loading Lightning"), collector.paused():  # takes seconds, and a finished run does not need it
+    held = signals.held() if command is None else nullcontext()  # a command's process ends, and need not wait
+    with console.during("Loading Lightning"), collector.paused(), held:  # takes seconds, and a finished run does not need it
         from lm.training.build import build_module, memory_errors
 
     with memory_errors(cfg):

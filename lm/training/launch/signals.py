@@ -1,5 +1,5 @@
 """Ctrl-C, SIGTERM, SIGHUP (a closed terminal) and SIGUSR1 finish the step, save and exit with 130, 143, 129 or 138. A second signal within
-five seconds exits at once, and says what is lost.
+five seconds exits at once, or in a session raises at once, and says what is lost.
 
 SIGUSR1 is what a cluster sends some time before it takes the machine away: a job of SLURM is then put back into its queue.
 """
@@ -7,8 +7,10 @@ SIGUSR1 is what a cluster sends some time before it takes the machine away: a jo
 import os
 import signal
 import subprocess
+import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -29,7 +31,7 @@ class Signals:
         self.received: int | None = None
         self.step = 0  # the last finished step
         self._folder, self._rank = folder, rank
-        self._deferred = False
+        self._deferred = self._held = False
         self._at = 0.0
         self._previous: dict[int, Any] = {}
 
@@ -49,6 +51,15 @@ class Signals:
         self._deferred = True
         self._install()
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keeps signals back to the end of the block. An import that one breaks off cannot be made again in the same process."""
+        self._held = True
+        yield
+        self._held = False
+        if self.received is not None:
+            self._refuse(self.received)
+
     def _install(self) -> None:
         if may_handle():
             for number in self._previous:
@@ -61,7 +72,7 @@ class Signals:
             number = signal.SIGTERM
         if number == signal.SIGHUP and self.received is not None:  # a closed terminal's comes from the shell and from the system
             return
-        if self.received is not None and time.monotonic() - self._at < _IMPATIENT_S:
+        if self.received is not None and time.monotonic() - self._at < _IMPATIENT_S and not self._held:
             self._leave(number)
         self.received, self._at = number, time.monotonic()
         name = signal.Signals(number).name
@@ -69,17 +80,23 @@ class Signals:
             if self._rank == 0:
                 with suppress(RuntimeError):  # it came in the middle of another line
                     note(f"{name}: finishing the step under way, which is then saved; again within 5 s ends at once, without a save")
-        else:
-            raise Interrupted(f"train: {name} came before the first step, so there is nothing new to save. Train again to start.", number)
+        elif not self._held:
+            self._refuse(number)
+
+    def _refuse(self, number: int) -> None:
+        name = signal.Signals(number).name
+        raise Interrupted(f"train: {name} came before the first step, so there is nothing new to save. Train again to start.", number)
 
     def _leave(self, number: int) -> None:
-        """Exits at once without a save, even where something hangs."""
+        """Exits at once without a save, even where something hangs; in a session such as a notebook, whose variables are kept, raises."""
         kept = checkpoints(self._folder.checkpoints)
         lost = f"{signal.Signals(number).name} came as a second signal, so the run ended at once after step {self.step:,}, without a save"
         left = (
             f"{kept[0]} is the last checkpoint, and training again goes on from there" if kept else "There is no checkpoint to go on from"
         )
         error = Interrupted(f"{self._folder.path}: {lost}. {left}.", number)
+        if hasattr(sys, "ps1"):  # as Python and IPython tell of a session
+            raise error
         if not outcome.ends(self._rank, error):
             note(error.sentence)
         os._exit(error.exit_code)

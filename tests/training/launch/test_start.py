@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from lm.errors import ConfigError, LmError, ResourceError
+from lm.errors import ConfigError, Interrupted, LmError, ResourceError
+from lm.storage.run_folder import RunFolder
 from lm.training import run
 from lm.training.launch import meeting
 from lm.training.launch.ranks import Ranks
+from lm.training.launch.signals import Signals
 from tests.conftest import Lm
 from tests.server import ROOT, Process
 from tests.training.conftest import Configure, settled, write_text
@@ -176,3 +178,37 @@ def test_a_failed_start_takes_nothing_along_that_was_there(lm: Lm, tiny: list[st
     (tmp_path / "other").write_text("a file")
     assert lm("train", *tiny, "run.name=other")[0] in (2, 5)
     assert (tmp_path / "other").read_text() == "a file"
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_signal_within_an_import_is_raised_behind_it_where_the_process_goes_on(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen to fail: Ctrl-C while Lightning loads, and every later lm.train of a notebook with "partially initialized module"."""
+    reached = []
+    refused = pytest.raises(Interrupted, match="SIGINT came before the first step")
+    with Signals(RunFolder(tmp_path / "run"), 0) as signals, refused, signals.held():
+        interrupt()
+        interrupt()
+        reached.append("the end of the import")
+    assert reached
+
+    def begun(signals: Signals) -> None:
+        raise MemoryError("the import")
+
+    monkeypatch.setattr(Signals, "held", begun)
+    with pytest.raises(MemoryError, match="the import"):
+        run.train(configure())
+
+
+def test_a_second_signal_in_a_session_raises_instead_of_ending_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen to fail: a second Ctrl-C ended a notebook's kernel with all of its variables."""
+    monkeypatch.setattr(sys, "ps1", "In : ", raising=False)
+    with Signals(RunFolder(tmp_path / "run"), 0) as signals:
+        signals.defer()
+        interrupt()
+        with pytest.raises(Interrupted, match="came as a second signal, so the run ended at once"):
+            interrupt()

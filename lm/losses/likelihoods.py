@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from lm.losses.tokens import ALL, labelled_first
+from lm.losses.tokens import ALL, at_a_time, labelled_first
 from lm.nn.batch import IGNORED
 from lm.nn.context import Context
-from lm.nn.head import CHUNK, WIDE, WIDE_CPU, Head
+from lm.nn.head import CHUNK, Head
 from lm.ops.linear import recurring
 from lm.ops.once import once
 from lm.ops.precision import uncached_casts
@@ -37,7 +37,7 @@ class _Likelihoods(torch.autograd.Function):
 
 def _log_softmax(logits: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Yields a few rows at a time and their log p, in memory that is used again for the next."""
-    size = max(1, (WIDE_CPU if logits.is_cpu else WIDE) // logits.shape[1])
+    size = at_a_time(logits)
     wide = torch.empty_like(logits[:size], dtype=torch.promote_types(logits.dtype, torch.float32))
     for start in range(0, len(logits), size):
         rows = slice(start, start + size)

@@ -162,9 +162,7 @@ class _Chunk:
         of, sums = self.head.vocabulary, logits.new_zeros(5, dtype=torch.float32)
         if of.ranks == 1 and (compiled := entropy_here(logits.device)) is not None:
             return compiled(logits, labels, answers, *self.extras)
-        rows = max(1, (WIDE_CPU if logits.is_cpu else WIDE) // logits.shape[1])
-        if of.ranks > 1:  # so that every rank exchanges as often as the others
-            rows = len(logits)
+        rows = at_a_time(logits) if of.ranks == 1 else len(logits)  # so that every rank exchanges as often as the others
         if self.wide is None and logits.dtype.itemsize < torch.float32.itemsize:  # once: new memory takes longer than what is done with it
             self.wide = torch.empty_like(logits[:rows], dtype=torch.float32)
         for start in range(0, len(logits), rows):
@@ -178,6 +176,11 @@ class _Chunk:
             if told is not None:
                 sums[2:] += told
         return sums
+
+
+def at_a_time(logits: Tensor) -> int:
+    """Returns how many rows of the logits are converted to float32 together."""
+    return max(1, (WIDE_CPU if logits.is_cpu else WIDE) // logits.shape[1])
 
 
 def chunked_loss(

@@ -9,7 +9,7 @@ from lm.nn.batch import IGNORED
 from lm.nn.context import Context
 from lm.nn.head import Head, HeadConfig
 from lm.nn.norm import RMSNormConfig
-from tests.losses.test_tokens import ragged_labels
+from tests.losses.test_tokens import peak_bytes, ragged_labels
 from tests.nn.models import near
 
 V, HERE = 97, Context.alone(torch.empty(1, 1, 16))
@@ -20,7 +20,7 @@ V, HERE = 97, Context.alone(torch.empty(1, 1, 16))
 def test_likelihoods_and_their_gradients_are_those_of_cross_entropy(
     chunk: int, softcap: float | None, doubles: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lm.losses.likelihoods.WIDE_CPU", 3 * V)  # a few rows at a time
+    monkeypatch.setattr("lm.losses.tokens.WIDE_CPU", 3 * V)  # a few rows at a time
     head, labels = Head(HeadConfig(bias=True, softcap=softcap), RMSNormConfig(), 16, V), ragged_labels(5, 10, V)
     hidden = torch.randn(5, 10, 16, requires_grad=True)
     for p in head.parameters():
@@ -60,14 +60,7 @@ def test_peak_memory_is_that_of_a_chunk_of_logits() -> None:
     head, hidden, labels = Head(HeadConfig(), RMSNormConfig(), 8, 5000), torch.randn(1, 4096, 8), torch.randint(0, 5000, (1, 4096))
 
     def peak(chunk: int) -> int:
-        """By the allocator's own events."""
-        with torch.profiler.profile(profile_memory=True) as profile:
-            label_likelihoods(labels, chunk)(hidden.requires_grad_(), head, HERE).sum().backward()
-        sizes, live, most = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"], 0, 0
-        for event in sorted(sizes, key=lambda e: e.start_ns()):
-            live += event.nbytes()
-            most = max(most, live)
-        return most
+        return peak_bytes(lambda: label_likelihoods(labels, chunk)(hidden.requires_grad_(), head, HERE).sum().backward())
 
     logits = 4 * 4096 * 5000
     assert peak(4096) > logits

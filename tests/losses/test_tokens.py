@@ -1,5 +1,7 @@
 """Chunked loss = plain loss; the whole batch's logits never exist at once; the split into micro-batches changes nothing."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -215,19 +217,25 @@ def test_rows_and_micro_batches_weigh_by_their_label_tokens() -> None:
         near(one, split)
 
 
+def peak_bytes(run: Callable[[], None]) -> int:
+    """What a function allocates at most at a time, by the allocator's own events."""
+    with torch.profiler.profile(profile_memory=True) as profile:
+        run()
+    sizes, live, peak = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"], 0, 0
+    for event in sorted(sizes, key=lambda e: e.start_ns()):
+        live += event.nbytes()
+        peak = max(peak, live)
+    return peak
+
+
 def test_peak_memory_is_that_of_a_chunk_of_logits() -> None:
-    """By the allocator's own events: a chunk of logits, not the whole batch's, and in bf16 few of them in float32 beside."""
+    """Not of the whole batch's, and in bf16 few of them in float32 beside."""
     head, hidden = Head(HeadConfig(), RMSNormConfig(), 8, 5000), torch.randn(4096, 8, requires_grad=True)
     labels = torch.randint(0, 5000, (4096,))
 
     def largest(chunk: int, bf16: bool = False) -> int:
-        with torch.profiler.profile(profile_memory=True) as profile, torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            chunked_loss(hidden, labels, head, chunk=chunk).total.backward()
-        sizes, live, peak = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"], 0, 0
-        for event in sorted(sizes, key=lambda e: e.start_ns()):
-            live += event.nbytes()
-            peak = max(peak, live)
-        return peak
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            return peak_bytes(lambda: chunked_loss(hidden, labels, head, chunk=chunk).total.backward())
 
     whole_logits = 4096 * 5000 * 4
     assert largest(4096) > whole_logits

@@ -230,4 +230,10 @@ def _refusal(origin: str, error: BaseException) -> ConfigError:
     if isinstance(error, ConfigError):  # says what to do
         return ConfigError(f"plugins: {where}: {error}")
     said = f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}"
-    return ConfigError(f"plugins: {where}: {' '.join(said.split())[:300].rstrip('.')}. Mend the file.")
+    remedy = "Mend the file."
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        beside = Path(origin).parent / error.name.split(".")[0]
+        own = beside.is_dir() or beside.with_suffix(".py").is_file()
+        package = f"put the code of {beside.name} into it, or make both a package with an entry point of the group {GROUP}"
+        remedy = f"A plugin is one file: {package}." if own else f"Install {beside.name}, or mend the file."
+    return ConfigError(f"plugins: {where}: {' '.join(said.split())[:300].rstrip('.')}. {remedy}")

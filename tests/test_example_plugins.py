@@ -137,12 +137,16 @@ def test_what_is_wrong_with_a_plugin_is_said_with_its_place(plugged: Plugged, tm
         "absent": (None, "absent.py is no file. Give"),
         "broken": ("x = (\n", "broken.py:1: SyntaxError: '(' was never closed. Mend the file."),
         "misnamed": ("\nfrom lm.kinds import NormConfg\n", "misnamed.py:2: ImportError: cannot import name 'NormConfg'"),
+        "own/parted": ("import helpers_of_mine\n", "A plugin is one file: put the code of helpers_of_mine into it, or make both a package"),
+        "lacking": ("import no_such_package.more\n", "Install no_such_package, or mend the file."),
         "empty": ("x = 1\n", "empty.py: it defines no kind: a class below a slot such as lm.kinds.NormConfig"),
         "twice": ((FOLDER / "dyt.py").read_text(), f"a kind 'dyt' is in {FOLDER / 'dyt.py'} already. Give yours another name."),
         "ours": ((FOLDER / "dyt.py").read_text().replace('"dyt"', '"rms"'), "norm.py already. Give yours another name."),
         "option": ((FOLDER / "bilinear.py").read_text().replace('"bilinear"', '"swiglu"'), "its kind 'swiglu' is named like lm's option"),
         "not-a-name": ("", "not-a-name.py must be named like a Python module"),
     }
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "helpers_of_mine.py").touch()
     for name, (text, said) in wrong.items():
         if text is not None:
             (tmp_path / f"{name}.py").write_text(text)

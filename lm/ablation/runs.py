@@ -83,7 +83,8 @@ class Asked(Config):
             key = changed[0]
             more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
             said = f"{key} was {json.dumps(before.get(key))}, now {json.dumps(now.get(key))}{more}"
-            raise ConfigError(f"{folder}: its runs have begun, and others are asked now: {said}. Give them another name.")
+            remedy = f"Give them another name; to keep the runs that stay as they are, copy the folder to it without {self.file}"
+            raise ConfigError(f"{folder}: its runs have begun, and others are asked now: {said}. {remedy}.")
         if grows is not None and now[grows] < before[grows]:
             said = f"{grows.rpartition('.')[2]}={now[grows]}, and {before[grows]} were asked for before"
             raise ConfigError(f"{folder}: {said}; fewer would be a choice among results. Ask for as many, or more.")

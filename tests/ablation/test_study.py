@@ -61,7 +61,7 @@ def test_a_study_is_run_once_judged_at_any_time_and_takes_more_seeds(
     code, _, err = ablate(FFN, "seeds=3", "optim.lr=0.1")
     assert code == 2 and "its runs have begun" in err.splitlines()[-1] and "optim.lr=0.1" in err.splitlines()[-1]
     code, _, err = ablate("model/ffn=swiglu,gelu,relu2", "seeds=3")
-    assert code == 2 and "relu2" in err.splitlines()[-1]
+    assert code == 2 and "relu2" in err.splitlines()[-1] and "copy the folder to it without study.json" in err.splitlines()[-1]
     html = (tmp_path / "ffn/report.html").read_text()
     assert html.count("<circle") == 3 and html.count("<polyline") == 6 and "report.html" in out
     ledger = [json.loads(line) for line in tmp_path.with_name(f"{tmp_path.name}.jsonl").read_text().splitlines()]
@@ -73,6 +73,9 @@ def test_a_study_is_run_once_judged_at_any_time_and_takes_more_seeds(
     _, out, err = lm("compare", "ffn", "format=csv")
     baseline = [row["run"].partition(" ")[0] for row in csv.DictReader(out.splitlines()) if row["baseline"] == "true"]
     assert baseline == ["swiglu-seed-0"] and "the baseline is that of the study, swiglu" in err  # not gelu, which comes first
+    shutil.copytree("ffn", "wider", ignore=shutil.ignore_patterns("study.json"))
+    code, _, err = ablate("model/ffn=swiglu,gelu,relu2", "seeds=2", "name=wider")
+    assert (code, err.count(": 2 runs to go")) == (0, 1), err
     shutil.rmtree(tmp_path / "ffn/gelu-seed-2/model")
     assert [job.name for job in read_study(tmp_path / "ffn").missing()] == ["gelu-seed-2"]
 

@@ -125,11 +125,11 @@ def answer_all(
     return len(prompts) - done, n_tokens
 
 
-def require_new(out: Path, anew: bool) -> None:
-    """Raises ConfigError where `out` exists; with `anew`, only where it is no file."""
+def require_new(out: Path, anew: bool, key: str = "out") -> None:
+    """Raises ConfigError where `out` exists; with `anew`, only where it is no file.  key: the option that names it."""
     if os.path.lexists(out) and not (anew and out.is_file()):
         remedy = "Add overwrite=true to replace it, or choose another file" if out.is_file() else "Choose another name"
-        raise ConfigError(f"out={out}: it exists already. {remedy}.")
+        raise ConfigError(f"{key}={out}: it exists already. {remedy}.")
 
 
 def _ids(model: LM, tokenizer: Tokenizer, prompt: Prompt, cfg: SamplingConfig, chat: ChatTemplate | None, goes_on: bool) -> list[int]:

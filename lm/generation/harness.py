@@ -1,5 +1,6 @@
 """lm-eval's tasks on a model: log-likelihoods, rolling ones and generation, in batches of rows of like length."""
 
+import json
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from lm.nn.head import Head
 from lm.nn.transformer import LM
 from lm.schema import Tree, from_tree
 from lm.spelling import nearest
+from lm.storage.atomic import disk_errors, replace_file
 
 _LOCAL = ("json", "csv", "parquet", "text", "arrow")  # what `datasets` calls files that lie here
 _SAMPLED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -182,15 +184,21 @@ class _Scores:
 
 
 def run_tasks(
-    model: LM, tokenizer: Tokenizer, manager: TaskManager, tasks: list[str], rows: int, limit: int | None, n_shots: int | None, chat: bool
-) -> Tree:
-    """Returns lm-eval's results by task, and how many samples each has.  chat: as lm-eval's --apply_chat_template. Raises ConfigError
-    where a data set is not here, or with `chat` no template."""
+    model: LM, tokenizer: Tokenizer, manager: TaskManager, tasks: list[str], *, rows: int, limit: int | None = None,
+    n_shots: int | None = None, chat: bool = False, system: str | None = None, samples: Path | None = None,
+) -> Tree:  # fmt: skip
+    """Returns lm-eval's results by task, and how many samples each has.  chat, system: as lm-eval's --apply_chat_template and
+    --system_instruction; samples: a file for what was asked and answered, as --log_samples, a line each.
+
+    Raises ConfigError where a data set is not here, or with `chat` no template."""
+    if samples is not None:
+        with disk_errors(samples):
+            samples.parent.mkdir(parents=True, exist_ok=True)
     harness = Harness(model, tokenizer, rows, chat_template(tokenizer) if chat else None)
     try:
         found = simple_evaluate(
-            harness, tasks=tasks, num_fewshot=n_shots, limit=limit, task_manager=manager, log_samples=False, bootstrap_iters=1000,
-            apply_chat_template=chat,
+            harness, tasks=tasks, num_fewshot=n_shots, limit=limit, task_manager=manager, log_samples=samples is not None,
+            bootstrap_iters=1000, apply_chat_template=chat, system_instruction=system,
         )  # fmt: skip
     except (ConnectionError, FileNotFoundError) as error:
         said = " ".join(str(error).split())[:200]
@@ -198,6 +206,9 @@ def run_tasks(
             f"tasks: a data set cannot be had ({said}). Fetch it where there is a network, or name a task of your own files."
         ) from None
     assert found is not None
+    if samples is not None:
+        lines = [{"task": task, **sample} for task, each in found["samples"].items() for sample in each]
+        replace_file(samples, "".join(json.dumps(line, ensure_ascii=False, default=str) + "\n" for line in lines))
     return {"results": found["results"], "n_samples": {name: n["effective"] for name, n in found["n-samples"].items()}}
 
 

@@ -181,11 +181,37 @@ def test_the_verb_prints_metrics_and_says_what_is_fetched(lm: Lm, tmp_path: Path
     for task, remedy in (("arc_esy", "Did you mean 'arc_easy'?"), ("3e16", "Take a name that `lm-eval ls tasks` lists.")):
         code, out, err = lm("eval", f"from={folder}", f"tasks={task}")
         assert (code, out, err.splitlines()[-1]) == (2, "", f"tasks: lm-eval has no {task!r}. {remedy}")
-    for option in ("limit=3", "chat=true"):
+    for option in ("limit=3", "chat=true", "samples=a.jsonl"):
         code, out, err = lm("eval", f"from={folder}", option)
-        assert code == 2 and "they are of tasks" in err
+        assert code == 2 and f"{option.partition('=')[0]}: only tasks have that" in err
     code, out, err = lm("eval", f"from={folder}", f"tasks={tasks[0]}", "chat=true")
     assert code == 2 and "no chat template" in err.splitlines()[-1]
+
+
+def test_samples_are_written_as_lm_eval_logs_them_and_a_system_speaks_first(lm: Lm, tmp_path: Path, tasks: list[str]) -> None:
+    from lm.generation.harness import Harness
+
+    tokenizer = chat_tokenizer("chatml")
+    model = redrawn(config(vocab_size=tokenizer.vocab_size, max_seq_len=512))
+    ask = ["eval", f"from={saved(tmp_path / 'm', model, tokenizer)}", f"tasks={','.join(tasks[::2])}", "chat=true", "device=cpu"]
+    ask += ["system=Be brief.", "samples=new/all.jsonl"]
+    code, _, err = lm(*ask)
+    assert code == 0, err
+    lines = [json.loads(line) for line in Path("new/all.jsonl").read_text().splitlines()]
+    assert [line["task"] for line in lines] == ["chosen"] * 3 + ["written"] * 3
+    assert all("system\nBe brief." in json.dumps(line["arguments"]).replace("\\n", "\n") for line in lines)
+    harness = Harness(model, tokenizer, 4, chat_template(tokenizer))
+    theirs, _ = answered(harness, None, tasks[::2], apply_chat_template=True, system_instruction="Be brief.")
+    same([line["resps"] for line in lines], theirs)
+    assert [line["acc"] for line in lines[:3]] == [float(line["doc"]["label"] == best(line["resps"])) for line in lines[:3]]
+    code, _, err = lm(*ask)
+    assert code == 2 and "samples=new/all.jsonl: it exists already. Add overwrite=true to replace it" in err
+    assert lm(*ask, "overwrite=true", "limit=1")[0] == 0 and len(Path("new/all.jsonl").read_text().splitlines()) == 2
+
+
+def best(resps: list[list[list[Any]]]) -> int:
+    logs = [float(each[0][0]) for each in resps]
+    return logs.index(max(logs))
 
 
 def test_a_missing_extra_is_named(lm: Lm, tmp_path: Path, plain: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:

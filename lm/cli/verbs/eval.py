@@ -22,6 +22,7 @@ _UNITS = {
     "val_exposure": "nats/token", "val_own_entropy": "nats/token", "val_true_entropy": "nats/token",
     "val_reward": "of the likeliest answers", "val_answer_tokens": "in each",
 }  # fmt: skip
+_OF_TASKS = {"limit", "n_shots", "chat", "system", "samples", "overwrite"}
 
 
 class Eval(Verb):
@@ -56,6 +57,12 @@ class Eval(Verb):
     """With tasks: examples before each question. null: as the task says."""
     chat: bool = False
     """With tasks: questions are a user's messages in the model's chat template, and examples earlier turns."""
+    system: str | None = None
+    """With tasks: what the system says before each question, as lm-eval's --system_instruction. null: nothing."""
+    samples: str | None = None
+    """With tasks: JSON lines to write, one for each question with what was asked and answered, as lm-eval's --log_samples. null: none."""
+    overwrite: bool = False
+    """Replace the file of samples."""
     format: Literal["text", "json"] = "text"
     """json: one object on one line."""
 
@@ -67,8 +74,8 @@ class Eval(Verb):
             told = self._ask_tasks(model, self.tasks.split(","))
             answer(json.dumps(told, allow_nan=False, default=str) if self.format == "json" else table(_metrics(told), ""))
             return
-        if self.limit is not None or self.n_shots is not None or self.chat:
-            raise ConfigError("limit, n_shots, chat: they are of tasks, and none are named. Write tasks=arc_easy, or leave them out.")
+        if given := sorted(self.model_fields_set & _OF_TASKS):
+            raise ConfigError(f"{', '.join(given)}: only tasks have that, and none are named. Write tasks=arc_easy, or leave it out.")
         saved = read_config(model)
         examined, says_length = take_examined(rest, [name.rstrip("_") for name in type(self).model_fields], RunFolder.around(model))
         from lm.generation.examine import evaluate
@@ -92,12 +99,19 @@ class Eval(Verb):
             from lm.generation.harness import downloads, run_tasks, task_manager
         except ModuleNotFoundError:
             raise ConfigError("tasks: the package lm-eval is needed for them. Run: pip install 'slotlm[eval]'") from None
+        from lm.generation.answering import require_new
         from lm.generation.load import load
 
+        samples = None if self.samples is None else Path(self.samples).expanduser()
+        if samples is not None:
+            require_new(samples, self.overwrite, "samples")
         manager = task_manager(tasks)
         for task, source in downloads(manager, tasks):
             note(f"{task} reads {source} of the Hugging Face hub, which is fetched unless it has been.")
-        return run_tasks(*load(model, self.device, dtype=self.dtype), manager, tasks, self.micro_batch, self.limit, self.n_shots, self.chat)
+        return run_tasks(
+            *load(model, self.device, dtype=self.dtype), manager, tasks, rows=self.micro_batch, limit=self.limit, n_shots=self.n_shots,
+            chat=self.chat, system=self.system, samples=samples,
+        )  # fmt: skip
 
 
 def _metrics(found: Tree) -> list[tuple[str, ...]]:

@@ -165,7 +165,7 @@ MUTATIONS = [
     ("the encoder is causal", "nn/transformer.py", "mask = Mask(positions, positions, documents, documents, causal=False", "mask = Mask(positions, positions, documents, documents, causal=True", STACKS),
     ("a further token is of the one before", "nn/transformer.py", "self.embed(shifted(batch.tokens, n, 0))", "self.embed(shifted(batch.tokens, n - 1, 0))", ["nn/test_mtp.py"]),
     ("a further token's embedding is not scaled", "nn/transformer.py", "self.embed(shifted(batch.tokens, n, 0)) * self.embed_scale", "self.embed(shifted(batch.tokens, n, 0))", ["nn/test_mtp.py"]),
-    ("blocks of multi-token prediction are never computed again", "nn/transformer.py", "hidden = self.through(block, len(self.blocks) + n - 1, hidden, later, ctx)", "hidden = block(hidden, later, ctx)", ["ops/test_recompute.py"]),
+    ("blocks of multi-token prediction are never computed again", "nn/transformer.py", "hidden = self.through(block, len(self.blocks) + n - 1, ctx, hidden, later)", "hidden = block(hidden, later, ctx)", ["ops/test_recompute.py"]),
     ("a block computed again is another one", "ops/recompute.py", "layer % self.every == 0", "layer % self.every == 1", ["ops/test_recompute.py"]),
     ("kernels that drop weights are kept", "ops/recompute.py", "in _KEPT and not _draws(op, args)", "in _KEPT", ["ops/test_recompute.py"]),
     ("kept products may be changed in place", "ops/recompute.py", " and self._kept & _storages(args[:1])", " and False", ["ops/test_recompute.py"]),

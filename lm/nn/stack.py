@@ -211,24 +211,23 @@ class Stack(nn.Module):
     def through_blocks(self, x: Tensor, ctx: Context) -> Tensor:
         """(b, s, d) -> (b, s, d), before the last norm."""
         for layer, block in enumerate(self.blocks):
-            x = self.through(block, layer, x, ctx)
+            x = self.through(block, layer, ctx, x)
         return x
 
-    def through(self, block: nn.Module, layer: int, *inputs: Any) -> Tensor:
-        """Returns the output of a block, whose last input is the context; in training, what `recompute` says is recomputed in the
-        backward."""
-        if self._run is not recomputed and inputs[-1].cache is None:
-            self._prepare(block, *inputs)
-        out = self._run(block, self.recompute.of(layer) if self.training else "none", *inputs)
-        inputs[-1].settle(layer)
+    def through(self, block: nn.Module, layer: int, ctx: Context, *inputs: Tensor) -> Tensor:
+        """Returns block(*inputs, ctx); in training, what `recompute` says is recomputed in the backward."""
+        if self._run is not recomputed and ctx.cache is None:
+            self._prepare(block, ctx, len(inputs[0]))
+        out = self._run(block, self.recompute.of(layer) if self.training else "none", *inputs, ctx)
+        ctx.settle(layer)
         return out
 
-    def _prepare(self, block: nn.Module, x: Tensor, *further: Any) -> None:
+    def _prepare(self, block: nn.Module, ctx: Context, rows: int) -> None:
         """Has masks built before a compiler sees the block."""
         if block not in self._attending:
             self._attending[block] = [each for each in block.modules() if isinstance(each, Attention)]
         for attention in self._attending[block]:
-            attention.prepare(further[-1], len(x))
+            attention.prepare(ctx, rows)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compiles the blocks, in place: blocks that are alike share what is compiled, however many they are."""

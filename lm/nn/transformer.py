@@ -223,7 +223,7 @@ class DecoderLM(LM):
         ctx.mtp_weight = self.cfg.mtp.weight
         for n, block in enumerate(self.mtp, 1):
             later = self.embed(shifted(batch.tokens, n, 0)) * self.embed_scale
-            hidden = self.through(block, len(self.blocks) + n - 1, hidden, later, ctx)
+            hidden = self.through(block, len(self.blocks) + n - 1, ctx, hidden, later)
             ctx.mtp.append(hidden)
 
 

@@ -30,20 +30,22 @@ class BlockParts:
     d_model: int
     dropout: float
 
+    @property
+    def mixers(self) -> list[MixerConfig]:
+        """The mixer, and behind it the cross-attention where there is one."""
+        return [self.mixer] if self.cross is None else [self.mixer, self.cross]
+
     def keeps(self) -> Kept:
         """Returns what autograd keeps of one token within the sublayers."""
-        cross = [] if self.cross is None else [self.cross.keeps(self.d_model, self.layer)]
-        return together([self.mixer.keeps(self.d_model, self.layer), *cross, self.ffn.keeps(self.d_model, self.layer)])
+        return together([*(mixer.keeps(self.d_model, self.layer) for mixer in self.mixers), self.ffn.keeps(self.d_model, self.layer)])
 
     def gives(self) -> Kept:
         """Returns the outputs of fused kernels and stacked matrices for one token."""
-        cross = [] if self.cross is None else [self.cross.gives(self.d_model, self.layer)]
-        return together([self.mixer.gives(self.d_model, self.layer), *cross, self.ffn.gives(self.d_model, self.layer)])
+        return together([*(mixer.gives(self.d_model, self.layer) for mixer in self.mixers), self.ffn.gives(self.d_model, self.layer)])
 
     def flops(self, seq_len: int) -> int:
         """Returns the FLOPs of one token in a full row, without those of linear layers."""
-        cross = 0 if self.cross is None else self.cross.flops(self.d_model, self.layer, seq_len)
-        return self.mixer.flops(self.d_model, self.layer, seq_len) + cross + self.ffn.flops(self.d_model, self.layer)
+        return sum(mixer.flops(self.d_model, self.layer, seq_len) for mixer in self.mixers) + self.ffn.flops(self.d_model, self.layer)
 
 
 def build_branch(parts: BlockParts, layer_scale: float | None, scale: float = 1.0) -> Branch:
@@ -88,7 +90,7 @@ class SequentialConfig(BlockConfig):
         return Block(self, parts) if parts.cross is None else CrossBlock(self, parts)
 
     def keeps(self, parts: BlockParts) -> Kept:
-        sublayers = 1 + parts.ffn.sublayers + (0 if parts.cross is None else 1)
+        sublayers = len(parts.mixers) + parts.ffn.sublayers
         norms = 2 if self.norm(parts).place == "sandwich" else 1
         width, missing = sublayers * parts.d_model, 0 if self.first_norm or parts.layer else parts.d_model
         scaled = 0 if self.layer_scale is None else width

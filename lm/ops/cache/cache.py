@@ -63,10 +63,8 @@ class Snapshots:
     def rewind(self, ns: list[int]) -> None:
         """Forget each row's last n tokens."""
         back = max(ns) - torch.tensor(ns, device=self.after[-1][0].device)  # how many tokens fewer than the most
-        which, rows = (
-            back + torch.arange(len(self.after) - max(ns), device=back.device).unsqueeze(1),
-            torch.arange(len(ns), device=back.device),
-        )
+        which = back + torch.arange(len(self.after) - max(ns), device=back.device).unsqueeze(1)  # (states that are left, b)
+        rows = torch.arange(len(ns), device=back.device)
         kept = [torch.stack(each)[which, rows].unbind(0) for each in zip(*self.after, strict=True)]
         self.after = deque(map(list, zip(*kept, strict=True)), maxlen=self.after.maxlen)
 

@@ -127,14 +127,14 @@ class FirstSlots(Slots):
 def get(of: Tensor, where: slice | Tensor, rows: Tensor) -> Tensor:
     """Returns what `put` has written to these slots of these rows."""
     if isinstance(where, slice):
-        return of[(slice(None),) * (1 + of.ndim // 4) + (where,)].index_select(0, rows)
+        return of[(slice(None),) * (of.ndim // 2) + (where,)].index_select(0, rows)
     where, of = where[rows], of.index_select(0, rows)
     return of.gather(of.ndim // 2, where if of.ndim == 2 else where[:, None, :, None].expand(-1, of.shape[1], -1, of.shape[3]))
 
 
 def put(into: Tensor, where: slice | Tensor, new: Tensor) -> None:
-    """Writes to slots.  into: (b, k) or (b, heads, k, dim); where: a slice of k, or (b, s)."""
+    """Writes to slots.  into: (b, k) or (b, heads, k, dim), where k is dimension ndim // 2; where: a slice of k, or (b, s)."""
     if isinstance(where, slice):
-        into[(slice(None),) * (1 + into.ndim // 4) + (where,)] = new
+        into[(slice(None),) * (into.ndim // 2) + (where,)] = new
     else:
         into.scatter_(into.ndim // 2, (where if into.ndim == 2 else where[:, None, :, None]).expand_as(new), new.to(into.dtype))

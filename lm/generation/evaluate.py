@@ -141,7 +141,7 @@ class Evaluator:
                 each.append(sums)
             for _ in range(idle):
                 sums, _ = self._seen(rows.batch(ids[:1]).to(device), Curves() if curves else None)
-                each.append(LossSums(sums.total * 0, sums.nll * 0, None, {name: pair * 0 for name, pair in sums.told.items()}))
+                each.append(LossSums(sums.total * 0, sums.nll * 0, told={name: pair * 0 for name, pair in sums.told.items()}))
         told = {name: torch.stack([sums.told[name] for sums in each]).double().sum(0) for name in each[0].told}
         pairs = {name: (float(pair[0]), float(pair[1])) for name, pair in told.items()}
         return Totals(torch.stack([sums.nll for sums in each]).double().sum().item(), tokens, n_bytes, pairs, curves)

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lm.losses.likelihoods import row_likelihoods
-from lm.losses.pairs import PairLoss, mean_of
-from lm.losses.tokens import LossSums, causal_reader
+from lm.losses.pairs import PairLoss
+from lm.losses.tokens import LossSums, causal_reader, mean_of
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.context import Context
 from lm.nn.head import CHUNK, Head, Reader
@@ -108,8 +108,9 @@ class Pairs(Measure):
         before = self._reference(batch, reader) if self._reference is not None else None
         after: Tensor = model(batch, read=reader)
         sums = self._loss(after, before, (labels != IGNORED).sum(-1))
-        told = sums.told | ({"pair_loss": mean_of(sums.nll, after[0::2])} if "margin" in sums.told else {})
-        return LossSums(-after[0::2].sum(), -after[0::2].sum(), None, told)
+        told = sums.told | ({"pair_loss": mean_of(sums.nll, len(after) // 2)} if "margin" in sums.told else {})
+        nats = -after[0::2].sum()
+        return LossSums(nats, nats, told=told)
 
 
 def answers(batch: Batch) -> Tensor | None:

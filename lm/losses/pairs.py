@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lm.losses.tokens import LossSums
+from lm.losses.tokens import LossSums, mean_of
 
 
 class PairLoss(ABC):
@@ -33,14 +33,15 @@ class PairLoss(ABC):
     def __call__(self, after: Tensor, before: Tensor | None, lengths: Tensor) -> LossSums:
         """Reports both likelihoods, the margin, and how many are above 0, ties as half; likelihoods only where `before` is missing."""
         seen = after.detach()
-        told = {"chosen_logp": mean_of(seen[0::2].sum(), seen[0::2]), "rejected_logp": mean_of(seen[1::2].sum(), seen[1::2])}
+        n = len(seen) // 2
+        told = {"chosen_logp": mean_of(seen[0::2].sum(), n), "rejected_logp": mean_of(seen[1::2].sum(), n)}
         if before is None and self.needs_start:
-            return LossSums(after.new_zeros(()), after.new_zeros(()), None, told)
+            return LossSums(after.new_zeros(()), after.new_zeros(()), told=told)
         worth = self.worth(after, before, lengths)
         margin = self.beta * (worth[0::2] - worth[1::2])
         total, found = (self.beside(after, lengths) - self.weight * F.logsigmoid(margin - self.least)).sum(), margin.detach()
-        told |= {"margin": mean_of(found.sum(), found), "accuracy": mean_of((1 + found.sign()).sum() / 2, found)}
-        return LossSums(total, total.detach(), None, told)
+        told |= {"margin": mean_of(found.sum(), n), "accuracy": mean_of((1 + found.sign()).sum() / 2, n)}
+        return LossSums(total, total.detach(), told=told)
 
 
 @dataclass
@@ -81,8 +82,3 @@ class ORPOLoss(PairLoss):
 
     def beside(self, after: Tensor, lengths: Tensor) -> Tensor:
         return -(after / lengths)[0::2]
-
-
-def mean_of(total: Tensor, counted: Tensor) -> Tensor:
-    """(2,) a sum, and how many numbers are in it."""
-    return torch.stack([total.float(), torch.full_like(total, len(counted), dtype=torch.float32)])

@@ -32,7 +32,12 @@ class LossSums:
     total: Tensor
     nll: Tensor
     loads: Tensor | None = None  # (MoE layers, e), tokens per expert of this forward; None where there are no experts
-    told: dict[str, Tensor] = field(default_factory=dict)  # further figures to report, by name: (2,) a sum and how many are in it
+    told: dict[str, Tensor] = field(default_factory=dict)  # further figures to report, by name: `mean_of` each
+
+
+def mean_of(total: Tensor, n: int) -> Tensor:
+    """(2,) a sum, and how many numbers are in it: float32, so that counts are exact in a run whose default dtype is bf16."""
+    return torch.stack([total.float(), torch.full_like(total, n, dtype=torch.float32)])
 
 
 def answered(logs: Tensor, answers: Tensor, of: Vocabulary = ALL) -> Tensor:
@@ -207,7 +212,7 @@ def chunked_loss(
     else:
         each = [_piece(head(hidden[rows]), rows, labels, answers, extras) for rows in _spans(labels, chunk, most, ranks)]
         total, nll, told = (torch.stack(sums).sum(0) for sums in zip(*each, strict=True))
-    return LossSums(total, nll, None, {} if answers is None else {"label_loss": told[[0, 2]], "accuracy": told[1:]})
+    return LossSums(total, nll, told={} if answers is None else {"label_loss": told[[0, 2]], "accuracy": told[1:]})
 
 
 def _spans(labels: Tensor, chunk: int, most: int | None, ranks: int) -> Sequence[Rows]:

@@ -18,7 +18,7 @@ from lm.generation.decode import eager
 from lm.generation.rollouts import Rollout, Sampler, asked_of
 from lm.losses.likelihoods import label_likelihoods
 from lm.losses.measure import Reference
-from lm.losses.tokens import LossSums
+from lm.losses.tokens import LossSums, mean_of
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import LM
 from lm.storage.model_folder import resolve_model
@@ -52,11 +52,11 @@ class Policy(ABC, Generic[C]):
         loss = self.loss(logp, before, of, lengths, worth) / self._cfg.n_answers
         seen = logp.detach()
         drawn_at = seen.new_tensor([value for rollout in rollouts for value in rollout.logprobs])
-        told["logp_gap"] = _pair((seen - drawn_at).abs().max(), 1)
+        told["logp_gap"] = mean_of((seen - drawn_at).abs().max(), 1)
         if before is not None:
-            told["kl"] = _pair((seen - before).sum(), len(seen))
+            told["kl"] = mean_of((seen - before).sum(), len(seen))
         unsure = -(seen / lengths[of]).sum() / self._cfg.n_answers
-        return LossSums(loss, unsure, None, {name: pair.to(seen.device) for name, pair in told.items()})
+        return LossSums(loss, unsure, told={name: pair.to(seen.device) for name, pair in told.items()})
 
     @abstractmethod
     def loss(self, logp: Tensor, before: Tensor | None, of: Tensor, lengths: Tensor, worth: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class Policy(ABC, Generic[C]):
         told = {f"reward_{name}": [one[name] for one in each] for name in rewards} if len(rewards) > 1 else {}
         told |= {"reward": worth.tolist(), "answer_tokens": [answer.n_tokens for answer in answers]}
         told |= {"ended": [float(answer.ended) for answer in answers]}
-        return worth, {name: _pair(sum(values), len(values)) for name, values in told.items()}
+        return worth, {name: mean_of(torch.tensor(sum(values), dtype=torch.float64), len(values)) for name, values in told.items()}
 
 
 class GRPO(Policy[GRPOConfig]):
@@ -135,8 +135,3 @@ def _rows(rollouts: Sequence[Rollout], pad: int) -> Batch:
     """Returns a batch with one row per rollout; only the answer's tokens are labels."""
     examples = [Example.of(np.array(rollout.asked.prompt), np.array(rollout.tokens)) for rollout in rollouts]
     return joined_batch([[one] for one in examples], rounded(max(len(one.tokens) - 1 for one in examples)), pad)
-
-
-def _pair(total: Tensor | float, n: int) -> Tensor:
-    """Returns (2,): a sum and the number of its terms."""
-    return torch.tensor([float(total), n])

@@ -144,6 +144,18 @@ def test_the_gradient_is_that_of_the_paper(kind: type[Policy[Any]], cfg: PolicyC
     assert sums.told["reward"].tolist() == pytest.approx([r.sum().item(), 12])
 
 
+def test_figures_are_exact_where_bf16_is_the_default() -> None:
+    """257 is no bf16 number; trainer.precision=bf16-true makes that the default."""
+    cfg = RLOOConfig(n_answers=257, rewards={"length": {"kind": "length", "free": 1, "most": 7}})
+    sampler, model = Given(cfg, [Rollout(Asked([1, 2], []), [3], [0.0])] * 257), redrawn(config(), 0)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        sums = RLOO(cfg, sampler, lambda: model, 0, 0)(model, Batch(*torch.zeros(2, 1, 1, dtype=torch.int64)), 0, 0)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert sums.told["answer_tokens"].tolist() == [257, 257]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["grpo", "rloo"])
 def test_log_p_of_the_sampler_is_that_of_the_training(policy: Callable[..., TrainConfig], tmp_path: Path, objective: str) -> None:

@@ -16,11 +16,11 @@ from lm.training.weights.initial import parent
 class Preferences:
     """The loss of a config on a batch.
 
-    Rows come in pairs, the preferred answer first. `parent` returns the frozen reference model, unsharded on every rank.
+    Rows come in pairs, the preferred answer first. `start` returns the frozen reference model, unsharded on every rank.
     """
 
-    def __init__(self, cfg: PreferenceConfig, parent: Callable[[], LM]) -> None:
-        self._loss, self._reference = cfg.loss(), Reference(parent)
+    def __init__(self, cfg: PreferenceConfig, start: Callable[[], LM]) -> None:
+        self._loss, self._reference = cfg.loss(), Reference(start)
 
     def __call__(self, model: LM, batch: Batch, step: int, first_row: int) -> LossSums:
         assert batch.labels is not None

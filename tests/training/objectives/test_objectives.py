@@ -21,9 +21,9 @@ from lm.nn.transformer import LM, build_model
 from lm.schema import from_tree
 from lm.testing.models import VOCAB, tokens
 from lm.training.config import TrainConfig
-from lm.training.objectives.likelihood import Likelihood, ScheduledSampling
+from lm.training.objectives.likelihood import Likelihood
 from lm.training.objectives.preferences import Preferences
-from lm.training.objectives.scheduled_sampling import chances, with_sampled_inputs
+from lm.training.objectives.scheduled_sampling import ScheduledSampling, chances, with_sampled_inputs
 from lm.training.run import train
 from tests.conftest import Lm
 from tests.nn.models import config, redrawn

@@ -149,7 +149,7 @@ MUTATIONS = [
     ("experts' layers one too early", "nn/ffn/moe.py", "(layer + 1) % self.every != 0", "layer % self.every != 0", MOE),
     ("grouped rows come back in another order", "ops/experts.py", "return _summed(rows, weights, back)", "return _summed(rows, weights, back.flip(-1))", MOE),
     ("a grouped row's gradient has another choice's weight", "ops/experts.py", "back.flatten(), weights.flatten()", "back.flatten(), weights.flip(-1).flatten()", MOE),
-    ("a sum over a token's experts is rounded at each", "ops/experts.py", "dtype=_wide(rows)), back", "dtype=rows.dtype), back", ["ops/test_experts.py"]),
+    ("a sum over a token's experts is rounded at each", "ops/experts.py", "dtype=wide_dtype(rows)), back", "dtype=rows.dtype), back", ["ops/test_experts.py"]),
     ("rows behind an expert's own count in its gradient", "ops/experts.py", "F.pad(gradient[first:last], (0, 0, first - begin, end - last))", "gradient[begin:end]", ["ops/test_experts.py"]),
     ("the last expert's rows are another's", "ops/experts.py", "into[first - begin : last - begin]", "into[: last - first]", ["ops/test_experts.py"]),
     ("a grouped bias is of the wrong expert", "ops/experts.py", "out + bias[chosen].to", "out + bias[chosen - 1].to", MOE),

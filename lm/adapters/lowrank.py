@@ -14,7 +14,7 @@ from lm.nn.linear import AskedLinear
 from lm.ops.experts import by_expert
 from lm.ops.int8 import int8_rows, of_int8_rows
 from lm.ops.linear import product
-from lm.ops.precision import without_autocast
+from lm.ops.precision import wide_dtype, without_autocast
 
 A, B, M = "lora_a", "lora_b", "lora_m"
 _LEAST = 1e-12  # the least divisor: a row of zeros stays one
@@ -23,7 +23,7 @@ _PIECE = 1 << 18  # elements of an int8 matrix that are converted at a time: lar
 
 def lengths(matrix: Tensor) -> Tensor:
     """(out,) the L2 norm of each output's row, in float32 or wider."""
-    return torch.linalg.vector_norm(matrix, dim=1, dtype=torch.promote_types(matrix.dtype, torch.float32))
+    return torch.linalg.vector_norm(matrix, dim=1, dtype=wide_dtype(matrix))
 
 
 def of_lengths(matrix: Tensor, wanted: Tensor) -> Tensor:

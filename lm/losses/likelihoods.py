@@ -13,7 +13,7 @@ from lm.nn.context import Context
 from lm.nn.head import CHUNK, Head
 from lm.ops.linear import recurring
 from lm.ops.once import once
-from lm.ops.precision import uncached_casts
+from lm.ops.precision import uncached_casts, wide_dtype
 
 
 class _Likelihoods(torch.autograd.Function):
@@ -38,7 +38,7 @@ class _Likelihoods(torch.autograd.Function):
 def _log_softmax(logits: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Yields a few rows at a time and their log p, in memory that is used again for the next."""
     size = at_a_time(logits)
-    wide = torch.empty_like(logits[:size], dtype=torch.promote_types(logits.dtype, torch.float32))
+    wide = torch.empty_like(logits[:size], dtype=wide_dtype(logits))
     for start in range(0, len(logits), size):
         rows = slice(start, start + size)
         yield rows, ALL.log_softmax_(wide[: len(logits[rows])].copy_(logits[rows]))

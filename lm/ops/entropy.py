@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from lm.ops.compiling import why_not_compiled
+from lm.ops.precision import wide_dtype
 
 
 def entropy_(logits: Tensor, labels: Tensor, answers: Tensor | None, label_smoothing: float, z_loss: float) -> Tensor:
@@ -16,7 +17,7 @@ def entropy_(logits: Tensor, labels: Tensor, answers: Tensor | None, label_smoot
     logits: (n, v); labels, answers: (n,). The loss is cross-entropy with smoothing (Szegedy et al. 2015, arXiv:1512.00567) and, with
     weight z_loss, the square of log Z (Chowdhery et al. 2022, arXiv:2204.02311). All is computed in float32, or in what is wider.
     """
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    wide = logits.to(wide_dtype(logits))
     log_z = wide.logsumexp(-1)
     at, counted = labels.clamp(min=0), (labels >= 0).to(wide.dtype)  # (n,)
     nll = ((log_z - wide.gather(-1, at.unsqueeze(-1)).squeeze(-1)) * counted).sum()

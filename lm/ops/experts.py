@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from lm.ops.linear import by_onednn, outer_into, product_into, recurring
 from lm.ops.once import once
+from lm.ops.precision import wide, wide_dtype
 
 
 class Sorting:
@@ -60,7 +61,7 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         rows, weights, token, back = ctx.saved_tensors
         of_rows = gradient.index_select(0, token)  # (t, d) -> (t*k, d)
-        of_weights = (of_rows.to(_wide(rows)) * rows).sum(-1).to(weights.dtype)[back]  # (t*k, d) -> (t*k,) -> (t, k)
+        of_weights = (wide(of_rows) * rows).sum(-1).to(weights.dtype)[back]  # (t*k, d) -> (t*k,) -> (t, k)
         by_row = weights.new_empty(len(rows)).scatter_(0, back.flatten(), weights.flatten())  # (t, k) -> (t*k)
         return of_rows.mul_(by_row.unsqueeze(-1)), of_weights, None, None
 
@@ -68,15 +69,11 @@ class _Gather(torch.autograd.Function):
 def _summed(rows: Tensor, weights: Tensor | None, back: Tensor) -> Tensor:
     """The last sum is a tensor of its own: torch 2.11's compiler loses the gradients of a function that returns what it has written
     over."""
-    total, most = rows.new_zeros(len(back), rows.shape[1], dtype=_wide(rows)), back.shape[1]
+    total, most = rows.new_zeros(len(back), rows.shape[1], dtype=wide_dtype(rows)), back.shape[1]
     for j in range(most):
         chosen, out = rows.index_select(0, back[:, j]), None if j == most - 1 else total
         total = torch.add(total, chosen, out=out) if weights is None else torch.addcmul(total, chosen, weights[:, j, None], out=out)
     return total if total.dtype == rows.dtype else total.to(rows.dtype)
-
-
-def _wide(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
 
 
 def by_expert(x: Tensor, weight: Tensor, bias: Tensor | None, ends: Tensor, chosen: Tensor) -> Tensor:

@@ -20,6 +20,11 @@ def uncached_casts(device: torch.device) -> AbstractContextManager[Any]:
     return torch.autocast(device.type, torch.get_autocast_dtype(device.type), cache_enabled=False)
 
 
+def wide_dtype(x: Tensor) -> torch.dtype:
+    """Returns float32, or the dtype of x where that is wider."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
 def wide(x: Tensor) -> Tensor:
     """Returns x in float32, or in its own dtype where that is wider."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return x.to(wide_dtype(x))

@@ -9,12 +9,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lm.errors import ConfigError
+from lm.ops.precision import wide_dtype
 
 
 def by_hand(x: Tensor, weight: Tensor) -> Tensor:
     """F.linear of one row as a product and a sum over a matrix of any dtype, with sums in float32 at least. A compiler fuses it with the
     operations before and behind, and converts the matrix as it reads it; on a GPU, where all outputs read the row, the row too."""
-    given, wide = x.dtype, torch.promote_types(x.dtype, torch.float32)
+    given, wide = x.dtype, wide_dtype(x)
     x = x.to(wide) if x.is_cpu else x
     row = torch.as_strided(x, (1, x.numel()), (x.numel(), 1))  # else a compiler computes the row anew for every output
     out = (row.to(wide) * weight.to(wide)).sum(-1)

@@ -1,5 +1,6 @@
 """Calibration of a model, and its loss by the place in a document: sums over labels, so that parts add up."""
 
+from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
@@ -14,14 +15,15 @@ BINS = 15
 _PLACES = 32  # powers of two: more than any row has
 
 
+@dataclass
 class Curves:
-    """Sums over labels.  calibration: (15, 3) by the probability of the likeliest token, in bins of equal width ((i - 1) / 15, i / 15]: the
-    number of labels, the sum of these probabilities, and how often the likeliest token was the label.  places: (32, 2) by the label's place
-    in its document, 0, 1, 2-3, 4-7 ...: the number of labels, and the sum of their nats."""
+    """Sums over labels."""
 
-    def __init__(self, calibration: NDArray[np.float64] | None = None, places: NDArray[np.float64] | None = None) -> None:
-        self.calibration = np.zeros((BINS, 3)) if calibration is None else calibration
-        self.places = np.zeros((_PLACES, 2)) if places is None else places
+    calibration: NDArray[np.float64] = field(default_factory=lambda: np.zeros((BINS, 3)))
+    """By the probability of the likeliest token, in bins of equal width ((i - 1) / 15, i / 15]: the number of labels, the sum of these
+    probabilities, and how often the likeliest token was the label."""
+    places: NDArray[np.float64] = field(default_factory=lambda: np.zeros((_PLACES, 2)))
+    """By the label's place in its document, 0, 1, 2-3, 4-7 ...: the number of labels, and the sum of their nats."""
 
     def add(self, batch: Batch, labels: Tensor, guesses: Tensor) -> None:
         """Adds a batch.  labels: (b, s); guesses: (n, 3), as `guesses` of lm.losses.measure reads them of the n labels."""

@@ -7,26 +7,21 @@ Precision = Literal["fp32", "bf16-mixed", "bf16-true"]
 
 
 class Kept(NamedTuple):
-    """How many numbers are kept for the backward. wide: inputs of norms, which autocast leaves in float32; narrow: all others; masks: of
-    dropout, one byte each; casts: further copies that autocast makes of an input that several matrices read.
+    """How many numbers are kept for the backward. Compiled code keeps no casts, and computes some numbers again from others."""
 
-    What is compiled keeps no copies, and computes again what a few operations on other numbers give: again_wide and again say how many
-    numbers fewer it keeps for that (below 0: more, in place of wide ones).
-    """
-
-    wide: int
-    narrow: int
-    masks: int = 0
-    casts: int = 0
-    again_wide: int = 0
-    again: int = 0
+    wide: int  # inputs of norms, which autocast leaves in float32
+    narrow: int  # all others
+    masks: int = 0  # of dropout, one byte each
+    casts: int = 0  # further copies that autocast makes of an input that several matrices read
+    again_wide: int = 0  # of the wide ones, those that compiled code computes again
+    again: int = 0  # the same of the narrow ones; below 0: it keeps so many more, in place of wide ones
 
     def bytes(self, precision: Precision, compiled: bool = False) -> int:
         """Returns the size in bytes at this precision."""
-        narrow, casts = (4 if precision == "fp32" else 2), (2 * self.casts if precision == "bf16-mixed" else 0)
         if compiled:
             return Kept(self.wide - self.again_wide, self.narrow - self.again, self.masks).bytes(precision)
-        return self.wide * (2 if precision == "bf16-true" else 4) + self.narrow * narrow + self.masks + casts
+        wide, narrow, cast = {"fp32": (4, 4, 0), "bf16-mixed": (4, 2, 2), "bf16-true": (2, 2, 0)}[precision]
+        return self.wide * wide + self.narrow * narrow + self.masks + self.casts * cast
 
 
 def together(parts: Iterable[Kept]) -> Kept:

@@ -171,7 +171,7 @@ class FusedGQA(GQA):
         turning = ctx.position.rotate(turning, ctx.angles, self.layer)
         if turning is not qk:
             qk.copy_(turning)
-        return self.told(x, self.read(heads[:, : self.heads[0]], heads[:, self.heads[0] :], ctx))
+        return self.output(x, self.read(heads[:, : self.heads[0]], heads[:, self.heads[0] :], ctx))
 
     def read(self, q: Tensor, kept: Tensor, ctx: Context) -> Tensor:
         """Returns the attention of the queries to the keys and values in the cache and to these, which are appended to it.  q: (b, h, s,

@@ -175,9 +175,9 @@ class GQA(Attention, Divisible):
         if ctx.cache is not None:
             [kept] = ctx.cache.append(self.layer, torch.cat([k, v], dim=1))  # (b, 2g, k, c)
             k, v = kept.chunk(2, dim=1)
-        return self.told(x, self.weighted(q, k, v, ctx.keys(self.layer), ctx.position))
+        return self.output(x, self.weighted(q, k, v, ctx.keys(self.layer), ctx.position))
 
-    def told(self, x: Tensor, heads: Tensor) -> Tensor:
+    def output(self, x: Tensor, heads: Tensor) -> Tensor:
         """Gates the attention output of all heads, (b, h, s, c), by the layer's input x, and projects it to (b, s, d)."""
         if self.gate is not None:
             gate = self.gate(x).unflatten(-1, (heads.shape[1], -1)).transpose(1, 2)  # (b, s, h*c or h) -> (b, h, s, c or 1)
@@ -288,4 +288,4 @@ class CrossAttention(GQA):
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         assert ctx.memory_mask is not None
         k, v = ctx.memory_keys(self.layer, self.keys_values)
-        return self.told(x, self.weighted(self.queries(x), k, v, ctx.memory_mask, None))
+        return self.output(x, self.weighted(self.queries(x), k, v, ctx.memory_mask, None))

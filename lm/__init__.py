@@ -81,10 +81,12 @@ def config(name: str | Sequence[str] | None = None, overrides: Sequence[str] = (
     expect("overrides", overrides, (str, list, tuple), "Give a list, such as ['optim.lr=0.01']")
     if isinstance(overrides, str):
         raise ConfigError(f"overrides: {overrides!r} is one text. Give a list, [{overrides!r}].")
-    given = [name] if isinstance(name, str) and "=" in name else [] if isinstance(name, str) else [*(name or ())]
-    for text in (*given, *overrides):
+    recipe = name if isinstance(name, str) and "=" not in name else None
+    given = [name] if isinstance(name, str) else [*(name or ())]
+    changes = [*(given if recipe is None else ()), *overrides]
+    for text in changes:
         expect("overrides", text, str, "Each is a text, such as 'optim.lr=0.01'")
-    return compose_config([*given, *overrides], name if isinstance(name, str) and not given else None)
+    return compose_config(changes, recipe)
 
 
 def batches(cfg: "TrainConfig") -> "Batches":

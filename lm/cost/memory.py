@@ -51,6 +51,10 @@ class Memory:
         """At the end of the forward: from the second micro-batch on, all of it is there at once."""
         return sum(astuple(self))
 
+    def on_device(self, offload: bool) -> int:
+        """Returns what of the total is on the device.  offload: the optimizer's state is elsewhere."""
+        return self.total - (self.optimizer if offload else 0)
+
 
 def memory(model: LM, setting: Setting) -> Memory:
     """Returns what training takes on each rank. The model may be on the meta device. Attention counts as in fused kernels; DDP's buckets

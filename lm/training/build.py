@@ -8,15 +8,15 @@ from contextlib import contextmanager
 import torch
 
 from lm.adapters.adapter import hold
-from lm.cost.memory import memory
 from lm.data.store.prepare import Prepared
 from lm.errors import CheckpointError, ConfigError, ResourceError
 from lm.nn.room import require_room
 from lm.nn.transformer import EncoderDecoderConfig, ModelConfig, build_model
 from lm.storage.checkpoint import CheckpointReader
 from lm.training.config import TrainConfig
+from lm.training.launch.ranks import on_cuda
 from lm.training.module import TrainModule
-from lm.training.weights.freeze import on_meta
+from lm.training.plan import estimate
 from lm.training.weights.initial import Fill, beside, copied, drawn, empty, materialized
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
@@ -26,9 +26,8 @@ def build_module(cfg: TrainConfig, data: Prepared, reader: CheckpointReader | No
     """Returns the module with initialized weights, or with its model on the meta device where the strategy fills it part by part."""
     strategy = cfg.strategy.build(cfg)
     fill, model_cfg = _fill(cfg, reader), _model_config(cfg, data)
-    device = "cuda" if cfg.trainer.device != "cpu" and torch.cuda.is_available() else "cpu"
-    needed = memory(on_meta(cfg, model_cfg), cfg.setting())
-    require_room(needed.total - (needed.optimizer if cfg.strategy.offload else 0), device, "a step, by formula,")
+    device = "cuda" if on_cuda(cfg.trainer.device, cfg.launch.devices) else "cpu"
+    require_room(estimate(cfg, model_cfg).on_device(cfg.strategy.offload), device, "a step, by formula,")
     model = build_model(model_cfg, device="meta" if strategy.meta or cfg.adapter is not None else "cpu")
     if cfg.adapter is not None:
         cfg.adapter.apply(model)

@@ -115,7 +115,7 @@ def _beyond(cfg: TrainConfig, found: Memory) -> str | None:
     """Returns the line on a step that the GPU cannot hold; None where it can, or where its memory is not known."""
     gpu = _gpu(cfg)
     there = None if gpu is None else memory_bytes(gpu[0])
-    if gpu is None or there is None or (needed := found.total - (found.optimizer if cfg.strategy.offload else 0)) <= there:
+    if gpu is None or there is None or (needed := found.on_device(cfg.strategy.offload)) <= there:
         return None
     less = "a smaller trainer.micro_batch, trainer.recompute=block, or strategy=fsdp on more of them"
     return f"that is more than the {there >> 30} GiB of one {gpu[0]} ({binary(needed)}): {less} takes less"

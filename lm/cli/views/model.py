@@ -88,8 +88,7 @@ def _heading(shown: Sized, how: Setting) -> str:
 
 def _memory(found: Memory, spread: StrategyConfig) -> list[tuple[str, str]]:
     rows = [(field.name, getattr(found, field.name)) for field in fields(found)]
-    total = found.total - (found.optimizer if spread.offload else 0)
-    return [(name, _placed(name, size, spread)) for name, size in [*rows, ("total", total)]]
+    return [(name, _placed(name, size, spread)) for name, size in [*rows, ("total", found.on_device(spread.offload))]]
 
 
 def _placed(name: str, size: int, spread: StrategyConfig) -> str:

@@ -97,19 +97,7 @@ def evaluate(
     Raises ConfigError where data, objective and model do not fit, CheckpointError where the folder cannot be read, NumericsError for a loss
     that is not finite.
     """
-    if split not in (*SPLITS, "all"):
-        raise ConfigError(f"split={split!r} is not an option. {did_you_mean(str(split), [*SPLITS, 'all'])}")
-    expect("micro_batch", micro_batch, int, "Give a whole number of rows")
-    if micro_batch < 1:
-        raise ConfigError(f"micro_batch={micro_batch}: rows are read one by one at the least. Make it 1 or more.")
-    if not isinstance(model, str | os.PathLike | tuple):
-        raise ConfigError(f"model: {type(model).__name__} comes without a tokenizer. Give a folder, or what lm.load returned.")
-    if isinstance(model, tuple):
-        for part, kind in zip((*model, None), (nn.Module, Tokenizer), strict=False):
-            expect("model", part, kind, "Give a folder, or the pair of model and tokenizer that lm.load returned")
-    expect("data", data, (DataConfig, type(None)), "Give lm.config(overrides=['data=text', 'data.files=held.txt']).data")
-    expect("objective", objective, (ObjectiveConfig, type(None)), "Give lm.config(overrides=['objective=causal']).objective")
-    expect("wanted", wanted, (EvalConfig, type(None)), "Give lm.config(overrides=['eval.seq_len=[512]']).eval")
+    _require_arguments(model, data, objective, wanted, split, micro_batch)
     folder = resolve_model(str(model)) if not isinstance(model, tuple) else None
     if data is None:
         run = RunFolder.around(folder) if folder is not None else None
@@ -149,6 +137,23 @@ def evaluate(
         said = f"the loss is {found['val_loss']} over {found['tokens']:,} tokens"
         raise NumericsError(f"eval: {said}, and only finite ones compare. Use an earlier checkpoint.")
     return found if split != "val" else {**found, "zlib_bits_per_byte": prepared.zlib_bits_per_byte}
+
+
+def _require_arguments(model: object, data: object, objective: object, wanted: object, split: object, micro_batch: int) -> None:
+    """Raises ConfigError for what is not of the type that `evaluate` asks for."""
+    if split not in (*SPLITS, "all"):
+        raise ConfigError(f"split={split!r} is not an option. {did_you_mean(str(split), [*SPLITS, 'all'])}")
+    expect("micro_batch", micro_batch, int, "Give a whole number of rows")
+    if micro_batch < 1:
+        raise ConfigError(f"micro_batch={micro_batch}: rows are read one by one at the least. Make it 1 or more.")
+    if not isinstance(model, str | os.PathLike | tuple):
+        raise ConfigError(f"model: {type(model).__name__} comes without a tokenizer. Give a folder, or what lm.load returned.")
+    if isinstance(model, tuple):
+        for part, kind in zip((*model, None), (nn.Module, Tokenizer), strict=False):
+            expect("model", part, kind, "Give a folder, or the pair of model and tokenizer that lm.load returned")
+    expect("data", data, (DataConfig, type(None)), "Give lm.config(overrides=['data=text', 'data.files=held.txt']).data")
+    expect("objective", objective, (ObjectiveConfig, type(None)), "Give lm.config(overrides=['objective=causal']).objective")
+    expect("wanted", wanted, (EvalConfig, type(None)), "Give lm.config(overrides=['eval.seq_len=[512]']).eval")
 
 
 def _require_fit(model: LM, data: DataConfig, objective: ObjectiveConfig, wanted: EvalConfig) -> None:

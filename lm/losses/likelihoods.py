@@ -12,7 +12,7 @@ from lm.nn.batch import IGNORED
 from lm.nn.context import Context
 from lm.nn.head import CHUNK, Head
 from lm.ops.linear import recurring
-from lm.ops.once import once
+from lm.ops.once_differentiable import once_differentiable
 from lm.ops.precision import uncached_casts, wide_dtype
 
 
@@ -26,7 +26,7 @@ class _Likelihoods(torch.autograd.Function):
         return torch.cat([logs.gather(-1, label[rows]).squeeze(-1) for rows, logs in _log_softmax(logits)])
 
     @staticmethod
-    @once
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         logits, labels = ctx.saved_tensors
         label, g = labels.unsqueeze(-1), gradient.unsqueeze(-1)

@@ -17,7 +17,7 @@ from lm.nn.mtp import shifted
 from lm.ops.attention.mask import Mask
 from lm.ops.entropy import entropy_here
 from lm.ops.linear import recurring
-from lm.ops.once import once
+from lm.ops.once_differentiable import once_differentiable
 from lm.ops.ranks.vocabulary import Vocabulary
 
 Rows = slice | Tensor
@@ -127,7 +127,7 @@ class _Chunked(torch.autograd.Function):
         return total, nll, told
 
     @staticmethod
-    @once
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         d_hidden, *d_parameters = ctx.saved_tensors
         return d_hidden * grads[0], None, None, None, None, None, *(d.mul_(grads[0]) for d in d_parameters)

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lm.ops.linear import by_onednn, outer_into, product_into, recurring
-from lm.ops.once import once
+from lm.ops.once_differentiable import once_differentiable
 from lm.ops.precision import wide, wide_dtype
 
 
@@ -42,7 +42,7 @@ class _Spread(torch.autograd.Function):
         return x.index_select(0, token)
 
     @staticmethod
-    @once
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (back,) = ctx.saved_tensors
         return _summed(gradient, None, back), None, None
@@ -57,7 +57,7 @@ class _Gather(torch.autograd.Function):
         return _summed(rows, weights, back)
 
     @staticmethod
-    @once
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         rows, weights, token, back = ctx.saved_tensors
         of_rows = gradient.index_select(0, token)  # (t, d) -> (t*k, d)

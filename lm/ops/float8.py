@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lm.ops.linear import product
-from lm.ops.once import once
+from lm.ops.once_differentiable import once_differentiable
 
 NUMBERS, GRADIENTS = torch.float8_e4m3fn, torch.float8_e5m2  # section 3: inputs and weights need more digits, gradients more range
 ROUND = 16  # inputs and outputs must be multiples of this for the kernels
@@ -45,7 +45,7 @@ class _Float8(torch.autograd.Function):
         return _scaled(q, w.t(), s, t, x.dtype).view(*x.shape[:-1], len(weight))
 
     @staticmethod
-    @once
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         of_x, of_weight = ctx.needs_input_grad

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lm.ops.once import once
+from lm.ops.once_differentiable import once_differentiable
 
 ONEDNN = {"mkldnn::_linear_pointwise", "lm::multiplied"}
 _WORTH = 1 << 23  # multiplications; with fewer, the call costs what the kernel saves: two cores of an AMD EPYC, torch 2.13
@@ -94,7 +94,7 @@ class _OneDNN(torch.autograd.Function):
         return _by_kernel(x, weight, bias)
 
     @staticmethod
-    @once
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         outs, ins = gradient.flatten(0, -2), x.flatten(0, -2)  # (..., out), (..., in) -> (n, out), (n, in)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lm.ops.once import once
+from lm.ops.once_differentiable import once_differentiable
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -33,7 +33,7 @@ class _RMSNormCPU(torch.autograd.Function):
         return (out if weight is None else out.mul_(weight)).to(x.dtype)
 
     @staticmethod
-    @once
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
         x, weight, inverse = ctx.saved_tensors
         w, d = None if weight is None else weight.to(inverse.dtype), x.shape[-1]

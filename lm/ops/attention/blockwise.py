@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lm.ops.once import once
+from lm.ops.once_differentiable import once_differentiable
 
 NATIVE = torch.cpu._is_avx512_bf16_supported()  # a CPU with AMX has it too
 QUERIES = 128  # of one block; in a causal row, keys that no query of the block sees are left out
@@ -41,7 +41,7 @@ class Blockwise(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         backward = _one_operation if torch.compiler.is_compiling() else _backward
         q, k, v, shown, out, logsumexp = ctx.saved_tensors

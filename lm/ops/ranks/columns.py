@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, distributed, nn
 
-from lm.ops.once import once
+from lm.ops.once_differentiable import once_differentiable
 from lm.ops.ranks.ulysses import WHOLE, Slices, summed
 
 
@@ -93,7 +93,7 @@ class _Gathered(torch.autograd.Function):
         return _gathered(x, group, n)
 
     @staticmethod
-    @once
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         return _scattered(grads[0], *ctx.way), None, None
 
@@ -107,7 +107,7 @@ class _Scattered(torch.autograd.Function):
         return _scattered(x, group, n)
 
     @staticmethod
-    @once
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         return _gathered(grads[0], *ctx.way), None, None
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, distributed
 
 from lm.ops.experts import Sorting
-from lm.ops.once import once
+from lm.ops.once_differentiable import once_differentiable
 from lm.ops.ranks.columns import Columns
 
 Run = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -52,7 +52,7 @@ class _Sent(torch.autograd.Function):
         return _exchanged(x, group, sent, come)
 
     @staticmethod
-    @once
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         return _exchanged(grads[0], *ctx.way), None, None, None
 

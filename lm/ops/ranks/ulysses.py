@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from lm.ops.once import once
+from lm.ops.once_differentiable import once_differentiable
 
 
 class Whole:
@@ -100,7 +100,7 @@ class _Exchange(torch.autograd.Function):
         return _exchanged(x, group, n, cut, joined)
 
     @staticmethod
-    @once
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
         return _exchanged(grads[0], *ctx.way), None, None, None, None
 
@@ -121,7 +121,7 @@ class _Total(torch.autograd.Function):
         return summed(x, group)
 
     @staticmethod
-    @once
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         return summed(grads[0], ctx.group), None
 

@@ -1,4 +1,4 @@
-"""Backwards by hand that cannot be differentiated again."""
+"""Backwards by hand that cannot be differentiated again: torch's `once_differentiable`, which refuses in all cases."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -9,10 +9,12 @@ import torch
 from lm.errors import ConfigError
 
 
-def once(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """The backward of an autograd.Function, which raises ConfigError where create_graph asks for its own derivative. Of what is kept for
-    it autograd knows no history, so that second derivatives would lack terms; torch's once_differentiable says so only if the gradient
-    that comes in has a history and all leaves are asked for. Compilers refuse by themselves."""
+def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps the backward of an autograd.Function, to raise ConfigError where create_graph asks for its own derivative.
+
+    Autograd knows no history of the tensors that the forward has saved, so that a second derivative would lack terms. torch's decorator
+    says so only if the incoming gradient has a history and all leaves are asked for. Compilers refuse by themselves.
+    """
 
     @wraps(backward)
     def first(ctx: Any, *grads: Any) -> Any:

@@ -103,13 +103,44 @@ class ChatTemplate:
                 if all(text.endswith(end) and asked.startswith(text.removesuffix(end)) for text in both):
                     done, found[-1] = done.removesuffix(end), (found[-1][0].removesuffix(end), True)
             if not asked.startswith(done) or not answered.startswith(asked):
-                raise ConfigError(
-                    f"{self._where}: the chat template rewrites what came before message {number + 1}, so what is learned cannot be told."
-                    " Put {% generation %} around the assistant's part of it."
-                )
+                return self._replaced(messages, names)
             found += [(asked[len(done) :], False), (answered[len(asked) :], True)]
             done = answered
         return found
+
+    def _replaced(self, messages: list[Tree], names: Tree) -> list[tuple[str, bool]]:
+        """Returns the same for a template that writes an answer otherwise once messages follow, as Qwen3's does: of the whole chat's text
+        what another answer in its place would change, from the request for an answer to the special token behind it."""
+        last = max(number for number, message in enumerate(messages) if message["role"] == ASSISTANT)
+        whole, asking = self._text(messages[: last + 1], names), self._text(messages[:last], names, ask=True)
+        request = asking.removeprefix(self._text(messages[:last], names))
+        done, found = 0, list[tuple[str, bool]]()
+        for number, message in enumerate(messages[: last + 1]):
+            if message["role"] != ASSISTANT:
+                continue
+            other = {**{name: value for name, value in message.items() if name != "tool_calls"}, "content": _HERE}
+            before, here, behind = self._text([*messages[:number], other, *messages[number + 1 : last + 1]], names).partition(_HERE)
+            same = next((at for at, (left, right) in enumerate(zip(whole, before, strict=False)) if left != right), len(before))
+            end = len(whole) - len(behind)
+            asked = whole.rfind(request, done, same) if request else -1
+            start = same if asked < 0 else asked + len(request)
+            cut = number == last and message["content"].strip() not in whole[start:end]  # thoughts, as R1's cuts them off
+            told = asked >= 0 or (same == len(before) and not cut)
+            if not (here and whole.endswith(behind) and done <= start <= end and told):
+                raise ConfigError(
+                    f"{self._where}: the chat template rewrites message {number + 1} or those around it, so what is learned cannot be told."
+                    " Put {% generation %} around the assistant's part of it."
+                )
+            end = len(whole) if number == last else end + len(self._first_end(behind))
+            found += [(whole[done:start], False), (whole[start:end], True)]
+            done = end
+        return found
+
+    def _first_end(self, behind: str) -> str:
+        """Returns the special token, and blanks before it, with which a text begins; '' where it begins with something else."""
+        first, *others = [*self._tokenizer.split_specials(behind), "."]
+        blank, special = (first, others[0]) if isinstance(first, str) and not first.strip() and others else ("", first)
+        return f"{blank}{self._tokenizer.special_names[special]}" if isinstance(special, int) else ""
 
     def _opens(self, messages: list[Tree], names: Tree) -> bool:
         """Returns whether a first message of the assistant can be asked for; where not, and an answer follows, it is given. Qwen2.5's

@@ -156,8 +156,11 @@ def test_a_message_that_spells_special_tokens_stays_text(tokenizer: Tokenizer) -
 
 
 def test_a_template_that_rewrites_the_past_must_mark_what_is_learned(tokenizer: Tokenizer) -> None:
-    with pytest.raises(ConfigError, match="rewrites what came before message 3"):
-        ChatTemplate("{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}", "here", tokenizer).runs(TURNS)
+    every = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    cuts = "{% for m in messages %}<{{ m.content.split('~')[-1] }}>{% endfor %}{% if add_generation_prompt %}<~{% endif %}"
+    for rewrites in (every + every, every + "{{ (messages | last).content | length }}", cuts):  # the last leaves thoughts out, as R1's does
+        with pytest.raises(ConfigError, match=r"rewrites message [35] or those around it"):
+            ChatTemplate(rewrites, "here", tokenizer).runs([*TURNS[:-1], Turn("assistant", "Hm~See you!!")])
 
 
 def test_an_end_behind_the_last_message_alone_is_no_rewriting(tokenizer: Tokenizer) -> None:
@@ -171,13 +174,55 @@ def test_an_end_behind_the_last_message_alone_is_no_rewriting(tokenizer: Tokeniz
         assert [text for text, learned in runs if learned] == [*said[:-1], f"{said[-1]}<|eos|>"]
     spelled = [Turn("user", "Hi?"), Turn("assistant", "It ends with <|eos|>"), *TURNS[3:]]  # in a message, no end
     assert shown(tokenizer, ChatTemplate(phi, "here", tokenizer).runs(spelled))[1] == ("It ends with <|eos|><|im_end|>\n", True)
-    last = "{% if loop.last and m.role == 'assistant' %}"
-    for rewrites in (  # the last answer has another beginning, and another end than a question
-        UNMARKED.replace("{{ m.content", last + "<think>{% endif %}{{ m.content"),
-        UNMARKED.replace("{% endfor %}", last + "{{ eos_token }}{% endif %}{% endfor %}"),
-    ):
-        with pytest.raises(ConfigError, match="rewrites what came before message"):
-            ChatTemplate(rewrites, "here", tokenizer).runs(TURNS)
+    own = UNMARKED.replace("{% endfor %}", "{% if loop.last and m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}")
+    runs = shown(tokenizer, ChatTemplate(own, "here", tokenizer).runs(TURNS))  # another end than a question's
+    assert [text for text, learned in runs if learned] == ["Hello.<|im_end|>", "See you.<|im_end|>\n<|eos|>"]
+
+
+THINKS = (  # as Qwen3's: thoughts, or that there are none, in answers behind the last question alone; none before a call without any
+    "{{ tools | tojson if tools else '' }}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% set behind = messages[loop.index:] | selectattr('role', 'equalto', 'user') | list %}"
+    "{% if m.role == 'assistant' and not behind and (loop.last or m.reasoning_content) %}"
+    "<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content }}"
+    "{% if m.tool_calls %}<call>{{ m.tool_calls | tojson }}</call>{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_answers_that_a_template_writes_otherwise_once_others_follow_are_learned_as_they_stand(tokenizer: Tokenizer) -> None:
+    """Seen to fail: with Qwen3's template every chat of two answers was refused, and with it every call of a tool."""
+    call = '{"tool_calls": [{"function": {"name": "f"}}], "reasoning_content": "Call it."}'
+    thought = TURNS[-1]._replace(also='{"reasoning_content": "Bye"}')
+    cases = {
+        "plain": (TURNS, ["Hello.<|im_end|>", "<think>\n\n</think>\n\nSee you.<|im_end|>\n"]),
+        "a question at the end": ([*TURNS, Turn("user", "?")], ["Hello.<|im_end|>", "<think>\n\n</think>\n\nSee you.<|im_end|>\n"]),
+        "thoughts": ([*TURNS[:-1], thought], ["Hello.<|im_end|>", "<think>\nBye\n</think>\n\nSee you.<|im_end|>\n"]),
+        "a call": (
+            [TURNS[1], Turn("assistant", "", call.replace("Call it.", "")), Turn("tool", "2"), Turn("assistant", "Two.")],
+            ['<call>[{"function": {"name": "f"}}]</call><|im_end|>', "<think>\n\n</think>\n\nTwo.<|im_end|>\n"],
+        ),
+        "a call, thoughts, and a question": (
+            [TURNS[1], Turn("assistant", "So:", call), Turn("tool", "2"), Turn("assistant", "Two.", thought.also), *TURNS[3:]],
+            [
+                'So:<call>[{"function": {"name": "f"}}]</call><|im_end|>',
+                "Two.<|im_end|>",
+                "<think>\n\n</think>\n\nSee you.<|im_end|>\n",
+            ],
+        ),
+    }
+    template = ChatTemplate(THINKS, "here", tokenizer)
+    for name, (turns, said) in cases.items():
+        runs = shown(tokenizer, template.runs(turns))
+        assert [text for text, learned in runs if learned] == said, name
+        answered = turns[: max(number for number, turn in enumerate(turns, 1) if turn.role == "assistant")]
+        rendered = ChatTemplate("{% generation %}{% endgeneration %}" + THINKS, "here", tokenizer).runs(answered)
+        assert "".join(text for text, _ in runs) == "".join(text for text, _ in shown(tokenizer, rendered)), name
+    light = [*TURNS[:2], TURNS[2]._replace(also='{"weight": 0}'), *TURNS[3:]]
+    (kinds,) = ChatRecord().runs(light, template)
+    assert [text for text, _ in shown(tokenizer, [run for run, kind in kinds if kind == LEARNED])] == [cases["plain"][1][1]]
+    prefilled = THINKS.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")  # as Nemotron 3's: <think> is asked for
+    runs = shown(tokenizer, ChatTemplate(prefilled.replace("{{ m.reasoning_content }}\n<", "<"), "here", tokenizer).runs(TURNS))
+    assert [text for text, learned in runs if learned] == ["Hello.<|im_end|>", "</think>\n\nSee you.<|im_end|>\n"]
 
 
 def write(path: Path, records: list[Any]) -> Path:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from pydantic import model_validator
 
 from lm.data.records.base import GIVEN, LEARNED, Values
-from lm.data.records.fields import bad_record, listed, shown, text_of, value_of
+from lm.data.records.fields import bad_record
 from lm.data.records.forms import chat_form, history_field, system_field
 from lm.data.records.messages import MessagesRecord, tools_of
 from lm.data.sources.base import ASSISTANT, TOOLS, Turn
@@ -28,9 +28,6 @@ class ChatRecord(MessagesRecord):
     """Fields of what the user says, one below the other; empty ones are passed over."""
     assistant: str | None = None
     """Field of the answer."""
-    history: str | None = None
-    """Field of earlier turns beside `user` and `assistant`: a list of pairs of what the user says and the answer. null: history, where the
-    record's fields tell its form."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
@@ -60,21 +57,10 @@ class ChatRecord(MessagesRecord):
             assert self.assistant is not None
             asked = self.asked(values, self.user, "data.record.user", where)
             answer = self.turns_of(values, self.assistant, ASSISTANT, "data.record.assistant", where)
-            turns = [*self._earlier(values, where), *asked, *answer]
+            turns = [*self.earlier(values, where), *asked, *answer]
         if not any(turn.role == ASSISTANT and _weighs(turn) for turn in turns):
             raise bad_record(f"{where}: no message is the assistant's, or none has weight, so there is nothing to learn. Fix the record")
         return [*tools_of(values, where), *self.after_system(values, turns, where)]
-
-    def _earlier(self, values: Values, where: str) -> list[Turn]:
-        """Returns the turns of the pairs in the field `history`."""
-        if self.history is None:
-            return []
-        pairs = listed(value_of(values, self.history, "data.record.history", where)) or []
-        if not isinstance(pairs, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
-            remedy = "Fix the record, name data.record.user and data.record.assistant to leave it out"
-            raise bad_record(f"{where}: field '{self.history}' holds {shown(pairs)}, not a list of pairs of texts. {remedy}")
-        said = [(role, text) for pair in pairs for role, text in zip(("user", ASSISTANT), pair, strict=True)]
-        return [Turn(role, text_of({self.history: text}, self.history, "data.record.history", where)) for role, text in said]
 
     def runs(self, turns: Sequence[Turn], template: "ChatTemplate") -> list[list[tuple["Run", int]]]:
         """The assistant's messages are learned, except those with `weight: 0` (OpenAI's format) or `train: false` (axolotl's)."""

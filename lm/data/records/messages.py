@@ -33,6 +33,9 @@ class MessagesRecord(RecordConfig):
     """Field of a message that holds its text. null: content, or else value."""
     system: str | None = None
     """Field of a system prompt, for messages that do not begin with one. null: system, where the record's fields tell its form."""
+    history: str | None = None
+    """Field of earlier turns beside a question and its answers, for those that are no messages: a list of pairs of what the user says and
+    the answer. null: history, where the record's fields tell its form."""
     template: str | None = None
     """plain, chatml, llama3, gemma, alpaca, or the path of a jinja template. null: the tokenizer's own, else plain."""
 
@@ -127,6 +130,17 @@ class MessagesRecord(RecordConfig):
                 raise bad_record(f"{at}: {name} is {shown(weight)}, and a message is learned or not: 1 or 0, true or false. Fix the record")
             also |= {"weight": 0} if weight == 0 else {}
         return Turn(role, text, json.dumps(also) if also else "")
+
+    def earlier(self, values: Values, where: str) -> list[Turn]:
+        """Returns the turns of the pairs in the field `history`."""
+        if self.history is None:
+            return []
+        pairs = listed(value_of(values, self.history, "data.record.history", where)) or []
+        if not isinstance(pairs, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+            remedy = "Fix the record, name the other fields (--help lists data.record's) to leave it out"
+            raise bad_record(f"{where}: field '{self.history}' holds {shown(pairs)}, not a list of pairs of texts. {remedy}")
+        said = [(role, text) for pair in pairs for role, text in zip(("user", ASSISTANT), pair, strict=True)]
+        return [Turn(role, text_of({self.history: text}, self.history, "data.record.history", where)) for role, text in said]
 
     def asked(self, values: Values, fields: Sequence[str], key: str, where: str) -> list[Turn]:
         """Returns the turns of a question: those in one field, or the texts in several, one below the other, without empty ones."""

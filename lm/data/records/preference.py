@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from lm.data.records.base import GIVEN, LEARNED, OTHER, Values
 from lm.data.records.fields import bad_record, names, text_of, value_of
-from lm.data.records.forms import system_field
+from lm.data.records.forms import history_field, system_field
 from lm.data.records.messages import MessagesRecord, tools_of
 from lm.data.sources.base import ASSISTANT, THOUGHTS, Turn
 
@@ -23,7 +23,8 @@ def _prompts(values: Values) -> list[str]:
 
 
 class PreferenceRecord(MessagesRecord):
-    """Two answers to one prompt: a text each, or a message, or messages that end with the answer."""
+    """Two answers to one prompt: a text each, or a message, or messages that end with the answer. Messages that begin with the
+    assistant's go on from the prompt; others begin with it."""
 
     kind: Literal["preference"] = "preference"
     prompt: str | None = None
@@ -41,17 +42,19 @@ class PreferenceRecord(MessagesRecord):
         if before != also_before:
             fields = f"'{self.chosen}' and '{self.rejected}'"
             raise bad_record(f"{where}: fields {fields} do not begin with the same messages. Fix the record")
-        if not before:
-            before = self.asked(values, [self._prompt_field(values, where), *self._between(values)], "data.record.prompt", where)
+        if not before or (before[0].role in (ASSISTANT, "tool") and (self.prompt or _prompts(values))):
+            asked = self.asked(values, [self._prompt_field(values, where), *self._between(values)], "data.record.prompt", where)
+            before = [*self.earlier(values, where), *asked, *before]
         before = self.after_system(values, before, where)
         return [*tools_of(values, where), *before, chosen._replace(role="chosen"), rejected._replace(role="rejected")]
 
     def recognised(self, values: Values, where: str) -> tuple[Self, str]:
         if self.prompt is not None:
             return self, ""
-        system = self.system or system_field(values)
-        told = [*([system] if system else []), *_prompts(values)[:1], *self._between(values), self.chosen, self.rejected]
-        return self.model_copy(update={"system": system}), ", ".join(told)
+        system, history = self.system or system_field(values), self.history or history_field(values)
+        beside = [name for name in (history, system) if name]
+        told = [*_prompts(values)[:1], *self._between(values), self.chosen, self.rejected, *beside]
+        return self.model_copy(update={"system": system, "history": history}), ", ".join(told)
 
     def _between(self, values: Values) -> list[str]:
         """Returns Alpaca's field `input` beside an instruction, where it is not blank."""

@@ -78,7 +78,7 @@ def test_a_system_prompt_beside_a_chat_is_its_first_message(values: dict[str, An
 
 
 def test_the_history_beside_a_question_is_its_earlier_turns() -> None:
-    """As LLaMA-Factory's Alpaca records have it. Seen to fail: it was left out without a word."""
+    """As LLaMA-Factory's Alpaca records have it. Seen to fail: it was left out without a word, of preferences too."""
     pairs = [["Hi?", "Hello."], ["And?", "Well."]]
     earlier = [Turn("user", "Hi?"), Turn("assistant", "Hello."), Turn("user", "And?"), Turn("assistant", "Well.")]
     alpaca = {"instruction": Q, "input": "", "output": A}
@@ -93,6 +93,10 @@ def test_the_history_beside_a_question_is_its_earlier_turns() -> None:
             turns(ChatRecord(), {**alpaca, "history": bad})
     with pytest.raises(ConfigError, match=r"^here: field 'history' holds null, not a string"):
         turns(ChatRecord(), {**alpaca, "history": [["Hi?", None]]})
+    pair = {"instruction": Q, "chosen": A, "rejected": WORSE, "history": pairs}
+    assert turns(PreferenceRecord(), {**pair, "system": "Be brief."}) == [SYSTEM, *earlier, *PAIR]
+    assert PreferenceRecord().recognised(pair, "here")[1] == "instruction, chosen, rejected, history"
+    assert turns(PreferenceRecord(), {**pair, "history": "of the lamp"}) == turns(PreferenceRecord(prompt="instruction"), pair) == PAIR
     with pytest.raises(ConfigError, match="with or without history"):
         ChatRecord(messages="messages", history="history")
 
@@ -103,6 +107,19 @@ def test_the_input_beside_an_instruction_is_part_of_a_preferences_prompt() -> No
     assert turns(PreferenceRecord(), pair)[0] == Turn("user", f"{Q}\n\nOn the table")
     assert PreferenceRecord().recognised(pair, "here")[1] == "instruction, input, chosen, rejected"
     assert turns(PreferenceRecord(), {**pair, "input": " "}) == turns(PreferenceRecord(prompt="instruction"), pair) == PAIR
+
+
+def test_answers_that_begin_with_the_assistants_message_go_on_from_the_prompt() -> None:
+    """As TRL joins a prompt with answers of several messages. Seen to fail: the prompt was left out without a word."""
+    calls = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "look", "arguments": {}}}]}
+    for between in ([BOT, USER], [calls, {"role": "tool", "content": "lamp"}]):
+        values = {"chosen": [*between, BOT], "rejected": [*between, BAD]}
+        read = turns(ChatRecord(), {"messages": [USER, *between, BOT]})
+        for prompt in ([USER], Q):
+            found = turns(PreferenceRecord(), {"prompt": prompt, **values})
+            assert found == [*read[:-1], *PAIR[1:]] == turns(PreferenceRecord(prompt="asked"), {"asked": prompt, **values})
+    greeted = {"chosen": [BOT, USER, BOT], "rejected": [BOT, USER, BAD]}
+    assert turns(PreferenceRecord(), greeted) == [ASKED[1], *PAIR]
 
 
 def turns(record: RecordConfig, values: dict[str, Any]) -> list[Turn]:

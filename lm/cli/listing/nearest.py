@@ -4,13 +4,24 @@ from collections.abc import Iterable
 
 from lm.spelling import words
 
-OTHER_NAMES = {  # in transformers' Trainer and configs, nanoGPT, litgpt and Lightning
+OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLaMA-Factory, nanoGPT, litgpt and Lightning
+    "adapter.alpha": "lora_alpha",
+    "adapter.base=int8": "load_in_4bit load_in_8bit quantization_bit",
+    "adapter.dora": "use_dora",
+    "adapter.dropout": "lora_dropout",
+    "adapter.rank": "lora_r lora_rank r",
+    "adapter.rslora": "use_rslora",
+    "adapter.targets": "lora_target lora_target_modules target_modules",
+    "adapter=lora": "finetuning_type lora peft_config qlora use_lora use_peft",
     "checkpoint.every": "checkpoint_every checkpoint_interval ckpt_every ckpt_interval save_every save_interval save_steps",
     "checkpoint.keep_last": "keep max_to_keep save_total_limit save_top_k",
     "data.files": "corpus data_dir data_path dataset_path file input input_file path text text_file train_data train_file train_files",
     "data.global_batch": "batch batch_size bs global_batch_size train_batch_size",
+    "data.packing": "sample_packing",
+    "data.record.template": "chat_template chat_template_path",
     "data.seq_len": (
-        "block_size context context_len context_length ctx_len max_len max_length max_seq_length n_ctx seq_length sequence_length"
+        "block_size context context_len context_length ctx_len cutoff_len max_len max_length max_seq_length n_ctx seq_length sequence_len"
+        " sequence_length"
     ),
     "data.val_frac": "eval_split test_size val_ratio val_size validation_split",
     "data.workers": "dataloader_num_workers n_workers num_workers",
@@ -29,6 +40,11 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, nanoGPT, litgpt and Lig
     "model.max_seq_len": "context context_len context_length max_position_embeddings n_positions",
     "model.n_layers": "depth num_hidden_layers",
     "model.position.theta": "rope_base",
+    "objective.beta": "pref_beta",
+    "objective.max_tokens": "max_completion_length",
+    "objective.n_answers": "num_generations",
+    "objective.prompt_loss": "assistant_only_loss completion_only_loss mask_prompt train_on_inputs train_on_prompt",
+    "objective.rewards": "reward_funcs reward_functions",
     "optim.beta1": "betas",
     "optim.beta2": "betas",
     "optim.clip": "clip_grad_norm clip_norm grad_norm gradient_clip_val max_grad_norm",

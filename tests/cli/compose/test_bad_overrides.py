@@ -146,6 +146,12 @@ MEANT = {
     "'run.dir'": "output_dir",
     "'tokenizer.vocab_size'": "vocab",
     "'data.files'": "train_file",
+    "'adapter.rank'": "lora_r adapter.r",
+    "'adapter.targets'": "lora_target_modules",
+    "'adapter=lora'": "qlora",
+    "'objective.prompt_loss'": "train_on_inputs objective.assistant_only_loss",
+    "'objective.n_answers'": "num_generations",
+    "'data.packing'": "packing sample_packing",
     "'optim'": "optimizer",
     "'model'": "modle",
     "'seed'": "seeds",
@@ -155,8 +161,9 @@ MEANT = {
 
 @pytest.mark.parametrize("name, key", [(name, key) for key, names in MEANT.items() for name in names.split()])
 def test_a_key_of_another_program_is_answered_with_ours(name: str, key: str) -> None:
+    """adapter=lora: or the section has no keys."""
     with pytest.raises(ConfigError) as raised:
-        compose([f"{name}=1"])
+        compose(["adapter=lora", f"{name}=1"])
     assert f"Did you mean {key}" in raised.value.sentence
 
 

@@ -139,7 +139,9 @@ def _with_kind(section: str, kind: str) -> str:
 def _no_kind(section: str, said: object, kinds: Mapping[str, object]) -> str:
     given = said.get("kind") if isinstance(said, dict) else None
     if given is None:
-        return f"{section}: it has no kind yet, so that its keys are unknown. Set {section}.kind to one of {', '.join(kinds)}."
+        group = section.replace(".", "/")
+        remedy = f"Write {group}=" if group in catalog.groups() else f"Set {section}.kind to one of "
+        return f"{section}: it has no kind yet, so that its keys are unknown. {remedy}{', '.join(kinds)}."
     return f"{section}.kind: {given!r} is not an option. {did_you_mean(str(given), kinds)}"
 
 

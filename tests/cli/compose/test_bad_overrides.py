@@ -66,6 +66,7 @@ MISTAKES = {
     "null for a group": (["optim=null"], ["optim: 'null' is not an option"]),
     "heads do not divide": (["model.attention.n_heads=7"], ["n_heads=7", "not a multiple"]),
     "model that the objective does not train": (["model=t5_small"], ["but model.kind is encoder_decoder", "objective=seq2seq"]),
+    "key of a group without an option": (["adapter.rank=4"], ["adapter: it has no kind yet", "Write adapter=lora."]),
     "key of a union without kind": (["model.position.scaling.factor=8"], ["model.position.scaling: it has no kind yet", "linear"]),
     "unknown kind in a union": (
         ["model.position.scaling.kind=linaer"],

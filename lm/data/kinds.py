@@ -14,7 +14,7 @@ from lm.data.rows.denoising import SpansConfig, UL2Config
 from lm.data.rows.fim import FIMConfig
 from lm.data.rows.mlm import MLMConfig
 from lm.data.rows.policy import GRPOConfig, RLOOConfig
-from lm.data.rows.preference import DPOConfig, ORPOConfig, SimPOConfig
+from lm.data.rows.preference import DPOConfig, IPOConfig, ORPOConfig, SimPOConfig
 from lm.data.rows.prefix import PrefixConfig
 from lm.data.rows.seq2seq import Seq2SeqConfig
 from lm.data.rows.sft import SFTConfig
@@ -38,8 +38,8 @@ class Corpus(Config):
 
 __all__ = [
     "Answer", "ArithmeticConfig", "BPEConfig", "BytesConfig", "CausalConfig", "ChatRecord", "CompilesReward", "Corpus", "DPOConfig",
-    "DataConfig", "FIMConfig", "GRPOConfig", "HubConfig", "MLMConfig", "MQARConfig", "MixConfig", "ORPOConfig", "ObjectiveConfig",
-    "PairRecord", "PreferenceRecord", "PrefixConfig", "RLOOConfig", "RecordConfig", "RewardConfig", "SFTConfig", "Seq2SeqConfig",
-    "SimPOConfig", "SourceConfig", "SpansConfig", "StdlibConfig", "StdlibDocstringsConfig", "TextConfig", "TokenizerConfig",
-    "TokenizerFileConfig", "UL2Config", "UnigramConfig", "WordPieceConfig",
+    "DataConfig", "FIMConfig", "GRPOConfig", "HubConfig", "IPOConfig", "MLMConfig", "MQARConfig", "MixConfig", "ORPOConfig",
+    "ObjectiveConfig", "PairRecord", "PreferenceRecord", "PrefixConfig", "RLOOConfig", "RecordConfig", "RewardConfig", "SFTConfig",
+    "Seq2SeqConfig", "SimPOConfig", "SourceConfig", "SpansConfig", "StdlibConfig", "StdlibDocstringsConfig", "TextConfig",
+    "TokenizerConfig", "TokenizerFileConfig", "UL2Config", "UnigramConfig", "WordPieceConfig",
 ]  # fmt: skip

@@ -12,11 +12,9 @@ from lm.losses.tokens import LossSums, mean_of
 
 
 class PairLoss(ABC):
-    """weight * -log sigmoid(margin - least) + beside, summed over pairs; margin = beta * (worth of the better - worth of the other)."""
+    """compare(margin) + beside, summed over pairs; margin = beta * (worth of the better - worth of the other)."""
 
-    weight: float = 1.0
-    beta: float = 1.0
-    least: float = 0.0
+    beta: float
     needs_start: ClassVar[bool] = False
 
     @abstractmethod
@@ -25,6 +23,10 @@ class PairLoss(ABC):
 
         after, before: (2 pairs,) log-likelihoods under the model and under the one that training started from; lengths: (2 pairs,) tokens.
         """
+
+    def compare(self, margin: Tensor) -> Tensor:
+        """(pairs,) the loss of each margin."""
+        return -F.logsigmoid(margin)
 
     def beside(self, after: Tensor, lengths: Tensor) -> Tensor:
         """(pairs,) a further loss of each pair."""
@@ -39,22 +41,52 @@ class PairLoss(ABC):
             return LossSums(after.new_zeros(()), after.new_zeros(()), told=told)
         worth = self.worth(after, before, lengths)
         margin = self.beta * (worth[0::2] - worth[1::2])
-        total, found = (self.beside(after, lengths) - self.weight * F.logsigmoid(margin - self.least)).sum(), margin.detach()
+        total, found = (self.compare(margin) + self.beside(after, lengths)).sum(), margin.detach()
         told |= {"margin": mean_of(found.sum(), n), "accuracy": mean_of((1 + found.sign()).sum() / 2, n)}
         return LossSums(total, total.detach(), told=told)
 
 
-@dataclass
-class DPOLoss(PairLoss):
-    """An answer is worth log(p / p_start), p_start under the model that training started from.  Rafailov et al. 2023, arXiv:2305.18290,
-    equation 7."""
+class _FromStart(PairLoss):
+    """An answer is worth log(p / p_start), p_start under the model that training started from."""
 
     needs_start = True
-    beta: float
 
     def worth(self, after: Tensor, before: Tensor | None, lengths: Tensor) -> Tensor:
         assert before is not None
         return after - before
+
+
+@dataclass
+class DPOLoss(_FromStart):
+    """-log sigmoid(margin).  Rafailov et al. 2023, arXiv:2305.18290, equation 7.
+
+    smoothing: the probability that a pair is the wrong way round (conservative DPO; Mitchell 2023).  sft: of the better answer's mean nats,
+    which are minimised too (Pang et al. 2024, arXiv:2404.19733, equation 2).
+    """
+
+    beta: float
+    smoothing: float = 0.0
+    sft: float = 0.0
+
+    def compare(self, margin: Tensor) -> Tensor:
+        return -(1 - self.smoothing) * F.logsigmoid(margin) - self.smoothing * F.logsigmoid(-margin)
+
+    def beside(self, after: Tensor, lengths: Tensor) -> Tensor:
+        return self.sft * _mean_nats(after, lengths)
+
+
+@dataclass
+class IPOLoss(_FromStart):
+    """The gain of the better answer over the other is drawn to 1 / (2 beta).  Azar et al. 2023, arXiv:2310.12036, equation 17; of means
+    over tokens, so that long answers count as short ones do."""
+
+    beta: float
+
+    def worth(self, after: Tensor, before: Tensor | None, lengths: Tensor) -> Tensor:
+        return super().worth(after, before, lengths) / lengths
+
+    def compare(self, margin: Tensor) -> Tensor:
+        return ((margin - 0.5) / self.beta).square()  # (gain - 1 / (2 beta))^2
 
 
 @dataclass
@@ -68,6 +100,9 @@ class SimPOLoss(PairLoss):
     def worth(self, after: Tensor, before: Tensor | None, lengths: Tensor) -> Tensor:
         return after / lengths
 
+    def compare(self, margin: Tensor) -> Tensor:
+        return -F.logsigmoid(margin - self.least)
+
 
 @dataclass
 class ORPOLoss(PairLoss):
@@ -75,10 +110,19 @@ class ORPOLoss(PairLoss):
     Hong et al. 2024, arXiv:2403.07691, equations 4 to 7."""
 
     weight: float
+    beta = 1.0
 
     def worth(self, after: Tensor, before: Tensor | None, lengths: Tensor) -> Tensor:
         mean = (after / lengths).clamp_max(-1e-7)  # an answer of p = 1 would have infinite odds
         return mean - torch.log(-torch.expm1(mean))
 
+    def compare(self, margin: Tensor) -> Tensor:
+        return -self.weight * F.logsigmoid(margin)
+
     def beside(self, after: Tensor, lengths: Tensor) -> Tensor:
-        return -(after / lengths)[0::2]
+        return _mean_nats(after, lengths)
+
+
+def _mean_nats(after: Tensor, lengths: Tensor) -> Tensor:
+    """(pairs,) nats per token of the better answers."""
+    return -(after / lengths)[0::2]

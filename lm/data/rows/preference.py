@@ -16,7 +16,7 @@ from lm.data.rows.seq2seq import rounded
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.losses.measure import Measure, Pairs
-from lm.losses.pairs import DPOLoss, ORPOLoss, PairLoss, SimPOLoss
+from lm.losses.pairs import DPOLoss, IPOLoss, ORPOLoss, PairLoss, SimPOLoss
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM
 from lm.units import counted
@@ -49,9 +49,27 @@ class DPOConfig(PreferenceConfig):
     kind: Literal["dpo"] = "dpo"
     beta: float = Field(0.1, gt=0)
     """How much a departure from the model at the start costs (Rafailov et al. 2023, arXiv:2305.18290, equation 7)."""
+    label_smoothing: float = Field(0.0, ge=0, lt=0.5)
+    """Part of the pairs that are taken to be the wrong way round (conservative DPO; Mitchell 2023)."""
+    sft_weight: float = Field(0.0, ge=0)
+    """Of the better answer's nats per token beside (Pang et al. 2024, arXiv:2404.19733: 1; Llama 3: 0.2)."""
 
     def loss(self) -> PairLoss:
-        return DPOLoss(self.beta)
+        return DPOLoss(self.beta, self.label_smoothing, self.sft_weight)
+
+
+class IPOConfig(PreferenceConfig):
+    """Raise the better of two answers above the worse one by so much, and no more, compared with the model at the start (IPO). It needs
+    init_from."""
+
+    needs_parent = True
+
+    kind: Literal["ipo"] = "ipo"
+    beta: float = Field(0.1, gt=0)
+    """The better one is to gain 1 / (2 beta) nats per token on the other (Azar et al. 2023, arXiv:2310.12036, equation 17)."""
+
+    def loss(self) -> PairLoss:
+        return IPOLoss(self.beta)
 
 
 class SimPOConfig(PreferenceConfig):

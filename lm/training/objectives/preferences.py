@@ -1,4 +1,4 @@
-"""Losses over pairs of answers: DPO, SimPO and ORPO (lm/losses/pairs.py)."""
+"""Losses over pairs of answers: DPO, IPO, SimPO and ORPO (lm/losses/pairs.py)."""
 
 from collections.abc import Callable
 

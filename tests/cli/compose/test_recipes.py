@@ -53,7 +53,8 @@ BESIDE = {
     "objective=sft": ["data=stdlib_chat"],
     **{f"objective={name}": ["data=arithmetic", "init_from=runs/pretrain-tiny"] for name in ("grpo", "rloo")},
     **{
-        f"objective={name}": ["data=preferences", "data.files=a.jsonl", "init_from=runs/pretrain-tiny"] for name in ("dpo", "simpo", "orpo")
+        f"objective={name}": ["data=preferences", "data.files=a.jsonl", "init_from=runs/pretrain-tiny"]
+        for name in ("dpo", "ipo", "simpo", "orpo")
     },
 }  # what an option does not go without
 OBJECTIVES = {"decoder": "causal", "encoder": "mlm", "encoder_decoder": "spans"}  # for texts

@@ -14,11 +14,11 @@ from lm.cli.compose.compose import compose
 from lm.data.kinds import CausalConfig, DataConfig, DPOConfig, Seq2SeqConfig
 from lm.errors import ConfigError, NumericsError
 from lm.losses.measure import Pairs
-from lm.losses.pairs import DPOLoss, ORPOLoss, PairLoss, SimPOLoss
+from lm.losses.pairs import DPOLoss, IPOLoss, ORPOLoss, PairLoss, SimPOLoss
 from lm.losses.tokens import causal_reader
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import LM, build_model
-from lm.schema import from_tree
+from lm.schema import Tree, from_tree
 from lm.testing.models import VOCAB, tokens
 from lm.training.config import TrainConfig
 from lm.training.objectives.likelihood import Likelihood
@@ -74,6 +74,30 @@ def test_losses_over_pairs_without_a_start_are_those_of_the_papers(
     sums = loss(after, None, lengths)
     assert sums.total.item() == pytest.approx(paper(*answers[:2]) + paper(*answers[2:]), rel=1e-9)
     assert sums.told["margin"].tolist()[1] == 2 and not loss.needs_start
+
+
+def ipo_of_the_paper(better: list[float], worse: list[float], start: list[float]) -> float:
+    """Equation 17 of Azar et al. 2023 with tau 0.2, of means over tokens.  start: log p of both answers before."""
+    gain = (sum(better) - start[0]) / len(better) - (sum(worse) - start[1]) / len(worse)
+    return (gain - 1 / (2 * 0.2)) ** 2
+
+
+def smoothed_dpo_beside_sft(better: list[float], worse: list[float], start: list[float]) -> float:
+    """Either order of the answers, as likely as it is taken to be, and 0.5 of the better one's mean nats."""
+    odds = math.exp(0.3 * ((sum(better) - start[0]) - (sum(worse) - start[1])))
+    return -0.9 * math.log(odds / (1 + odds)) - 0.1 * math.log(1 / (1 + odds)) - 0.5 * sum(better) / len(better)
+
+
+@pytest.mark.parametrize(("loss", "paper"), [(IPOLoss(0.2), ipo_of_the_paper), (DPOLoss(0.3, 0.1, 0.5), smoothed_dpo_beside_sft)])
+def test_losses_over_pairs_that_compare_with_the_start_are_those_of_the_papers(
+    loss: PairLoss, paper: Callable[[list[float], list[float], list[float]], float]
+) -> None:
+    """Seen to fail with sums for IPO's means, and without the part that is smoothed."""
+    answers, start = [[-0.3, -1.2, -0.7], [-2.0, -0.1], [-0.9], [-0.4, -0.2, -1.5, -0.3]], [-2.5, -1.0, -1.1, -2.0]
+    after, lengths = torch.tensor([sum(one) for one in answers], dtype=torch.float64), torch.tensor([*map(len, answers)])
+    total = loss(after, torch.tensor(start, dtype=torch.float64), lengths).total.item()
+    assert total == pytest.approx(paper(*answers[:2], start[:2]) + paper(*answers[2:], start[2:]), rel=1e-9)
+    assert loss.needs_start and loss(after, None, lengths).told.keys() == {"chosen_logp", "rejected_logp"}
 
 
 def test_the_dpo_loss_starts_at_the_logarithm_of_two_and_raises_the_better_answers() -> None:
@@ -277,6 +301,14 @@ def test_preferences_learn_without_a_parent(small: Callable[..., TrainConfig], t
     train(small({"kind": objective}, "decoder", "preferences", "optim.lr=1e-2", "trainer.max_steps=20", "trainer.val_every=10"))
     first, *_, last = [line for line in read(tmp_path / "run" / "metrics.jsonl") if "val_pair_loss" in line]
     assert last["val_pair_loss"] < first["val_pair_loss"] and last["val_accuracy"] > 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"kind": "ipo"}, {"kind": "dpo", "label_smoothing": 0.1, "sft_weight": 0.2}])
+def test_further_losses_learn_from_a_parent(small: Callable[..., TrainConfig], parent: str, tmp_path: Path, options: Tree) -> None:
+    train(small(options, "decoder", "preferences", "optim.lr=1e-3", "trainer.val_every=10", parent=parent))
+    first, *_, last = [line for line in read(tmp_path / "run" / "metrics.jsonl") if "val_pair_loss" in line]
+    assert last["val_pair_loss"] < first["val_pair_loss"]
 
 
 def test_preferences_learn_from_a_parent(small: Callable[..., TrainConfig], parent: str, tmp_path: Path) -> None:

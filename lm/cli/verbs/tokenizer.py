@@ -21,7 +21,7 @@ class Tokenizer(Writer):
                         [specials=[<|a|>,<|b|>]] [max_chars=N] [overrides of lm train, such as data=text data.files=...]
 
     Trains on the training split of the data and writes tokenizer.json and tokenizer_config.json, for tokenizer=file
-    tokenizer.path=FOLDER/tokenizer.json. All kinds work on bytes, so that every text comes back. Prints bytes per token of held-out text.
+    tokenizer.path=FOLDER. All kinds work on bytes, so that every text comes back. Prints bytes per token of held-out text.
     """
 
     takes = None

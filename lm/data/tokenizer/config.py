@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, field_validator
 
+from lm.data.tokenizer.bytelevel import ALPHABET
 from lm.data.tokenizer.splits import Pattern
 from lm.schema import MOST, Slot, Tree
 
@@ -64,6 +65,8 @@ class TrainedConfig(TokenizerConfig):
     def _specials_are_different_texts(cls, specials: list[str]) -> list[str]:
         if twice := [name for number, name in enumerate(specials) if name in specials[:number]]:
             raise ValueError(f"{twice[0]!r} is named twice. Name it once.")
+        if byte := next((name for name in specials if name in ALPHABET), None):
+            raise ValueError(f"{byte!r} is how the vocabulary writes a byte, which texts would lose to it. Choose a longer name.")
         return specials
 
     def build(self, texts: Iterable[str] = (), extra: Sequence[str] = ()) -> "Tokenizer":
@@ -144,7 +147,7 @@ class TokenizerFileConfig(TokenizerConfig):
 
     kind: Literal["file"] = "file"
     path: str
-    """Path of the tokenizer.json. In a folder of a model of lm it is that model's tokenizer, with its special tokens and chat template."""
+    """Path of the tokenizer.json, or its folder. Of a model of lm it is the model's, with its special tokens and chat template."""
     bos: str | None = None
     """Text of the begin-of-document token. null: found among the usual names."""
     eos: str | None = None
@@ -156,7 +159,7 @@ class TokenizerFileConfig(TokenizerConfig):
         from lm.data.tokenizer.tokenizer import Specials, load_tokenizer, read_tokenizer
         from lm.storage.atomic import MANIFEST
 
-        file, named = Path(os.path.expanduser(self.path)), Specials(self.bos, self.eos, self.pad)
+        file, named = self._file(), Specials(self.bos, self.eos, self.pad)
         of_model = file.name == "tokenizer.json" and (file.parent / MANIFEST).is_file() and not any(named)
         return load_tokenizer(file) if of_model else read_tokenizer(file, named)
 
@@ -165,5 +168,9 @@ class TokenizerFileConfig(TokenizerConfig):
         what the model's folder says."""
         from lm.data.tokenizer.tokenizer import Specials, read_tokenizer
 
-        alone = read_tokenizer(Path(os.path.expanduser(self.path)), Specials(self.bos, self.eos, self.pad))
+        alone = read_tokenizer(self._file(), Specials(self.bos, self.eos, self.pad))
         return hash in (self.build().hash, alone.hash)
+
+    def _file(self) -> Path:
+        path = Path(os.path.expanduser(self.path))
+        return path / "tokenizer.json" if path.is_dir() else path

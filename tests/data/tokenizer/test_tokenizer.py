@@ -286,6 +286,15 @@ def test_a_run_that_was_begun_with_the_file_of_a_model_alone_goes_on(tmp_path: P
     assert given.build().hash != alone and given.gave(alone) and given.gave(given.build().hash) and not given.gave("another")
 
 
+def test_the_folder_of_a_tokenizer_stands_for_its_file(tmp_path: Path) -> None:
+    """As `lm tokenizer out=FOLDER` names it. Seen to fail: a folder 'cannot be read (Is a directory)'."""
+    made = BytesConfig().build()
+    made.save(tmp_path)
+    assert TokenizerFileConfig(path=str(tmp_path)).build().hash == made.hash
+    with pytest.raises(ConfigError, match=f"{tmp_path.parent}/tokenizer.json does not exist"):
+        TokenizerFileConfig(path=str(tmp_path.parent)).build()
+
+
 @pytest.mark.parametrize("blanks", ["\r\n", " \n", "\u00a0"])
 def test_long_runs_of_any_blanks_are_cut_in_training(blanks: str) -> None:
     """Seen to fail: only runs of one kind of blank, tab or line feed were."""
@@ -304,8 +313,16 @@ def test_patterns_cut_as_their_models_do() -> None:
     assert cuts["gpt4"] == cuts["llama3"] == [b"123", b"456", b"7", b";\n"]
 
 
-@pytest.mark.parametrize(("specials", "fault"), [(["<|a|>", ""], "'' is empty"), (["<|a|>", "<|b|>", "<|a|>"], "'<|a|>' is named twice")])
-def test_specials_that_are_empty_or_named_twice_are_refused(specials: list[str], fault: str) -> None:
+@pytest.mark.parametrize(
+    ("specials", "fault"),
+    [
+        (["<|a|>", ""], "'' is empty"),
+        (["<|a|>", "<|b|>", "<|a|>"], "'<|a|>' is named twice"),
+        (["<|a|>", "é"], "'é' is how the vocabulary"),
+    ],
+)
+def test_specials_that_no_tokenizer_could_have_are_refused(specials: list[str], fault: str) -> None:
+    """Seen to fail: texts lost every letter of which a special token was named."""
     with pytest.raises(ConfigError, match=rf"specials(\.1)?: {re.escape(fault)}"):
         from_tree(BPEConfig, {"kind": "bpe", "specials": specials})
 

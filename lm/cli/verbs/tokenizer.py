@@ -17,8 +17,9 @@ _HELD_OUT_CHARS = 1 << 22
 
 
 class Tokenizer(Writer):
-    """usage: lm tokenizer out=FOLDER [kind=byte_bpe|unigram|wordpiece|bytes] [vocab_size=N] [pattern=own|gpt2|gpt4|llama3]
-                        [specials=[<|a|>,<|b|>]] [max_chars=N] [overrides of lm train, such as data=text data.files=...]
+    """usage: lm tokenizer out=FOLDER [kind=byte_bpe|unigram|wordpiece|bytes] [vocab_size=N]
+                        [pattern=own|gpt2|gpt4|gpt4o|llama3|qwen2] [specials=[<|a|>,<|b|>]] [max_chars=N]
+                        [overrides of lm train, such as data=text data.files=...]
 
     Trains on the training split of the data and writes tokenizer.json and tokenizer_config.json, for tokenizer=file
     tokenizer.path=FOLDER. All kinds work on bytes, so that every text comes back. Prints bytes per token of held-out text.

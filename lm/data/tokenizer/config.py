@@ -54,7 +54,7 @@ class TrainedConfig(TokenizerConfig):
     vocab_size: int = Field(4096, ge=260, le=MOST)
     """Size of the vocabulary, with the 256 bytes and the special tokens."""
     pattern: Pattern = "gpt2"
-    """How text is cut into words before, by the name that GGUF files have for it; own: GPT-4's way with whole indentations, without one."""
+    """How text is cut into words before: as by the tokenizers of these models; own: GPT-4's way, with whole indentations."""
     specials: list[str] = []
     """Further special tokens."""
     max_chars: int = Field(1 << 28, gt=0)

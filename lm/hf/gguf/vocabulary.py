@@ -83,7 +83,7 @@ def _split(content: Tree) -> str:
     if name is None or (whole and patterns != [GPT4]):
         known = {split: f"tokenizer.pattern={pattern}" for pattern, split in SPLITS.items()}
         how = " and ".join(known.get(pattern, pattern) for pattern in patterns) or "nothing"
-        raise _refusal(f"it splits text into words by {how}, which llama.cpp has no name for")
+        raise _refusal(f"it splits text into words by {how}, and llama.cpp in no way that is the same")
     return _WHOLE_WORDS if whole else name
 
 

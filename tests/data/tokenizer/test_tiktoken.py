@@ -11,6 +11,7 @@ import pytest
 from lm.data.kinds import BPEConfig, BytesConfig, TextConfig, UnigramConfig, WordPieceConfig
 from lm.data.store.prepare import prepare
 from lm.data.tokenizer import tiktoken_ as module
+from lm.data.tokenizer.splits import SPLITS
 from lm.data.tokenizer.tiktoken_ import fastest
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
@@ -21,7 +22,7 @@ def build(**options: Any) -> Tokenizer:
     return BPEConfig(vocab_size=500, **options).build(TEXTS)
 
 
-@pytest.mark.parametrize("pattern", ["own", "gpt2", "gpt4", "llama3"])
+@pytest.mark.parametrize("pattern", ["own", "gpt2", "gpt4", "gpt4o", "llama3"])
 def test_ids_are_the_librarys(pattern: Any) -> None:
     """Of random characters of every plane, and of pieces of text without a place to cut."""
     pytest.importorskip("tiktoken")
@@ -33,6 +34,15 @@ def test_ids_are_the_librarys(pattern: Any) -> None:
     assert encode != tokenizer.encode_arrays
     assert [ids.tolist() for ids in encode(texts)] == [tokenizer.encode(text) for text in texts]
     assert all(ids.dtype == np.uint32 for ids in encode(texts))
+
+
+def test_gpt4os_split_is_the_published_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which keeps the marks of a letter with it, where GPT-4's cuts a word at each."""
+    published = pytest.importorskip("tiktoken_ext.openai_public")
+    monkeypatch.setattr(published, "load_tiktoken_bpe", lambda *args, **kwargs: {})
+    assert SPLITS["gpt4o"] == published.o200k_base()["pat_str"]
+    pieces = {name: BPEConfig(vocab_size=300, pattern=name).build(["नमस्ते"] * 9).encode("नमस्ते") for name in ("gpt4", "gpt4o")}
+    assert len(pieces["gpt4o"]) == 1 < len(pieces["gpt4"])
 
 
 def test_preparing_makes_the_same_tokens_with_and_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,7 @@ DOORS = {
     "starlette": "lm/serving/",
     "uvicorn": "lm/serving/",
     "lm_eval": "lm/generation/harness.py",
-    "transformers": "lm/hf/io/check.py",
+    "transformers": "lm/hf/io/",
     "gguf": "lm/hf/gguf/writing.py",
     "ray": "lm/data/on_ray.py",
     "fsspec": "lm/storage/remote.py",

@@ -11,8 +11,9 @@ from lm.units import si
 class Import(Writer):
     """usage: lm import from=FOLDER_OR_HUB_NAME out=FOLDER [key=value ...]
 
-    Reads config.json, safetensors and tokenizer.json; runs no code. The result is what init_from=, lm generate, lm eval and lm export
-    take. With base=FOLDER, a model folder of ours, a LoRA or DoRA adapter of peft is read: its config and its safetensors.
+    Reads config.json, safetensors and tokenizer.json, or with transformers an older vocab.json, vocab.txt or tokenizer.model; runs no
+    code. The result is what init_from=, lm generate, lm eval and lm export take. With base=FOLDER, a model folder of ours, a LoRA or DoRA
+    adapter of peft is read: its config and its safetensors.
     """
 
     from_: str

@@ -22,6 +22,7 @@ from lm.hf.io.card import model_card
 from lm.hf.io.family import Family
 from lm.hf.io.handing_on import Use, uses_of_gguf, uses_of_hf
 from lm.hf.io.hub import local_folder
+from lm.hf.io.older import read_foreign
 from lm.hf.io.peft import CONFIG as ADAPTER
 from lm.hf.io.peft import read_peft, write_peft
 from lm.hf.io.reading import read_hf
@@ -216,10 +217,7 @@ def import_model(
     found = read_hf(folder, max_seq_len)
     for note in found.notes:
         say(note)
-    try:
-        own = load_tokenizer(Path(os.path.expanduser(tokenizer)) if tokenizer else folder, foreign=True)
-    except ConfigError as error:
-        raise CheckpointError(f"{error} Give another with tokenizer=PATH.") from None
+    own = read_foreign(Path(os.path.expanduser(tokenizer)) if tokenizer else folder, say)
     assert found.config.vocab_size is not None
     own, beyond = fitted(own, found.config.vocab_size) if tokenizer is None else (own, [])
     if beyond:

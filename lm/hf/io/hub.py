@@ -1,12 +1,13 @@
-"""Models of the Hugging Face hub, fetched into its cache: JSON and safetensors, no code and no pickles."""
+"""Models of the Hugging Face hub, fetched into its cache: JSON, safetensors and vocabularies, no code and no pickles."""
 
 import os
 import re
 from pathlib import Path
 
 from lm.errors import CheckpointError, ConfigError
+from lm.hf.io.older import BESIDE, OLDER
 
-_PATTERNS = ["*.json", "chat_template.jinja", "model*.safetensors"]
+_PATTERNS = ["*.json", "chat_template.jinja", "model*.safetensors", *OLDER, *BESIDE]
 
 
 def local_folder(source: str, revision: str | None = None) -> Path:

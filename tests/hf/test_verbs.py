@@ -104,6 +104,16 @@ def test_an_option_without_a_home_is_named(tmp_path: Path, lm: Run, changes: dic
     assert not (tmp_path / "hf").exists()
 
 
+def test_dynamic_scaling_for_longer_rows_is_exported(tmp_path: Path, lm: Run) -> None:
+    """Seen to fail: 'original_len=8 must be 32. Train with that', which is no scaling at all. Logits are compared in the export."""
+    pytest.importorskip("transformers")
+    scaling = {"kind": "dynamic", "factor": 2.0, "original_len": 8}
+    saved(tmp_path / "base", max_seq_len=32, position={"kind": "rope", "theta": 700.0, "scaling": scaling}, attention={"n_heads": 4})
+    done = lm("export", "from=base", "format=hf", "out=hf")
+    assert done.returncode == 0 and "dynamic for rows of 32 is written as the base that it comes to" in done.stderr
+    assert json.loads((tmp_path / "hf/config.json").read_text())["rope_parameters"]["rope_type"] == "default"
+
+
 def test_a_model_that_several_families_can_hold_is_of_the_most_general(theirs: Path) -> None:
     found = read_hf(theirs).config
     assert family_for(found, "granite").name == "granite"

@@ -72,6 +72,15 @@ def test_a_short_context_needs_no_dynamic_scaling() -> None:
     assert rope(64, 512, scaling=tree).rates[-1] < rope(64, 256, scaling=tree).rates[-1] < rope(64, 128, scaling=tree).rates[-1]
 
 
+@pytest.mark.parametrize(("max_len", "kept"), [(100, False), (128, True), (512, False)])
+def test_dynamic_scaling_is_another_base_where_transformers_would_begin_later(max_len: int, kept: bool) -> None:
+    """To the bit. transformers' length of pretraining is the longest row."""
+    ours = rope(64, max_len, theta=500.0, fraction=0.5, scaling={"kind": "dynamic", "factor": 2.0, "original_len": 128})
+    there = ours.cfg.settled(64, max_len)
+    assert torch.equal(Rope(there, Dims(64, 4, 64, max_len, True)).rates, ours.rates)
+    assert (there == ours.cfg) == kept == (there.scaling is not None)
+
+
 def test_the_amplitude_is_on_cosine_and_sine() -> None:
     yarn = rope(64, 512, scaling={"kind": "yarn", "factor": 8.0, "original_len": 64, "attention_factor": 1.5})
     angles = yarn.angles(torch.tensor([[0, 3, 9]]))

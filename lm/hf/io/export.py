@@ -28,6 +28,7 @@ from lm.hf.io.peft import read_peft, write_peft
 from lm.hf.io.reading import read_hf
 from lm.hf.io.tokenizer import GENERATION, further_ends, sampling
 from lm.hf.io.writing import drop_mtp, family_for, write_hf
+from lm.hf.options.context import settled
 from lm.nn.transformer import LM, model_config
 from lm.schema import Tree, did_you_mean
 from lm.storage.adapted import Adapted, read_merged
@@ -77,6 +78,7 @@ def export(
     _require_known(format, dtype, mtp)
     found, tokenizer = load(model, "cpu")
     _without_mtp(found, mtp, say)
+    _settle(found, say)
     if format == "gguf":
         return _as_gguf(model, folder, found, tokenizer, family, dtype, overwrite, say)
     home = family_for(found.cfg, family, imported=_about(model).get("family"))
@@ -114,6 +116,13 @@ def _without_mtp(model: LM, mtp: str, say: Say) -> None:
     if mtp == "drop" and further:
         say(f"model.mtp: left out: {counted(further, 'block')} for further tokens")
         drop_mtp(model)
+
+
+def _settle(model: LM, say: Say) -> None:
+    kept, model.cfg = model.cfg.position, settled(model.cfg)
+    if model.cfg.position != kept:
+        theta = model.cfg.position.tree()["theta"]
+        say(f"model.position.scaling: dynamic for rows of {model.max_seq_len} is written as the base that it comes to, {theta:.6g}")
 
 
 def _as_gguf(

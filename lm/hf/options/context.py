@@ -1,4 +1,4 @@
-"""The context length of an imported model."""
+"""The context length of a model, here and in transformers."""
 
 from lm.errors import ConfigError
 from lm.nn.transformer import ModelConfig
@@ -7,6 +7,11 @@ from lm.nn.transformer import ModelConfig
 def changes_at(cfg: ModelConfig) -> int | None:
     """Returns the length up to which transformers takes longrope's short list, where our model takes the long one for its longer rows."""
     return cfg.position.changes_at(cfg.max_seq_len or 0)
+
+
+def settled(cfg: ModelConfig) -> ModelConfig:
+    """Returns the config with dynamic NTK as another base: transformers would stretch rows beyond max_seq_len, our model all of its own."""
+    return cfg.replace(position=cfg.position.settled(cfg.attention.rotary_width(cfg.d_model), cfg.max_seq_len or 0))
 
 
 def shortened(cfg: ModelConfig, max_seq_len: int) -> ModelConfig:

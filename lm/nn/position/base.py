@@ -51,6 +51,10 @@ class PositionConfig(Slot, group="model/position"):
         """Returns a config with the amplitude of rows of max_len, for a model of shorter rows."""
         return self
 
+    def settled(self, rotary: int, max_len: int) -> Self:
+        """Returns a config of the same angles that transformers has too, where it would have others for this one's rows of max_len."""
+        return self
+
     def implied(self, n_layers: int, windows: bool) -> Tree:
         """Returns null for the options that act in no layer.  windows: some layer has a window."""
         return {}

@@ -50,6 +50,10 @@ class RopeConfig(PositionConfig):
     def shortened(self, max_len: int) -> Self:
         return self if self.scaling is None else self.replace(scaling=self.scaling.shortened(max_len))
 
+    def settled(self, rotary: int, max_len: int) -> Self:
+        theta = None if self.scaling is None else self.scaling.plain_theta(self.rotary_dim(rotary), self.theta, max_len)
+        return self if theta is None else self.replace(theta=theta, scaling=None)
+
     def implied(self, n_layers: int, windows: bool) -> Tree:
         """Null also for a local_theta that changes no layer."""
         alike = not windows or (self.scaling is None and self.local_theta == self.theta)

@@ -27,6 +27,10 @@ class ScalingConfig(Slot):
     def frequencies(self, rotary_dim: int, theta: float, max_len: int) -> Tensor:
         """Returns the radians per position of each pair, float32, (r/2,)."""
 
+    def plain_theta(self, rotary_dim: int, theta: float, max_len: int) -> float | None:
+        """Returns the base whose plain frequencies are these, where transformers would begin this kind at max_len only. None: it has it."""
+        return None
+
     def amplitude(self, max_len: int) -> float:
         """Returns the factor on cos and sin."""
         return 1.0
@@ -64,9 +68,14 @@ class DynamicScaling(ScalingConfig):
     """Context length of pretraining."""
 
     def frequencies(self, rotary_dim: int, theta: float, max_len: int) -> Tensor:
+        return frequencies(rotary_dim, self._grown(rotary_dim, theta, max_len))
+
+    def plain_theta(self, rotary_dim: int, theta: float, max_len: int) -> float | None:
+        return None if max_len == self.original_len else self._grown(rotary_dim, theta, max_len)
+
+    def _grown(self, rotary_dim: int, theta: float, max_len: int) -> float:
         longer = max(max_len, self.original_len) / self.original_len
-        grown = (self.factor * longer - (self.factor - 1)) ** (rotary_dim / (rotary_dim - 2))
-        return frequencies(rotary_dim, theta * grown)
+        return float(theta * (self.factor * longer - (self.factor - 1)) ** (rotary_dim / (rotary_dim - 2)))
 
     def require(self, rotary_dim: int) -> None:
         if rotary_dim <= 2:

@@ -16,7 +16,9 @@ from lm.hf.io.peft import CONFIG, WEIGHTS
 from lm.hf.io.transforms import Halves
 from lm.nn.batch import Batch
 from lm.nn.transformer import build_model
-from lm.storage.model_folder import folder_hash, save_model
+from lm.schema import Tree, flatten, nest
+from lm.storage.adapted import Adapted
+from lm.storage.model_folder import folder_hash, read_model, save_model
 from lm.testing.models import redraw
 from tests.test_presets import SMALL, TINY, composed
 
@@ -102,6 +104,30 @@ def test_parts_of_one_matrix_there_are_blocks_of_one_adapter(tmp_path: Path) -> 
     assert config["fan_in_fan_out"] and config["target_modules"] == ["c_attn"] and config["base_model_name_or_path"] == "me/mine"
     with pytest.raises(ConfigError, match=r"parent: it holds a whole model, and format=peft is of adapters\. Use format=hf"):
         export_adapter(tmp_path / "parent", tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        ({"max_seq_len": 4, "position": {"scaling": {"kind": "linear", "factor": 4.0}}}, "position.scaling.kind=linear must be null"),
+        ({"max_seq_len": 4, "attention": {"window": 3}}, "attention.window=3 must be null"),
+        ({"max_seq_len": 4}, None),
+    ],
+)
+def test_an_adapter_of_a_model_with_other_options_than_its_base_is_refused(options: Tree, fault: str | None, tmp_path: Path) -> None:
+    """Seen to fail: it was compared on a base with its own options, and then named its parent, which has others."""
+    folder = adapted("llama3_8b", FUSED, tmp_path)
+    about, weights = read_model(folder)
+    changed = nest(flatten(about["model"]) | flatten(options))
+    save_model(tmp_path / "other", changed, weights, BytesConfig().build().save, {key: about[key] for key in Adapted.model_fields})
+    if fault is None:
+        export_adapter(tmp_path / "other", tmp_path / "out", check=False)
+        return
+    with pytest.raises(ConfigError, match=rf"{fault} for that of .*parent\. Use format=hf"):
+        export_adapter(tmp_path / "other", tmp_path / "out", check=False)
+    told: list[str] = []
+    export_adapter(tmp_path / "other", tmp_path / "out", check=False, base="me/mine", say=told.append)
+    assert fault.split(" must")[0] in told[-1]
 
 
 def test_gate_and_up_of_experts_come_back_as_they_were() -> None:

@@ -19,7 +19,7 @@ from lm.hf.gguf.vocabulary import normalises, unnamed_ends
 from lm.hf.gguf.writing import FILE, TYPES, architecture_for, require_gguf, write_gguf
 from lm.hf.io import check as theirs
 from lm.hf.io.card import model_card
-from lm.hf.io.family import Family
+from lm.hf.io.family import TRAINING_ONLY, Family, alike, differs, resolved
 from lm.hf.io.handing_on import Use, uses_of_gguf, uses_of_hf
 from lm.hf.io.hub import local_folder
 from lm.hf.io.older import read_foreign
@@ -28,8 +28,8 @@ from lm.hf.io.peft import read_peft, write_peft
 from lm.hf.io.reading import read_hf
 from lm.hf.io.tokenizer import GENERATION, further_ends, sampling
 from lm.hf.io.writing import drop_mtp, family_for, write_hf
-from lm.hf.options.context import settled
-from lm.nn.transformer import LM, model_config
+from lm.hf.options.context import changes_at, settled
+from lm.nn.transformer import LM, ModelConfig, model_config
 from lm.schema import Tree, did_you_mean
 from lm.storage.adapted import Adapted, read_merged
 from lm.storage.model_folder import IMPORTED, folder_hash, read_config, read_model, resolve_model, save_model
@@ -125,6 +125,16 @@ def _settle(model: LM, say: Say) -> None:
         say(f"model.position.scaling: dynamic for rows of {model.max_seq_len} is written as the base that it comes to, {theta:.6g}")
 
 
+def _not_of(base: ModelConfig, cfg: ModelConfig) -> str | None:
+    """Returns the first option by which a model computes otherwise than the base of its adapter does; None where there is none."""
+    ours, theirs = (
+        resolved(settled(each.replace(position=each.position.shortened(each.max_seq_len or 0)))) | {"max_seq_len": changes_at(each)}
+        for each in (cfg, base)
+    )
+    keys = [key for key in dict.fromkeys([*ours, *theirs]) if not key.startswith((*TRAINING_ONLY, "mtp"))]
+    return next((differs(key, ours, theirs) for key in keys if not alike(ours.get(key), theirs.get(key))), None)
+
+
 def _as_gguf(
     source: str | os.PathLike[str], folder: Path, model: LM, tokenizer: Tokenizer, family: str | None, dtype: str, overwrite: bool, say: Say
 ) -> Written:
@@ -165,8 +175,15 @@ def export_adapter(
     found, tokenizer = load(source, "cpu")
     if found.mtp:
         drop_mtp(found)
-    home, parent = family_for(found.cfg, family, imported=tree.get("family")), adapted.source(source)
+    parent = adapted.source(source)
     about = read_config(parent)
+    if (other := _not_of(model_config(about["model"], f"{parent}: model"), found.cfg)) is not None and base is None:
+        raise ConfigError(
+            f"format=peft: an adapter brings no options of a model, and {other} for that of {parent}. Use format=hf, which merges it, or"
+            " name as base= an export with this option."
+        )
+    _settle(found, say)
+    home = family_for(found.cfg, family, imported=tree.get("family"))
     named = base or str((about.get("parent") if "parent_hash" not in about else None) or adapted.parent)  # an import's parent is its source
     weights = read_merged(parent)[1]
     adapted.adapter.round(weights, own)
@@ -182,7 +199,8 @@ def export_adapter(
         else:
             say("not compared with peft (check=false, or peft is not installed: pip install peft)")
     if base is not None:
-        say(f"base={base}: its weights were not compared with those of {parent}")
+        said = "" if other is None else f"; {other.split(' must be ')[0]} is an option that it must have"
+        say(f"base={base}: its weights were not compared with those of {parent}{said}")
     return Written(folder, f"peft adapter of {home.architecture}", sum(tensor.numel() for tensor in own.values()), compared)
 
 

@@ -176,7 +176,7 @@ class Family(ABC):
         kinds = {key: value for key, value in self.fixed.items() if key.endswith("kind")}
         if not self.hybrid:
             kinds["recurrent.kind"] = None
-        wrong_kind = [_differs(key, ours, kinds) for key in kinds if ours.get(key) != kinds[key]]
+        wrong_kind = [differs(key, ours, kinds) for key in kinds if ours.get(key) != kinds[key]]
         if wrong_kind:
             return wrong_kind
         try:
@@ -187,13 +187,14 @@ class Family(ABC):
         keys = [key for key in dict.fromkeys([*ours, *back]) if not key.startswith(idle)]
         uneven = self.even_heads and ours["d_model"] % ours["attention.n_heads"] != 0
         said = f"model.d_model={ours['d_model']} must be a multiple of model.attention.n_heads={ours['attention.n_heads']}"
-        return ([said] if uneven else []) + [_differs(key, ours, back) for key in keys if not alike(ours.get(key), back.get(key))]
+        return ([said] if uneven else []) + [differs(key, ours, back) for key in keys if not alike(ours.get(key), back.get(key))]
 
 
 _NEEDED = object()
 
 
-def _differs(key: str, ours: Tree, there: Tree) -> str:
+def differs(key: str, ours: Tree, there: Tree) -> str:
+    """Returns 'model.key=value must be other', with the values as a user types them."""
     return f"model.{key}={_shown(ours.get(key))} must be {_shown(there.get(key))}"
 
 

@@ -50,6 +50,18 @@ def check_key(path: str, tree: Tree) -> FieldInfo:
     return field
 
 
+def choosing(path: str, tree: Tree) -> str | None:
+    """Returns the override that chooses a kind with the first unknown key of this path; None where all are known, or no kind has it."""
+    parts = path.split(".")
+    field: FieldInfo | None = None
+    for n in range(1, len(parts) + 1):
+        parent, (_, field) = field, find_field(known.root(), tree, parts[:n])
+        if field is None:
+            kinds = variants(parent.annotation) if parent is not None else {}
+            return next(iter(_having(".".join(parts[: n - 1]), parts[n - 1], kinds)), None)
+    return None
+
+
 def of_another_kind(path: str, section: str, tree: Tree) -> bool:
     """Whether a path is a key not of the section's chosen kind but of a sibling kind."""
     _, field = find_field(known.root(), tree, section.split("."))
@@ -91,7 +103,7 @@ def _unknown(parts: list[str], n: int, owner: type[Config], parent: FieldInfo | 
         return f"{here}: {section} is a value and has no keys. Leave .{key} out."
     kinds, said = variants(parent.annotation) if parent is not None else {}, at(tree, parts[: n - 1])
     if kinds and "" not in kinds and str(said.get("kind") if isinstance(said, dict) else None) not in kinds:
-        return _no_kind(".".join(parts[: n - 1]), said, kinds)
+        return _no_kind(".".join(parts[: n - 1]), key, said, kinds)
     if here in catalog.GLOBAL:
         return f"{here}: this chooses a file, and has no keys. Write {here}=NAME on the command line."
     if n == 1:
@@ -107,9 +119,9 @@ def _unknown(parts: list[str], n: int, owner: type[Config], parent: FieldInfo | 
     inner = [path for path, _ in fields(known.root(), tree) if path.startswith(f"{group}.") and path.endswith(f".{near}")]
     if inner:  # the kind that was chosen calls so a key of a section of its own
         return f"{here}: there is no such key{said_kind}. Did you mean '{inner[0]}'?"
-    having = [_with_kind(group, name) for name, sibling in siblings.items() if near in sibling.model_fields]
+    having = " or ".join(_having(group, near, siblings))
     meant = "only in others. Write" if near == key else f"Did you mean '{near}'? Write"
-    return f"{here}: there is no such key{said_kind}{',' if near == key else '.'} {meant} {' or '.join(having)} {group}.{near}=..."
+    return f"{here}: there is no such key{said_kind}{',' if near == key else '.'} {meant} {having} {group}.{near}=..."
 
 
 def _elsewhere(key: str, own: Sequence[str], tree: Tree, section: str = "") -> str:
@@ -130,18 +142,22 @@ def _as_group(path: str) -> str:
     return group if (group := path.replace(".", "/")) in catalog.groups() else path
 
 
-def _with_kind(section: str, kind: str) -> str:
-    """Returns the override that chooses a kind."""
-    group = section.replace(".", "/")
-    return f"{group}={catalog.options_of_kind(group, kind)[0]}" if group in catalog.groups() else f"{section}.kind={kind}"
+def _having(section: str, key: str, kinds: Mapping[str, type[Config]]) -> list[str]:
+    """Returns the overrides that choose the kinds with this key."""
+    having, group = [kind for kind, cls in kinds.items() if kind and key in cls.model_fields], section.replace(".", "/")
+    return [
+        f"{group}={catalog.options_of_kind(group, kind)[0]}" if group in catalog.groups() else f"{section}.kind={kind}" for kind in having
+    ]
 
 
-def _no_kind(section: str, said: object, kinds: Mapping[str, object]) -> str:
+def _no_kind(section: str, key: str, said: object, kinds: Mapping[str, type[Config]]) -> str:
     given = said.get("kind") if isinstance(said, dict) else None
     if given is None:
-        group = section.replace(".", "/")
-        remedy = f"Write {group}=" if group in catalog.groups() else f"Set {section}.kind to one of "
-        return f"{section}: it has no kind yet, so that its keys are unknown. {remedy}{', '.join(kinds)}."
+        near = nearest(key, sorted({name for cls in kinds.values() for name in cls.model_fields}))
+        if near is None:
+            return f"{section}: it has no kind yet, and none of {', '.join(kinds)} has a key '{key}'. Leave it out."
+        meant = "" if near == key else f"Did you mean '{near}'? "
+        return f"{section}: it has no kind yet. {meant}Write {' or '.join(_having(section, near, kinds))} {section}.{near}=..."
     return f"{section}.kind: {given!r} is not an option. {did_you_mean(str(given), kinds)}"
 
 

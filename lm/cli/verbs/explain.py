@@ -5,12 +5,12 @@ from pydantic.fields import FieldInfo
 from lm.cli.compose import catalog
 from lm.cli.compose.arguments import overrides_of
 from lm.cli.compose.compose import Composition, compose
-from lm.cli.compose.keys import at, check_key, fields
+from lm.cli.compose.keys import at, check_key, choosing, fields
 from lm.cli.listing import known
 from lm.cli.verb import Verb
 from lm.cli.views.text import default_text, sentence, type_text, value_text
 from lm.errors import ConfigError
-from lm.printing import answer
+from lm.printing import answer, note
 from lm.schema import Config, find_field, variant
 from lm.units import table
 
@@ -18,7 +18,7 @@ from lm.units import table
 class Explain(Verb):
     """usage: lm explain [PATH] [overrides of lm train]
 
-    Says what a setting means, what it may be, and where its value comes from.
+    Says what a setting means, what it may be, and where its value comes from. If the chosen kind lacks the key, one that has it is taken.
 
     lm explain model.attention.n_kv_heads                 description, type, default, and where the value comes from
     lm explain optim optim=adamw                          every key of a section
@@ -33,9 +33,9 @@ class Explain(Verb):
         paths = [arg for arg in rest if "=" not in arg and not arg.startswith(("~", "-"))]
         if len(paths) > 1:
             raise ConfigError(f"explain: {len(paths)} settings were given ({', '.join(paths)}). Ask for one at a time.")
-        composition = compose(overrides_of([arg for arg in rest if arg not in paths]))
-        composition.tell()
         path = paths[0].replace("/", ".") if paths else ""
+        composition = _with_key(path, overrides_of([arg for arg in rest if arg not in paths]))
+        composition.tell()
         if not path:
             answer(_section(composition, "", known.root()))
             return
@@ -43,6 +43,15 @@ class Explain(Verb):
         value = at(composition.tree, path.split("."))
         section = None if isinstance(value, int) else variant(field.annotation, value)
         answer(_section(composition, path, section) if section else _setting(composition, path, field))
+
+
+def _with_key(path: str, overrides: list[str]) -> Composition:
+    """Returns what the overrides compose, with a kind that has this key wherever they do not choose one."""
+    composition, given = compose(overrides), {each.partition("=")[0] for each in overrides}
+    if path and (chosen := choosing(path, composition.tree)) and chosen.partition("=")[0] not in given:
+        note(f"{path}: {chosen} is taken, which has this key.")
+        return _with_key(path, [*overrides, chosen])
+    return composition
 
 
 def _setting(composition: Composition, path: str, field: FieldInfo) -> str:

@@ -65,6 +65,26 @@ def test_a_value_that_must_be_set_is_said_to_be_missing(lm: Lm) -> None:
     assert "set data.files=..." in out
 
 
+KINDS = {
+    "data.files": (["data.seq_len=64"], ["data=text"]),
+    "adapter.rank": ([], ["adapter=lora"]),
+    "data.record.user": ([], ["data=arithmetic", "data.record.kind=chat"]),
+}
+
+
+@pytest.mark.parametrize("key", KINDS)
+def test_a_key_of_a_kind_that_is_not_chosen_is_told_of_one_that_has_it(lm: Lm, key: str) -> None:
+    overrides, taken = KINDS[key]
+    code, out, err = lm("explain", key, *overrides)
+    assert (code, out.splitlines()[0]) == (0, key)
+    assert [line for line in err.splitlines() if "is taken" in line] == [f"{key}: {each} is taken, which has this key." for each in taken]
+
+
+def test_a_key_of_another_kind_than_that_of_the_command_line_is_refused(lm: Lm) -> None:
+    code, _, err = lm("explain", "optim.adam_lr", "optim=adamw")
+    assert code == 2 and "only in others. Write optim=muon" in err
+
+
 @pytest.mark.parametrize(
     ("overrides", "value"), [([], "0"), (["seed=4"], "4"), (["seed.data=3"], "0"), (["seed.init=3", "seed.data=1"], "3")]
 )

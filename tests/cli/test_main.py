@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
@@ -16,6 +17,7 @@ from lm.cli import main as main_module
 from lm.cli.compose.compose import compose
 from lm.cli.main import VERBS, main
 from lm.cli.views.further import further
+from lm.data.tokenizer.config import Pattern
 from lm.storage.run_folder import RunFolder
 from tests.conftest import Lm
 
@@ -68,6 +70,11 @@ def test_every_verb_has_help(lm: Lm, verb: str) -> None:
     code, out, err = lm(verb, "--help")
     assert (code, err) == (0, "")
     assert out.startswith(f"usage: lm {verb}")
+
+
+def test_help_tells_a_type_in_words_and_every_way_to_split_text(lm: Lm) -> None:
+    assert "logit_bias  float >= -10000.0 and <= 10000.0, any number of them by name [{}]" in lm("generate", "--help")[1]
+    assert f"[pattern={'|'.join(get_args(Pattern))}]" in lm("tokenizer", "--help")[1]
 
 
 @pytest.mark.parametrize("args", [["--cfg", "job", "seed=5"], ["seed=5", "--cfg", "job"], ["--cfg=job", "seed=5"]])

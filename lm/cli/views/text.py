@@ -13,7 +13,7 @@ def type_text(field: FieldInfo) -> str:
     """Returns a field's type in words, e.g. 'int > 0, or null', 'fp32 | bf16-mixed', 'list of text'."""
     entry = entry_type(field.annotation)
     if entry is not None:
-        return f"{' | '.join(variants(entry)) or _name(entry)}, any number of them by name"
+        return f"{type_text(FieldInfo.from_annotation(entry))}, any number of them by name"
     kinds = variants(field.annotation)
     if kinds:
         return " | ".join(name or cls.__name__ for name, cls in kinds.items())

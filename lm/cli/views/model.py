@@ -8,7 +8,8 @@ from lm.cost.count import Counts, count
 from lm.cost.memory import Memory, Setting, memory
 from lm.data.kinds import DataConfig, TokenizerConfig
 from lm.errors import ConfigError
-from lm.nn.transformer import LM, EncoderConfig, ModelConfig
+from lm.nn.transformer import LM, EncoderLM, ModelConfig
+from lm.ops.cache.cache import PerToken
 from lm.schema import Config, Tree
 from lm.training.config import Sized
 from lm.training.strategies.config import StrategyConfig
@@ -39,7 +40,7 @@ def described(composition: Composition, shown: Sized) -> list[str]:
     if (refused := shown.why_not()) is not None:
         raise ConfigError(refused)
     model, how = on_meta(shown, cfg), shown.setting()
-    figures = table([*assumed, *_figures(cfg, count(cfg, how.seq_len), how.seq_len), *_trained(model)], "")
+    figures = table([*assumed, *_figures(model, count(cfg, how.seq_len), how.seq_len), *_trained(model)], "")
     needed = f"{_heading(shown, how)}\n{table(_memory(memory(model, how), shown.strategy))}"
     return [table(outline(model), ""), f"\n{figures}", f"\n{needed}", _BESIDE]
 
@@ -69,16 +70,17 @@ def _n_tokens(composition: Composition, shown: Sized) -> int:
     return size
 
 
-def _figures(cfg: ModelConfig, counts: Counts, seq_len: int) -> list[tuple[str, str]]:
+def _figures(model: LM, counts: Counts, seq_len: int) -> list[tuple[str, str]]:
     active = f"{counts.active:,} for one token, " if counts.active != counts.parameters else ""
     forward, backward = counts.forward_flops_per_token, counts.train_flops_per_token - counts.forward_flops_per_token
     rows = [
         ("parameters", f"{counts.parameters:,}; {active}{counts.non_embedding:,} without embeddings and head"),
         ("FLOPs", f"{si(forward)} forward and {si(backward)} backward per token, in rows of {seq_len:,}"),
     ]
-    cache = f"{counts.cache_bytes_per_token:,} bytes per token in bf16, until a sliding window is full"
+    windowed = any(isinstance(state, PerToken) and state.window for state in model.states())
+    cache = f"{counts.cache_bytes_per_token:,} bytes per token in bf16" + (", until a sliding window is full" if windowed else "")
     cache += f", and {counts.cache_bytes_per_row:,} per row" if counts.cache_bytes_per_row else ""
-    return rows if isinstance(cfg, EncoderConfig) else [*rows, ("cache", cache)]
+    return rows if isinstance(model, EncoderLM) else [*rows, ("cache", cache)]
 
 
 def _heading(shown: Sized, how: Setting) -> str:

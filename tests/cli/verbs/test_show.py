@@ -33,6 +33,11 @@ def test_mixtral_has_the_figures_of_its_paper(lm: Lm) -> None:
     assert "blocks.1" not in out
 
 
+@pytest.mark.parametrize(("model", "windowed"), [("mistral_7b", True), ("llama3_8b", False)])
+def test_a_window_is_told_of_where_there_is_one(lm: Lm, model: str, windowed: bool) -> None:
+    assert ("until a sliding window is full" in lm("show", f"model={model}")[1]) == windowed
+
+
 def test_a_trained_model_is_shown_from_its_folder(lm: Lm, tmp_path: Path) -> None:
     model = redrawn(config())
     save_model(tmp_path / "runs" / "x" / "model", model.cfg.tree(), dict(model.named_parameters()), BytesConfig().build().save, {})

@@ -6,14 +6,15 @@ from lm.spelling import words
 
 OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLaMA-Factory, nanoGPT, litgpt and Lightning
     "adapter.alpha": "lora_alpha",
-    "adapter.base=int8": "load_in_4bit load_in_8bit quantization_bit",
+    "adapter.base=int8": "load_in_4bit load_in_8bit quantization_bit quantize",
     "adapter.dora": "use_dora",
     "adapter.dropout": "lora_dropout",
     "adapter.rank": "lora_r lora_rank r",
     "adapter.rslora": "use_rslora",
     "adapter.targets": "lora_target lora_target_modules target_modules",
-    "adapter=lora": "finetuning_type lora peft_config qlora use_lora use_peft",
-    "checkpoint.every": "checkpoint_every checkpoint_interval ckpt_every ckpt_interval save_every save_interval save_steps",
+    "adapter=lora": "finetuning_type lora peft peft_config qlora use_lora use_peft",
+    "checkpoint.best": "load_best_model_at_end save_best",
+    "checkpoint.every": "checkpoint_every checkpoint_interval ckpt_every ckpt_interval save_every save_interval save_steps save_strategy",
     "checkpoint.keep_last": "keep max_to_keep save_total_limit save_top_k",
     "data.files": "corpus data_dir data_path dataset_path file input input_file path text text_file train_data train_file train_files",
     "data.global_batch": "batch batch_size bs global_batch_size train_batch_size",
@@ -42,9 +43,10 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
     "model.position.theta": "rope_base",
     "objective.beta": "pref_beta",
     "objective.max_tokens": "max_completion_length",
-    "objective.n_answers": "num_generations",
+    "objective.n_answers": "group_size num_generations",
     "objective.prompt_loss": "assistant_only_loss completion_only_loss mask_prompt train_on_inputs train_on_prompt",
     "objective.rewards": "reward_funcs reward_functions",
+    "objective.sft_weight": "pref_ftx rpo_alpha",
     "optim.beta1": "betas",
     "optim.beta2": "betas",
     "optim.clip": "clip_grad_norm clip_norm grad_norm gradient_clip_val max_grad_norm",
@@ -62,7 +64,7 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
     "strategy=zero2": "deepspeed zero",
     "tokenizer.vocab_size": "vocab vocab_size vocabulary vocabulary_size",
     "trainer.early_stop": "early_stopping early_stopping_patience patience",
-    "trainer.log_every": "log_interval log_steps logging_steps",
+    "trainer.log_every": "log_interval log_steps logging_steps logging_strategy",
     "trainer.max_steps": (
         "epochs iterations iters max_epochs max_iters n_iters n_steps num_epochs num_steps num_train_epochs steps tokens train_steps"
     ),
@@ -74,7 +76,9 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
     "trainer.precision=bf16-mixed": "amp bf16 bfloat16 mixed_precision",
     "trainer.recompute": "activation_checkpointing checkpoint_blocks gradient_checkpointing",
     "trainer.recompute_every": "checkpoint_blocks",
-    "trainer.val_every": "eval_every eval_freq eval_interval eval_steps evaluation_strategy val_check_interval val_interval",
+    "trainer.val_every": (
+        "eval_every eval_freq eval_interval eval_steps eval_strategy evaluation_strategy val_check_interval val_interval"
+    ),
     "trainer=gpu": "cuda gpu",
 }
 

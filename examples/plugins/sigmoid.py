@@ -1,5 +1,4 @@
-"""Attention: each key is weighed by itself, by a sigmoid, so that the weights of a query need not add up to 1.  Ramapuram et al. 2024,
-arXiv:2409.04431.
+"""Attention: each key is weighed by itself, by a sigmoid; weights need not add up to 1.  Ramapuram et al. 2024, arXiv:2409.04431.
 
 lm train plugins=examples/plugins/sigmoid.py model/attention=mha,sigmoid -m
 """

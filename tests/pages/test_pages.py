@@ -105,6 +105,16 @@ def test_a_command_stands_in_a_fence_where_it_is_run() -> None:
     assert loose == {"commands.md": ["    lm VERB key=value ..."]}
 
 
+def test_no_prompt_of_a_page_ends_in_a_space_which_lm_generate_advises_against() -> None:
+    prompts = [found for page in PAGES for found in re.findall(r"""prompt"?[=:] ?["']([^"']*)["']""", page.read_text(encoding="utf-8"))]
+    assert len(prompts) > 30 and not [prompt for prompt in prompts if prompt.endswith(" ")]
+
+
+def test_what_a_plugin_adds_is_a_whole_sentence_in_the_table() -> None:
+    rows = docs.MADE["plugins"]().splitlines()[2:]
+    assert len(rows) >= 9 and all(row.endswith(". |") for row in rows)
+
+
 def test_every_link_leads_to_a_file_and_a_name_that_are_there() -> None:
     found = [(page, *link) for page in PAGES for link in docs.LINK.findall(page.read_text(encoding="utf-8"))]
     assert len(found) >= 40
@@ -116,6 +126,11 @@ def test_a_dead_link_is_noticed() -> None:
     assert docs.leads_somewhere(ROOT / "lm" / "ops" / "norm.py", "rms_norm")
     assert not docs.leads_somewhere(ROOT / "lm" / "ops" / "norm.py", "no_norm")
     assert not docs.leads_somewhere(ROOT / "lm" / "nn" / "no.py", "")
+
+
+def test_a_table_that_is_made_has_a_line_for_readers_of_the_page_itself() -> None:
+    places = [found for page in PAGES for found in re.findall(r"^<!-- made: .*-->\n(.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)]
+    assert len(places) >= 9 and all(re.fullmatch(r"\*`make docs` puts .*\*", line) for line in places)
 
 
 def test_every_file_and_folder_of_the_repository_that_a_page_names_is_there() -> None:

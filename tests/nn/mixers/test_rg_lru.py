@@ -46,8 +46,9 @@ def test_it_equals_transformers(positions: list[int]) -> None:
         hidden_size=D, num_attention_heads=3, lru_width=W, num_hidden_layers=1, block_types=["recurrent"], conv1d_width=3
     )
     there, ours = theirs.RecurrentGemmaRecurrentBlock(cfg, 0).double().eval(), RGLRU(CFG, D, 0).double()
-    redraw(there)
     rule = there.rg_lru
+    rule.recurrent_param.data.zero_()  # it is made empty, and redraw adds to what is in vectors
+    redraw(there)
     there.conv_1d.weight.data[..., :-1] *= 0.0 if 0 in positions[1:] else 1.0
     pairs = {"kernel": there.conv_1d.weight.squeeze(1), "kernel_bias": there.conv_1d.bias, "fade": rule.recurrent_param}
     pairs |= {"write.weight": rule.input_gate_weight.mT, "rate.weight": rule.recurrent_gate_weight.mT}

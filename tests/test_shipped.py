@@ -176,7 +176,7 @@ ALIKE = (
 def option_case(group: str, option: str) -> Any:
     several = group == "strategy" and option != "single"  # processes of their own, which take seconds to start
     of_model = group.split("/")[0] == "model"  # composed in tests/cli/compose/test_recipes.py, run in tests/nn/test_invariants.py
-    alike = option in {"data": ALIKE, "objective": ("rloo", "simpo", "orpo")}.get(group, ())
+    alike = option in {"data": ALIKE, "objective": ("rloo", "ipo", "simpo", "orpo")}.get(group, ())
     marks = [pytest.mark.slow] if several or option in CORPORA or of_model or alike else []
     if option.startswith("zero") and importlib.util.find_spec("deepspeed") is None:
         marks.append(pytest.mark.skip(reason="pip install 'slotlm[deepspeed]'"))

@@ -62,7 +62,7 @@ class Answer:
 
     def _in_lists(self, index: int, told: Sequence[Logprob]) -> Tree:
         request = self._asked.requests[index // self._asked.cfg.n]
-        before = [] if request.scores is not None else request.rows[0].source or request.rows[0].begin  # where told begins with the prompt
+        before = [] if request.scores is not None else request.rows[0].begin  # where told begins with the prompt
         stream, at = self._read.get(index) or (primed(self._tokenizer, before), 0)
         places = []
         for each in told:

@@ -117,7 +117,7 @@ class Service:
     async def _answer(self, request: Request, read: Callable[[bytes], Asked]) -> Response:
         began, data = time.monotonic(), await self._door.body(request)
         asked = await asyncio.get_running_loop().run_in_executor(self._thread, read, data)
-        ticket, answer = Ticket(asked, self._reader.tokenizer, self._model), Answer(asked, self._reader.tokenizer, self._reader.name)
+        ticket, answer = Ticket(asked, self._reader.tokenizer), Answer(asked, self._reader.tokenizer, self._reader.name)
         stack = ExitStack()
         stack.enter_context(self.worker.opened(ticket))
         self.metrics.prompt_tokens += asked.n_prompt

@@ -9,11 +9,9 @@ from queue import SimpleQueue
 
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import LmError, NumericsError, ResourceError, internal
-from lm.generation.decode import begin
 from lm.generation.engine import Engine, Event, Finish, Request
 from lm.generation.sampling import Logprob
 from lm.generation.text import Continuation, primed
-from lm.nn.transformer import LM
 from lm.printing import note
 from lm.serving.asked import Asked, Refusal
 from lm.serving.bodies import ChatBody
@@ -41,11 +39,11 @@ class Piece:
 class Ticket:
     """A request that is being answered: the worker puts pieces in, the event loop takes them out."""
 
-    def __init__(self, asked: Asked, tokenizer: Tokenizer, model: LM) -> None:
+    def __init__(self, asked: Asked, tokenizer: Tokenizer) -> None:
         self.asked, self._loop = asked, asyncio.get_running_loop()
         self._out: asyncio.Queue[Piece | LmError] = asyncio.Queue()
         self._texts: dict[int, Continuation] = {}
-        self._tokenizer, self._model = tokenizer, model
+        self._tokenizer = tokenizer
         self.n_open = sum(len(request.rows) for request in asked.requests)
 
     async def take(self) -> Piece:
@@ -70,8 +68,7 @@ class Ticket:
         if row.index not in self._texts:
             body = self.asked.body
             alone = isinstance(body, ChatBody) and not body.continue_final_message  # an answer is a text of its own
-            first = [] if alone else row.source or begin(self._model, row.begin)
-            self._texts[row.index] = Continuation(primed(self._tokenizer, first), request.cfg.stops)
+            self._texts[row.index] = Continuation(primed(self._tokenizer, [] if alone else row.begin), request.cfg.stops)
             piece.text = self.asked.echoes[row.index // request.cfg.n]
             piece.told = ([Logprob(row.begin[0], _UNTOLD, []), *request.scored] if request.scores is not None else []) + told
         text = self._texts[row.index]

@@ -11,7 +11,7 @@ import torch
 
 from lm.data.kinds import BytesConfig
 from lm.data.tokenizer.tokenizer import Tokenizer
-from lm.nn.transformer import DecoderLM
+from lm.nn.transformer import LM, DecoderLM
 from lm.schema import from_tree
 from lm.serving.config import ServeConfig
 from lm.serving.run import Server, listening
@@ -37,9 +37,9 @@ def model() -> DecoderLM:
 @pytest.fixture(scope="session")
 def serve(model: DecoderLM, tokenizer: Tokenizer) -> Serve:
     @contextmanager
-    def serving(served: DecoderLM = model, **options: object) -> Iterator[httpx.Client]:
+    def serving(served: LM = model, spoken: Tokenizer = tokenizer, **options: object) -> Iterator[httpx.Client]:
         cfg = from_tree(ServeConfig, {"port": 0, "tokens": 4096, **options})
-        server = Server(served, tokenizer, "tiny", cfg)
+        server = Server(served, spoken, "tiny", cfg)
         with listening(cfg) as listener:
             thread = threading.Thread(target=server.run, args=([listener],))
             thread.start()

@@ -25,10 +25,10 @@ _HOMES = {
     "EncoderConfig": "lm.nn.transformer",
     "EncoderDecoderConfig": "lm.nn.transformer",
     "compare": "lm.report.page",
-    "complete": "lm.generation.load",
+    "complete": "lm.generation.generate",
     "evaluate": "lm.generation.examine",
     "export": "lm.hf.io.export",
-    "generate": "lm.generation.load",
+    "generate": "lm.generation.generate",
     "import_model": "lm.hf.io.export",
     "load": "lm.generation.load",
     "save": "lm.generation.load",
@@ -38,7 +38,8 @@ _HOMES = {
 if TYPE_CHECKING:
     from lm.data.batches import Batches
     from lm.generation.examine import evaluate
-    from lm.generation.load import complete, generate, load, save
+    from lm.generation.generate import complete, generate
+    from lm.generation.load import load, save
     from lm.hf.io.export import export, import_model
     from lm.nn.batch import Batch
     from lm.nn.transformer import DecoderConfig, EncoderConfig, EncoderDecoderConfig, build_model

@@ -27,7 +27,7 @@ import torch
 
 from lm.data.kinds import BytesConfig
 from lm.generation.config import Dtype, SamplingConfig
-from lm.generation.decode import generate
+from lm.generation.decode import decode
 from lm.generation.weights.prepare import prepare
 from lm.hf.gguf.writing import FILE, architecture_for, write_gguf
 from lm.hf.io.writing import family_for, write_hf
@@ -51,7 +51,7 @@ Decode = Callable[[list[list[int]], int], list[list[int]]]
 
 
 def ours(model: LM) -> Decode:
-    return lambda prompts, n: generate(model, prompts, SamplingConfig(max_tokens=n, temperature=0))
+    return lambda prompts, n: [row.new for row in decode(model, prompts, SamplingConfig(max_tokens=n, temperature=0))]
 
 
 def theirs(model: LM, dtype: torch.dtype) -> Decode:

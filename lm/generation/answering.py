@@ -15,14 +15,9 @@ from lm.data.records.chat import ChatRecord
 from lm.data.records.fields import BadRecord
 from lm.data.records.messages import tools_of
 from lm.data.sources.base import Turn
-from lm.data.tokenizer.chat import ChatTemplate
-from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError, ResourceError
-from lm.generation.config import SamplingConfig
 from lm.generation.decode import ROWS, room
-from lm.generation.drafting.base import Drafter
-from lm.generation.text import continued, ends_of, prompt_ids, require_fit
-from lm.nn.transformer import LM
+from lm.generation.writer import Writer
 from lm.schema import Tree
 from lm.storage.atomic import beside, disk_errors, sync
 from lm.storage.reading import parse_asked, parse_json, read_bytes
@@ -82,30 +77,19 @@ def turns_of(line: Tree, where: str) -> list[Turn]:
 
 
 def answer_all(
-    model: LM,
-    tokenizer: Tokenizer,
-    prompts: Sequence[Prompt],
-    cfg: SamplingConfig,
-    out: Path,
-    asked: Tree,
-    chat: ChatTemplate | None,
-    drafter: Drafter | None,
-    told: Callable[[int, int], None],
-    anew: bool = False,
-    goes_on: bool = False,
+    writer: Writer, prompts: Sequence[Prompt], out: Path, asked: Tree, told: Callable[[int, int], None], anew: bool = False
 ) -> tuple[int, int]:
     """Writes a file with a line for each prompt: its object and `answers`, the list of cfg.n completions. Returns how many prompts were
     answered here, and with how many tokens.
 
-    The answers are those that `complete` gives for all prompts at once, whatever was answered before a kill. They grow in a hidden file
-    beside `out`, which comes into being when it is complete.  asked: what decides the answers, by key; a start that was ended is gone on
-    with only where it is the same.  chat: as in `complete`.  told: called before each batch with the prompts that are answered so far, and
-    the tokens drawn here.  anew: replace a file at `out`, and what a start with another `asked` has left.  goes_on: as in `prompt_ids`.
+    The answers are those that `Writer.complete` gives for all prompts at once, whatever was answered before a kill. They grow in a hidden
+    file beside `out`, which comes into being when it is complete.  asked: what decides the answers, by key; a start that was ended is gone
+    on with only where it is the same.  told: called before each batch with the prompts that are answered so far, and the tokens drawn here.
+    anew: replace a file at `out`, and what a start with another `asked` has left.
     Raises ConfigError as `complete` does, before anything is drawn, and ResourceError where the file cannot be written.
     """
-    require_fit(tokenizer, model.vocab_size)
-    encoded = [_ids(model, tokenizer, prompt, cfg, chat, goes_on) for prompt in prompts]
-    ends, before, n_tokens = ends_of(tokenizer), Counter[tuple[int, ...]](), 0
+    encoded = [_ids(writer, prompt) for prompt in prompts]
+    cfg, before, n_tokens = writer.cfg, Counter[tuple[int, ...]](), 0
     at_once = 1 if cfg.beams > 1 else max(1, ROWS // cfg.n)  # a form may allow fewer beams than cfg.n
     with _growing(out, asked | {"prompts": _digest(prompts)}, anew) as (file, done):
         for ids in encoded[:done]:
@@ -113,8 +97,7 @@ def answer_all(
         for start in range(done, len(prompts), at_once):
             told(start, n_tokens)
             some = slice(start, start + at_once)
-            alone = chat is not None and not goes_on
-            found = continued(model, tokenizer, encoded[some], cfg, ends, drafter=drafter, alone=alone, before=before)
+            found = writer.continued(encoded[some], before=before)
             each = len(found) // len(encoded[some])
             for i, prompt in enumerate(prompts[some]):
                 answers = [asdict(completion) for completion in found[i * each : (i + 1) * each]]
@@ -132,10 +115,10 @@ def require_new(out: Path, anew: bool, key: str = "out") -> None:
         raise ConfigError(f"{key}={out}: it exists already. {remedy}.")
 
 
-def _ids(model: LM, tokenizer: Tokenizer, prompt: Prompt, cfg: SamplingConfig, chat: ChatTemplate | None, goes_on: bool) -> list[int]:
+def _ids(writer: Writer, prompt: Prompt) -> list[int]:
     try:
-        ids = prompt_ids(model, tokenizer, prompt.asked, chat, goes_on)
-        room(model, ids, cfg)
+        ids = writer.ids(prompt.asked)
+        room(writer.model, ids, writer.cfg)
     except ConfigError as error:
         raise ConfigError(f"{prompt.where}: {error}") from None
     return ids

@@ -10,7 +10,7 @@ from torch import Tensor
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
 from lm.generation.decode import ROWS, begin, decoding, room
-from lm.generation.grammar import Grammar, Matcher
+from lm.generation.grammar import Matcher
 from lm.generation.loop import Vocabulary, finite
 from lm.generation.prefill import cache_for, chunks, prompt_batch
 from lm.generation.sampling import History, adjusted
@@ -82,9 +82,7 @@ def search(
     prompts: Sequence[Sequence[int]],
     cfg: SamplingConfig,
     vocabulary: Vocabulary | None = None,
-    *,
     ended: Ended | None = None,
-    grammar: Grammar | None = None,
 ) -> list[list[Beam]]:
     """Returns the cfg.n best of cfg.beams beams of each prompt, best first, fewer where a grammar has fewer texts. They are those that
     `transformers` finds with num_beams=cfg.beams.
@@ -99,15 +97,7 @@ def search(
         raise ConfigError(f"beams={cfg.beams} and {len(ends)} ends are more than the {n_tokens} tokens of the vocabulary. Lower beams.")
     reads = model.cfg.kind == "encoder_decoder"
     searches = [
-        _Search(
-            list(prompt) if reads else [],
-            begin(model, prompt),
-            room(model, prompt, cfg),
-            cfg,
-            ends,
-            ended,
-            grammar.matcher() if grammar is not None else None,
-        )
+        _Search([*prompt] if reads else [], begin(model, prompt), room(model, prompt, cfg), cfg, ends, ended, vocabulary.matcher())
         for prompt in prompts
     ]
     at_once = max(1, ROWS // cfg.beams)

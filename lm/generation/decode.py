@@ -3,7 +3,7 @@ draft of several tokens.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -11,26 +11,11 @@ import torch
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
 from lm.generation.drafting.base import Drafter
-from lm.generation.grammar import Grammar
 from lm.generation.loop import Ahead, Loop, OnToken, Row, Vocabulary, goes_ahead
 from lm.generation.sampling import row_keys
 from lm.nn.transformer import LM, EncoderConfig, EncoderDecoderConfig
 
 ROWS = 32  # decoded together; more prompts follow in further batches
-
-
-def generate(
-    model: LM,
-    prompts: Sequence[Sequence[int]],
-    cfg: SamplingConfig,
-    *,
-    ends: Collection[int] = (),
-    n_tokens: int | None = None,
-    on_token: OnToken | None = None,
-) -> list[list[int]]:
-    """Returns only the new tokens of each row that `decode` returns: cfg.n rows of each prompt in turn."""
-    vocabulary = Vocabulary(n_tokens or model.vocab_size, ends)
-    return [row.new for row in decode(model, prompts, cfg, vocabulary, on_token=on_token)]
 
 
 def decode(
@@ -41,7 +26,6 @@ def decode(
     *,
     on_token: OnToken | None = None,
     drafter: Drafter | None = None,
-    grammar: Grammar | None = None,
     before: Counter[tuple[int, ...]] | None = None,
 ) -> list[Row]:
     """Returns cfg.n rows of each prompt in turn with their new tokens, without the end token. The tokens of a row do not depend on which
@@ -54,12 +38,12 @@ def decode(
     model.max_seq_len: each token then sees the last model.max_seq_len tokens, itself included.
 
     vocabulary: None: all of the model's tokens, none of which ends a row.  drafter: proposes tokens for speculative decoding. It changes no
-    token, unless two are so near to each other that the rounding of one forward over several tokens decides.  grammar: constrains the
-    output; given just where cfg.form asks for one.  before: as in `row_keys`. cfg.stop is not looked at here, but in lm/generation/text.py.
+    token, unless two are so near to each other that the rounding of one forward over several tokens decides.  before: as in `row_keys`.
+    cfg.stop is not looked at here, but in lm/generation/writer.py.
     Raises ConfigError for a prompt that is empty, or longer than such a fixed number of places.
     """
     vocabulary = vocabulary or Vocabulary(model.vocab_size)
-    rows = rows_of(model, prompts, cfg, vocabulary.n_tokens, grammar, before)
+    rows = rows_of(model, prompts, cfg, vocabulary, before)
     go_on(model, rows, cfg, vocabulary, on_token, drafter)
     return rows
 
@@ -112,19 +96,17 @@ def rows_of(
     model: LM,
     prompts: Sequence[Sequence[int]],
     cfg: SamplingConfig,
-    n_tokens: int,
-    grammar: Grammar | None = None,
+    vocabulary: Vocabulary,
     before: Counter[tuple[int, ...]] | None = None,
 ) -> list[Row]:
     """Returns cfg.n rows of each prompt in turn, without new tokens.  before: as in `row_keys`. Raises ConfigError for a prompt that the
-    model cannot continue, and for a cfg whose logit_bias names a token that is not below n_tokens."""
-    cfg.require(n_tokens)
-    assert (cfg.form is None) == (grammar is None)
+    model cannot continue, and for a cfg whose logit_bias names a token that is none of the vocabulary's."""
+    cfg.require(vocabulary.n_tokens)
+    assert (cfg.form is None) == (vocabulary.grammar is None)
     reads, given = model.cfg.kind == "encoder_decoder", [list(prompt) for prompt in prompts for _ in range(cfg.n)]
     rows = []
     for i, (prompt, key) in enumerate(zip(given, row_keys(given, cfg.seed, before), strict=True)):
-        matcher = grammar.matcher() if grammar is not None else None
-        rows.append(Row(key, begin(model, prompt), [], prompt if reads else [], matcher, i, room(model, prompt, cfg)))
+        rows.append(Row(key, begin(model, prompt), [], prompt if reads else [], vocabulary.matcher(), i, room(model, prompt, cfg)))
     return rows
 
 
@@ -142,11 +124,6 @@ def room(model: LM, prompt: Sequence[int], cfg: SamplingConfig) -> int:
             " places. Shorten it, or use a model with a longer context."
         )
     return min(cfg.max_tokens, model.max_seq_len - len(first) + 1)
-
-
-def beyond(model: LM, prompt: Sequence[int], n_new: int) -> bool:
-    """Returns whether a row with n_new new tokens, of which the last one is not fed back, is longer than the context."""
-    return len(begin(model, prompt)) + n_new - 1 > model.max_seq_len
 
 
 def begin(model: LM, prompt: Sequence[int]) -> list[int]:

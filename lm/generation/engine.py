@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lm.generation.config import SamplingConfig
 from lm.generation.decode import begin, decoding
-from lm.generation.loop import Row
+from lm.generation.loop import Row, Vocabulary
 from lm.generation.prefill import chunks, prompt_batch
 from lm.generation.sampling import Logprob, choose, logprobs
 from lm.nn.batch import Batch
@@ -32,7 +32,6 @@ class Request:
 
     rows: list[Row]
     cfg: SamplingConfig
-    ends: Collection[int] = ()
     scores: int | None = None
     """How many likeliest tokens are told at each place of the prompt, beside log p of its own tokens. None: nothing of the prompt is."""
     scored: list[Logprob] = field(default_factory=list)
@@ -83,11 +82,11 @@ class Engine:
     """One running batch of a model. `step` prefills waiting prompts, as far as rows are free, and gives every running row its next
     token."""
 
-    def __init__(self, model: LM, pad: int, n_tokens: int, most_rows: int, chunk: int = 512) -> None:
-        """n_tokens: ids from n_tokens on are never drawn.  most_rows: rows decoded together at most.  chunk: prompt tokens prefilled in one
-        step, so that running rows do not wait for a long prompt."""
+    def __init__(self, model: LM, vocabulary: Vocabulary, most_rows: int, chunk: int = 512) -> None:
+        """most_rows: rows decoded together at most.  chunk: prompt tokens prefilled in one step, so that running rows do not wait for a
+        long prompt."""
         begin(model, [0])  # raises ConfigError for a model that continues nothing
-        self._model, self._pad, self._n_tokens, self._most_rows, self._chunk = model.eval(), pad, n_tokens, most_rows, chunk
+        self._model, self._vocabulary, self._most_rows, self._chunk = model.eval(), vocabulary, most_rows, chunk
         self._waiting: deque[Request] = deque()
         self._prompt: _Prompt | None = None  # of the first waiting request, where a part of it has been prefilled
         self._running: list[Sample] = []
@@ -147,7 +146,7 @@ class Engine:
         token, (1, v), and its cache of one row. Where a prompt is cut into pieces depends on that prompt alone."""
         rows, left = self.running, self._chunk
         while self._waiting and rows + len(self._waiting[0].rows) <= self._most_rows:
-            prompt = self._prompt = self._prompt or _Prompt(self._waiting[0], self._model, self._pad, self._chunk)
+            prompt = self._prompt = self._prompt or _Prompt(self._waiting[0], self._model, self._vocabulary.pad, self._chunk)
             if prompt.next > left and left < self._chunk:
                 return
             left -= prompt.next
@@ -183,7 +182,7 @@ class Engine:
 
     def _drawn(self, logits: Tensor, samples: Sequence[Sample]) -> list[Event]:
         """Draws the next token of each sample; returns its event.  logits: (b, v)."""
-        finite = self._finite(logits[:, : self._n_tokens])
+        finite = self._finite(logits[:, : self._vocabulary.n_tokens])
         events = [self._ended(sample, "error") for sample, fine in zip(samples, finite, strict=True) if not fine]
         events += [self._ended(sample, "length") for sample, fine in zip(samples, finite, strict=True) if fine and not sample.row.limit]
         going = [i for i, sample in enumerate(samples) if not sample.over]
@@ -191,7 +190,7 @@ class Engine:
             group = list(places)
             chosen, cfg = [samples[i] for i in group], samples[group[0]].request.cfg
             rows = logits if len(group) == len(samples) else logits[group]
-            ids = choose(rows[:, : self._n_tokens], [sample.row for sample in chosen], cfg)
+            ids = choose(rows[:, : self._vocabulary.n_tokens], [sample.row for sample in chosen], cfg)
             told = [None] * len(group) if cfg.logprobs is None else logprobs(rows, ids, cfg.logprobs)
             events += [self._went_on(*each) for each in zip(chosen, ids.tolist(), told, strict=True)]
         return events
@@ -203,7 +202,7 @@ class Engine:
         return sums if all(sums) else torch.isfinite(logits).all(-1).tolist()
 
     def _went_on(self, sample: Sample, token: int, told: Logprob | None) -> Event:
-        if token in sample.request.ends:
+        if token in self._vocabulary.ends:
             return self._ended(sample, "stop", told)
         sample.row.new.append(token)
         sample.over = len(sample.row.new) >= sample.row.limit

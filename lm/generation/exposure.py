@@ -11,8 +11,9 @@ from lm.data.order import Ids
 from lm.data.rows.base import Rows
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
-from lm.generation.decode import eval_mode, generate
+from lm.generation.decode import decode, eval_mode
 from lm.generation.evaluate import Evaluator
+from lm.generation.loop import Vocabulary
 from lm.nn.batch import Batch
 from lm.nn.context import Context
 from lm.nn.head import CHUNK, Head, Reader
@@ -33,7 +34,7 @@ def exposure(evaluator: Evaluator, parts: Sequence[tuple[Rows, Ids]], own_tokens
     """
     model, tokenizer = evaluator.model, evaluator.tokenizer
     require_filled(parts, evaluator.micro_batch)
-    ends = [] if tokenizer.eos is None else [tokenizer.eos]
+    vocabulary = Vocabulary(tokenizer.vocab_size, [] if tokenizer.eos is None else [tokenizer.eos])
     device, totals = model.embed.weight.device, torch.zeros(3, dtype=torch.float64)
     cfg = SamplingConfig(max_tokens=own_tokens, temperature=1.0)
     with eval_mode(model):
@@ -41,7 +42,7 @@ def exposure(evaluator: Evaluator, parts: Sequence[tuple[Rows, Ids]], own_tokens
             true = batch.tokens[_filled(batch)]
             if len(true):
                 start = true.shape[1] - own_tokens
-                new = generate(model, true[:, :start].tolist(), cfg, ends=ends, n_tokens=tokenizer.vocab_size)
+                new = [row.new for row in decode(model, true[:, :start].tolist(), cfg, vocabulary)]
                 totals += _entropies(model, true.to(device), new, start).cpu()
     own, given, n = totals.tolist()
     return {"val_exposure": abs(own - given) / n, "val_own_entropy": own / n, "val_true_entropy": given / n}

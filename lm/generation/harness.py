@@ -23,7 +23,8 @@ from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
 from lm.generation.decode import begin, decoding
 from lm.generation.prefill import prompt_batch
-from lm.generation.text import chat_template, continued, ends_of, ids_of
+from lm.generation.text import chat_template, ids_of
+from lm.generation.writer import Writer
 from lm.nn.context import Context
 from lm.nn.head import Head
 from lm.nn.transformer import LM
@@ -65,7 +66,7 @@ class Harness(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         first = tokenizer.bos if tokenizer.bos is not None else tokenizer.eos
         if first is None:
             raise ConfigError("tasks: the model's tokenizer has neither bos nor eos, which a text begins with. Use another model.")
-        self._first, self._ends = first, ends_of(tokenizer)
+        self._first = first
 
     @property
     def eot_token_id(self) -> int:
@@ -147,7 +148,7 @@ class Harness(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
                     f"tasks: max_gen_toks={cfg.max_tokens} fills the context of {self._model.max_seq_len}. Lower it in the task."
                 )
             prompts = [asked[i][0][-longest:] for i in some]
-            texts = continued(self._model, self._tokenizer, prompts, cfg, self._ends, alone=True)
+            texts = Writer(self._model, self._tokenizer, cfg, goes_on=False).continued(prompts)
             found |= {i: text.text for i, text in zip(some, texts, strict=True)}
         return [found[i] for i in range(len(asked))]
 

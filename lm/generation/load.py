@@ -1,29 +1,24 @@
-"""From a folder to a model and its tokenizer, and from a prompt to text."""
+"""From a folder to a model, its tokenizer and its drafter, and back into a folder."""
 
 import os
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args, overload
+from typing import get_args
 
-import numpy as np
 import torch
 
 from lm.adapters.adapter import hold
-from lm.data.sources.base import Turn
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import CheckpointError, ConfigError, expect
-from lm.generation import text
-from lm.generation.answering import turns_of
 from lm.generation.config import CacheForm, Dtype, GenerateConfig
 from lm.generation.drafting.base import Drafter, Lookup
 from lm.generation.drafting.model import DraftModel
 from lm.generation.drafting.mtp import MTP
-from lm.generation.text import Completion
+from lm.generation.text import require_fit
 from lm.generation.weights.prepare import prepare
 from lm.nn.transformer import LM, EncoderConfig, EncoderDecoderConfig, ModelConfig, build_model, model_config
 from lm.ops.cache.cache import PerToken
 from lm.plugins import used
-from lm.schema import Tree, did_you_mean, from_tree
+from lm.schema import Tree, did_you_mean
 from lm.storage.adapted import Adapted, read_apart, read_merged
 from lm.storage.model_folder import copy_weights, resolve_model, save_model
 from lm.storage.out import require_free
@@ -58,7 +53,7 @@ def load(
     if isinstance(cfg, EncoderDecoderConfig) and cfg.start_token is None:
         cfg = cfg.replace(start_token=tokenizer.start)
     assert cfg.vocab_size is not None
-    text.require_fit(tokenizer, cfg.vocab_size, str(folder / "tokenizer.json"))
+    require_fit(tokenizer, cfg.vocab_size, str(folder / "tokenizer.json"))
     if cache is not None:
         _require_kept(cfg, cache)
     saved = next((weight.dtype for weight in weights.values()), torch.float32)
@@ -83,79 +78,10 @@ def save(model: LM, tokenizer: Tokenizer, out: str | os.PathLike[str], *, overwr
     made = {name: p.shape for name, p in build_model(model.cfg, device="meta").named_parameters()}
     if made != {name: p.shape for name, p in weights.items()}:
         raise ConfigError("model: its weights are not those of its config, as of one with a dtype or an adapter. Save it as it was built.")
-    text.require_fit(tokenizer, model.vocab_size, "tokenizer")
+    require_fit(tokenizer, model.vocab_size)
     target, extra = require_free(out, overwrite), {"tokenizer_hash": tokenizer.hash, "plugins": used(model.cfg)}
     save_model(target, model.cfg.tree(), weights, tokenizer.save, extra, overwrite)
     return target
-
-
-Messages = Sequence[Mapping[str, Any]]
-"""A chat: messages as of OpenAI's API, {"role": "user", "content": "..."}, ..."""
-
-
-@overload
-def generate(model: LM, tokenizer: Tokenizer, prompt: str | Messages, *, n: int, **options: Any) -> list[str]: ...
-@overload
-def generate(model: LM, tokenizer: Tokenizer, prompt: str | Messages, **options: Any) -> str: ...
-@overload
-def generate(model: LM, tokenizer: Tokenizer, prompt: Sequence[Messages], **options: Any) -> list[str]: ...
-@overload
-def generate(model: LM, tokenizer: Tokenizer, prompt: list[str], *, chat: bool = False, **options: Any) -> list[str]: ...
-def generate(
-    model: LM, tokenizer: Tokenizer, prompt: Any, *, chat: bool = False, continue_final_message: bool = False, **options: Any
-) -> str | list[str]:
-    """Returns the text that follows the prompt, or each of several; from an encoder-decoder, its answer to the prompt as a source; and to
-    the messages of a chat, or of several chats, the assistant's next answer, under the tokenizer's chat template.
-
-    chat: the prompt is a user's message, and the template is put around it.  continue_final_message: the last of the messages, the
-    assistant's, is gone on with instead.  options: the fields of GenerateConfig (max_tokens, temperature, seed, stop, ...); with n=4 a list
-    of four texts of each prompt in turn.
-    """
-    found = complete(model, tokenizer, prompt, chat=chat, continue_final_message=continue_final_message, **options)
-    texts = [completion.text for completion in found]
-    return texts[0] if _is_one(prompt) and "n" not in options else texts
-
-
-def complete(
-    model: LM,
-    tokenizer: Tokenizer,
-    prompt: str | list[str] | Messages | Sequence[Messages],
-    *,
-    chat: bool = False,
-    continue_final_message: bool = False,
-    **options: Any,
-) -> list[Completion]:
-    """As `generate`, but returns each text with its tokens, why it ended, and with logprobs=N the log p of its tokens and of the N
-    likeliest."""
-    expect("model", model, torch.nn.Module, "Give the model and the tokenizer that lm.load returned")
-    expect("tokenizer", tokenizer, Tokenizer, "Give the model and the tokenizer that lm.load returned")
-    numbers = {key: value.item() if isinstance(value, np.generic) else value for key, value in options.items()}
-    try:
-        cfg = from_tree(GenerateConfig, numbers)
-    except TypeError as error:
-        raise ConfigError(f"options: {error}. Give numbers, texts, lists and dicts.") from None
-    asked = _asked(prompt)
-    chats = bool(asked) and not isinstance(asked[0], str)
-    if continue_final_message and not chats:
-        raise ConfigError("continue_final_message: it is of the messages of a chat. Give them as the prompt, or leave it out.")
-    template, drafter = text.chat_template(tokenizer) if chat or chats else None, drafter_of(model, tokenizer, cfg)
-    return text.complete(model, tokenizer, asked, cfg, chat=template, drafter=drafter, goes_on=continue_final_message)
-
-
-def _is_one(prompt: Any) -> bool:
-    """Whether a prompt is one text or one chat, and not several."""
-    return isinstance(prompt, str) or (isinstance(prompt, list | tuple) and any(isinstance(each, Mapping) for each in prompt))
-
-
-def _asked(prompt: Any) -> list[str | list[Turn]]:
-    several: Any = [prompt] if _is_one(prompt) else prompt
-    if isinstance(several, list | tuple) and all(isinstance(each, str) for each in several):
-        return [*several]
-    if not isinstance(several, list | tuple) or not all(_is_one(each) and not isinstance(each, str) for each in several):
-        given = f"prompt: {prompt!r:.80} is no text and no chat"
-        raise ConfigError(f"{given}. Give one, or a list of several of one kind; of ids the text is tokenizer.decode(ids).")
-    places = ["prompt"] if _is_one(prompt) else [f"prompt {number}" for number in range(len(several))]
-    return [turns_of({"messages": [*messages]}, where) for messages, where in zip(several, places, strict=True)]
 
 
 def drafter_of(model: LM, tokenizer: Tokenizer, cfg: GenerateConfig, dtype: Dtype | None = None, compile: bool = False) -> Drafter | None:

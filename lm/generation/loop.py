@@ -12,6 +12,7 @@ from torch import Tensor
 from lm.errors import NumericsError
 from lm.generation.config import SamplingConfig
 from lm.generation.drafting.base import Drafter
+from lm.generation.grammar import Grammar, Matcher
 from lm.generation.prefill import prefill, right_padded, uneven
 from lm.generation.sampling import History, Logprob, choose, logprobs
 from lm.nn.batch import Batch
@@ -32,11 +33,16 @@ class Row(History):
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokens that may be drawn, and those that end a row or fill it up."""
+    """The tokens that may be drawn, those that end a row or fill it up, and the grammar that a whole row matches."""
 
     n_tokens: int  # ids from n_tokens on are never drawn: rows of the embedding that the tokenizer does not use
     ends: Collection[int] = ()  # a row ends at one of them, which is not part of it
     pad: int = 0
+    grammar: Grammar | None = None  # there just where cfg.form asks for one
+
+    def matcher(self) -> Matcher | None:
+        """Returns what follows the grammar through one row."""
+        return None if self.grammar is None else self.grammar.matcher()
 
 
 def goes_ahead(model: LM, cfg: SamplingConfig, drafter: Drafter) -> bool:

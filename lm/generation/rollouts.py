@@ -56,17 +56,17 @@ class Sampler:
         """in_step: every call makes the same number of forwards, whatever is drawn, as is needed where each rank holds a part of the
         weights."""
         self._tokenizer, self._cfg, self._in_step = tokenizer, cfg, in_step
-        self._ends = ends_of(tokenizer)
+        self._vocabulary, self._ends = Vocabulary(tokenizer.vocab_size, pad=tokenizer.pad), ends_of(tokenizer)
 
     def draw(self, model: LM, asked: Sequence[Asked], n: int, temperature: float = 1.0, keys: Sequence[str] = ()) -> list[Rollout]:
         """Returns n answers to each prompt in turn.  keys: one for each prompt, which seeds its draws; none: the prompt's tokens do."""
         cfg = SamplingConfig(n=n, max_tokens=self._cfg.max_tokens, temperature=temperature, logprobs=0)
-        rows = rows_of(model, [one.prompt for one in asked], cfg, self._tokenizer.vocab_size)
+        rows = rows_of(model, [one.prompt for one in asked], cfg, self._vocabulary)
         for i, key in enumerate(keys):
             for j, row in enumerate(rows[i * n : (i + 1) * n]):
                 row.key = hashlib.blake2b(f"{key}/{j}".encode(), digest_size=16).digest()
         on_token = None if self._in_step else lambda row, token: token in self._ends
-        go_on(model, rows, cfg, Vocabulary(self._tokenizer.vocab_size, pad=self._tokenizer.pad), on_token)
+        go_on(model, rows, cfg, self._vocabulary, on_token)
         found = []
         for row in rows:
             length = next((at for at, token in enumerate(row.new, 1) if token in self._ends), len(row.new))

@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 
 from lm.data.tokenizer.stream import Stream
-from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.generation.sampling import Logprob
 from lm.generation.text import primed
 from lm.schema import Tree
@@ -19,12 +18,12 @@ class Answer:
     """The reply to one request, whole or in chunks. It has one more key, `seed`: a request sent again with this seed gets the same
     answer."""
 
-    def __init__(self, asked: Asked, tokenizer: Tokenizer, name: str) -> None:
-        self._asked, self._tokenizer = asked, tokenizer
+    def __init__(self, asked: Asked, name: str) -> None:
+        self._asked, self._cfg, self._tokenizer = asked, asked.writer.cfg, asked.writer.tokenizer
         self._chat = isinstance(asked.body, ChatBody)
         self._head = {
             "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{secrets.token_hex(12)}", "created": int(time.time()), "model": name,
-            "seed": asked.cfg.seed,
+            "seed": self._cfg.seed,
         }  # fmt: skip
         self._read: dict[int, tuple[Stream, int]] = {}  # by sample: the stream that decodes its tokens, and how many characters it gave
 
@@ -53,7 +52,7 @@ class Answer:
         return "chat.completion.chunk" if self._chat else "text_completion"
 
     def _choice(self, piece: Piece, said: Tree) -> Tree:
-        told = piece.told if self._asked.cfg.logprobs is not None else None
+        told = piece.told if self._cfg.logprobs is not None else None
         if self._chat:
             logprobs = None if told is None else {"content": [self._in_chat(each) for each in told]}
             return {"index": piece.index, **said, "logprobs": logprobs, "finish_reason": piece.finish}
@@ -61,7 +60,7 @@ class Answer:
         return {"index": piece.index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish}
 
     def _in_lists(self, index: int, told: Sequence[Logprob]) -> Tree:
-        request = self._asked.requests[index // self._asked.cfg.n]
+        request = self._asked.requests[index // self._cfg.n]
         before = [] if request.scores is not None else request.rows[0].begin  # where told begins with the prompt
         stream, at = self._read.get(index) or (primed(self._tokenizer, before), 0)
         places = []

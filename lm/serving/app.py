@@ -19,7 +19,6 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lm.errors import ConfigError, LmError, ResourceError, internal
-from lm.nn.transformer import LM
 from lm.printing import note
 from lm.schema import Tree
 from lm.serving.answers import Answer
@@ -65,9 +64,9 @@ class Door:
 class Service:
     """Answers requests with one model."""
 
-    def __init__(self, model: LM, reader: Reader, worker: Worker, door: Door, metrics: Metrics) -> None:
+    def __init__(self, reader: Reader, worker: Worker, door: Door, metrics: Metrics) -> None:
         self.worker, self.metrics = worker, metrics
-        self._model, self._reader, self._door = model, reader, door
+        self._reader, self._door = reader, door
         self._thread = ThreadPoolExecutor(1, "reader")
 
     @asynccontextmanager
@@ -97,7 +96,7 @@ class Service:
         if name != self._reader.name:
             raise Refusal(404, f"model: {name[:80]!r} is not served here. Ask for {self._reader.name}.")
         entry = {"id": name, "object": "model", "created": 0, "owned_by": "lm"}
-        return {**entry, "chat": self._reader.chat is not None, "context": self._model.max_seq_len}
+        return {**entry, "chat": self._reader.chat is not None, "context": self._reader.writer.model.max_seq_len}
 
     async def health(self) -> Tree:
         """/health, without a key."""
@@ -117,7 +116,7 @@ class Service:
     async def _answer(self, request: Request, read: Callable[[bytes], Asked]) -> Response:
         began, data = time.monotonic(), await self._door.body(request)
         asked = await asyncio.get_running_loop().run_in_executor(self._thread, read, data)
-        ticket, answer = Ticket(asked, self._reader.tokenizer), Answer(asked, self._reader.tokenizer, self._reader.name)
+        ticket, answer = Ticket(asked), Answer(asked, self._reader.name)
         stack = ExitStack()
         stack.enter_context(self.worker.opened(ticket))
         self.metrics.prompt_tokens += asked.n_prompt

@@ -1,17 +1,16 @@
 """From the bodies of requests to prompts and settings that the engine takes; unknown keys are refused by name."""
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from lm.data.tokenizer.stream import Stream
-from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
-from lm.generation.decode import begin, rows_of
+from lm.generation.decode import begin
 from lm.generation.engine import Request
-from lm.generation.text import chat_template, ends_of, grammar_of, ids_of, prompt_ids
-from lm.nn.transformer import LM
+from lm.generation.text import chat_template, ids_of
+from lm.generation.writer import Writer
 from lm.schema import Tree, did_you_mean, from_tree
 from lm.serving.bodies import TOP, Body, ChatBody, CompletionBody, Ids
 from lm.serving.config import ServeConfig
@@ -40,7 +39,7 @@ class Asked:
     """A request, read and checked, and ready for the engine."""
 
     body: CompletionBody | ChatBody
-    cfg: SamplingConfig
+    writer: Writer
     requests: list[Request]
     """One of each prompt, with the rows of its samples."""
     echoes: list[str]
@@ -52,20 +51,20 @@ class Asked:
 class Reader:
     """Reads bodies into requests. It works in one thread, since the process behind a chat template answers one question at a time."""
 
-    def __init__(self, model: LM, tokenizer: Tokenizer, name: str, cfg: ServeConfig) -> None:
-        """Raises ConfigError for a model that continues nothing, such as an encoder."""
-        begin(model, [0])
-        self.tokenizer, self.name = tokenizer, name
-        self.chat = chat_template(tokenizer) if tokenizer.chat_template is not None else None
-        self.most_tokens = cfg.tokens or 2 * model.max_seq_len
-        self._model, self._most_rows, self._ends = model, min(cfg.rows, _SAMPLES), ends_of(tokenizer)
+    def __init__(self, writer: Writer, name: str, cfg: ServeConfig) -> None:
+        """writer: of texts. Raises ConfigError for a model that continues nothing, such as an encoder."""
+        begin(writer.model, [0])
+        self.writer, self.name = writer, name
+        self.chat = chat_template(writer.tokenizer) if writer.tokenizer.chat_template is not None else None
+        self.most_tokens = cfg.tokens or 2 * writer.model.max_seq_len
+        self._most_rows = min(cfg.rows, _SAMPLES)
 
     def completion(self, data: bytes) -> Asked:
         """Reads a body of /v1/completions. Raises ConfigError and Refusal."""
         body, tree = _parsed(CompletionBody, data)
         prompts = _prompts(body.prompt)
         encoded = [self._ids(prompt) for prompt in prompts]
-        if body.echo and self._model.cfg.kind == "encoder_decoder":
+        if body.echo and self.writer.model.cfg.kind == "encoder_decoder":
             raise ConfigError("echo: the prompt of an encoder-decoder is a source, which its answer does not go on. Leave it out.")
         only_read = body.echo and tree.get("max_tokens") == 0
         cfg = self._sampling(tree | ({"max_tokens": 1} if only_read else {}))
@@ -95,17 +94,18 @@ class Reader:
         messages, names = [message.shown() for message in body.messages], {"tools": tools} if tools else {}
         parts = self.chat.asking(messages, names, body.continue_final_message)
         cfg = self._sampling(tree | form)
-        return self._asked(body, tree, cfg, [ids_of(self.tokenizer, parts)], [""])
+        return self._asked(body, tree, cfg, [ids_of(self.writer.tokenizer, parts)], [""])
 
     def _text(self, prompt: str | Ids) -> str:
         """Returns the text of a prompt, without a character at the end that new tokens may complete."""
-        return prompt if isinstance(prompt, str) else "".join(map(Stream(self.tokenizer).push, prompt))
+        return prompt if isinstance(prompt, str) else "".join(map(Stream(self.writer.tokenizer).push, prompt))
 
     def _ids(self, prompt: str | Ids) -> Ids:
         if isinstance(prompt, str):
-            return prompt_ids(self._model, self.tokenizer, prompt)
-        if unknown := [token for token in prompt if not 0 <= token < self.tokenizer.vocab_size]:
-            raise ConfigError(f"prompt: {unknown[0]} is not one of the {self.tokenizer.vocab_size} tokens. Use the model's own tokenizer.")
+            return self.writer.ids(prompt)
+        n_tokens = self.writer.tokenizer.vocab_size
+        if unknown := [token for token in prompt if not 0 <= token < n_tokens]:
+            raise ConfigError(f"prompt: {unknown[0]} is not one of the {n_tokens} tokens. Use the model's own tokenizer.")
         return prompt
 
     def _sampling(self, tree: Tree) -> SamplingConfig:
@@ -129,9 +129,10 @@ class Reader:
         if longest + cfg.max_tokens > self.most_tokens:
             given = f"{longest} tokens of prompt and max_tokens={cfg.max_tokens}"
             raise Refusal(400, f"prompt: {given} are over {self.most_tokens} together. Shorten one.", "context_length_exceeded")
-        rows = rows_of(self._model, prompts, cfg, self.tokenizer.vocab_size, grammar_of(self.tokenizer, cfg, self._ends))
-        requests = [Request(rows[start : start + cfg.n], cfg, self._ends) for start in range(0, len(rows), cfg.n)]
-        return Asked(body, cfg, requests, echoes, sum(map(len, prompts)))
+        writer = replace(self.writer, cfg=cfg, goes_on=isinstance(body, CompletionBody) or body.continue_final_message)
+        rows = writer.rows(prompts)
+        requests = [Request(rows[start : start + cfg.n], cfg) for start in range(0, len(rows), cfg.n)]
+        return Asked(body, writer, requests, echoes, sum(map(len, prompts)))
 
 
 def _parsed(kind: type[B], data: bytes) -> tuple[B, Tree]:

@@ -14,6 +14,7 @@ import uvicorn
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError, Interrupted, ResourceError
 from lm.generation.engine import Engine
+from lm.generation.writer import Writer
 from lm.nn.transformer import LM
 from lm.serving.app import Door, Service, build
 from lm.serving.asked import Reader
@@ -61,10 +62,10 @@ class Server(uvicorn.Server):
     def __init__(self, model: LM, tokenizer: Tokenizer, name: str, cfg: ServeConfig) -> None:
         """Raises ConfigError for a model that continues nothing, such as an encoder, and as `key_of`."""
         metrics = Metrics()
-        reader = Reader(model, tokenizer, name, cfg)
-        self._worker = Worker(Engine(model, tokenizer.pad, tokenizer.vocab_size, cfg.rows, cfg.prefill_chunk), cfg.queue, metrics)
+        reader = Reader(writer := Writer(model, tokenizer), name, cfg)
+        self._worker = Worker(Engine(model, writer.vocabulary, cfg.rows, cfg.prefill_chunk), cfg.queue, metrics)
         door = Door(_hosts(cfg.host), key_of(cfg, os.environ), cfg.body_kib << 10)
-        app = build(Service(model, reader, self._worker, door, metrics), door)
+        app = build(Service(reader, self._worker, door, metrics), door)
         quiet = uvicorn.Config(app, log_config=None, log_level="critical", access_log=False, server_header=False)
         quiet.timeout_graceful_shutdown = cfg.drain_s
         super().__init__(quiet)

@@ -7,14 +7,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
-from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import LmError, NumericsError, ResourceError, internal
 from lm.generation.engine import Engine, Event, Finish, Request
 from lm.generation.sampling import Logprob
-from lm.generation.text import Continuation, primed
+from lm.generation.text import Continuation
 from lm.printing import note
 from lm.serving.asked import Asked, Refusal
-from lm.serving.bodies import ChatBody
 from lm.serving.metrics import Metrics
 
 _UNTOLD = float("nan")  # in place of log p of a prompt's first token, which has no context
@@ -39,11 +37,10 @@ class Piece:
 class Ticket:
     """A request that is being answered: the worker puts pieces in, the event loop takes them out."""
 
-    def __init__(self, asked: Asked, tokenizer: Tokenizer) -> None:
+    def __init__(self, asked: Asked) -> None:
         self.asked, self._loop = asked, asyncio.get_running_loop()
         self._out: asyncio.Queue[Piece | LmError] = asyncio.Queue()
         self._texts: dict[int, Continuation] = {}
-        self._tokenizer = tokenizer
         self.n_open = sum(len(request.rows) for request in asked.requests)
 
     async def take(self) -> Piece:
@@ -66,9 +63,7 @@ class Ticket:
         told = [] if event.told is None else [event.told]
         piece = Piece(row.index, told=told, n_tokens=int(event.token is not None), finish=event.finish)
         if row.index not in self._texts:
-            body = self.asked.body
-            alone = isinstance(body, ChatBody) and not body.continue_final_message  # an answer is a text of its own
-            self._texts[row.index] = Continuation(primed(self._tokenizer, [] if alone else row.begin), request.cfg.stops)
+            self._texts[row.index] = self.asked.writer.text_of(row)
             piece.text = self.asked.echoes[row.index // request.cfg.n]
             piece.told = ([Logprob(row.begin[0], _UNTOLD, []), *request.scored] if request.scores is not None else []) + told
         text = self._texts[row.index]

@@ -7,11 +7,11 @@ import pytest
 
 from lm.errors import NumericsError
 from lm.generation.config import SamplingConfig
-from lm.generation.decode import generate
 from lm.generation.drafting.base import Drafter, Lookup
 from lm.generation.loop import Coming, goes_ahead
 from lm.nn.transformer import LM
 from lm.schema import from_tree
+from tests.generation.drawing import generate
 from tests.generation.test_answers import encoder_decoder
 from tests.nn.models import ATTENTIONS, MIXING, POSITIONS, config, redrawn
 

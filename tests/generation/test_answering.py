@@ -14,6 +14,7 @@ import lm as library
 from lm.data.kinds import BytesConfig
 from lm.errors import ConfigError
 from lm.generation import answering
+from lm.generation.writer import Writer
 from lm.nn.transformer import DecoderLM
 from lm.storage.model_folder import save_model
 from tests.conftest import Lm, started
@@ -59,22 +60,22 @@ def test_a_start_that_was_ended_is_gone_on_with(lm: Lm, args: list[str], tmp_pat
     assert code == 2 and "out=a.jsonl: it exists already. Add overwrite=true" in err
 
     drawn: list[int] = []
-    real = answering.continued
+    real = Writer.continued
 
     def interrupted(*given: Any, **options: Any) -> Any:
         if drawn:
             raise KeyboardInterrupt
-        drawn.append(len(given[2]))
+        drawn.append(len(given[1]))
         return real(*given, **options)
 
-    monkeypatch.setattr(answering, "continued", interrupted)
+    monkeypatch.setattr(Writer, "continued", interrupted)
     args[3] = "out=b.jsonl"
     code, _, err = lm(*args)
     assert code == 130 and "b.jsonl: what is answered is kept, and the same command goes on" in err
     assert not (tmp_path / "b.jsonl").exists() and drawn == [32]
     with (tmp_path / ".b.jsonl.part").open("a") as file:
         file.write('{"prompt": "def f0(", "ans')
-    monkeypatch.setattr(answering, "continued", real)
+    monkeypatch.setattr(Writer, "continued", real)
     code, _, err = lm(*args, "temperature=0.5", "seed=2")
     assert code == 2 and "out=b.jsonl: 32 answers are there of a start that asked otherwise (temperature, seed). Ask as it did" in err
     code, _, err = lm(*args)
@@ -89,8 +90,8 @@ def test_a_killed_process_loses_no_answers_and_a_second_one_waits_its_turn(args:
     assert lm(*args)[0] == 0
     whole, part = (tmp_path / "a.jsonl").read_bytes(), tmp_path / ".b.jsonl.part"
     args[3] = "out=b.jsonl"
-    slow = "import time; from lm.generation import answering as a; real, calls = a.continued, []\n"
-    slow += "a.continued = lambda *x, **y: (calls.append(1), time.sleep(30 * (len(calls) > 1)), real(*x, **y))[2]\n"
+    slow = "import time; from lm.generation.writer import Writer as w; real, calls = w.continued, []\n"
+    slow += "w.continued = lambda *x, **y: (calls.append(1), time.sleep(30 * (len(calls) > 1)), real(*x, **y))[2]\n"
     with started([sys.executable, "-c", f"{slow}from lm.cli.main import main; main({args!r})"], cwd=tmp_path) as process:
         end = time.monotonic() + 60
         while not part.exists() or part.read_bytes().count(b"\n") < 33:

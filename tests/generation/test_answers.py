@@ -15,14 +15,15 @@ from lm.data.store.prepare import Prepared
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
-from lm.generation.decode import begin, generate
-from lm.generation.text import complete, prompt_ids
+from lm.generation.decode import begin
+from lm.generation.writer import Writer
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM, build_model, model_config
 from lm.schema import from_tree
 from lm.storage.model_folder import save_model
 from lm.testing.models import BASE, redraw
 from tests.conftest import Lm
+from tests.generation.drawing import generate
 from tests.nn.models import near, with_kinds
 
 SOURCES = [[5, 6, 7, 8, 9, 10, 11, 12, 13], [3], [40, 41], [60, 2, 5, 5, 1]]
@@ -120,7 +121,7 @@ def test_pieces_of_an_answer_joined_are_the_answer_and_stop_texts_end_it(tokeniz
     def listen(row: int, piece: str) -> None:
         heard[row] += piece
 
-    found = complete(model, tokenizer, ["abc", ""], cfg(), listen)
+    found = Writer(model, tokenizer, cfg()).complete(["abc", ""], listen)
     assert [completion.text for completion in found] == list(heard.values())
     assert library.generate(model, tokenizer, ["abc", ""], max_tokens=20) == list(heard.values())
     stop = heard[0][4:6]
@@ -134,7 +135,7 @@ def test_a_prompt_is_read_as_the_sources_of_training_were(prepare_pairs: Callabl
     assert batch.source_tokens is not None and batch.source_positions is not None
     read = batch.source_tokens[0][batch.source_positions[0] >= 0].tolist()
     text = found.tokenizer.decode(read)
-    assert prompt_ids(encoder_decoder(), found.tokenizer, text) == read
+    assert Writer(encoder_decoder(vocab_size=320), found.tokenizer).ids(text) == read
     assert batch.tokens[0, :1].tolist() == begin(encoder_decoder(), read)
 
 

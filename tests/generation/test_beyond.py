@@ -10,11 +10,11 @@ import lm as library
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
-from lm.generation.decode import generate
 from lm.nn.transformer import DecoderLM
 from lm.storage.model_folder import save_model
 from lm.testing.models import tokens
 from tests.conftest import Lm
+from tests.generation.drawing import generate
 from tests.nn.models import MLA, config, redrawn
 
 ENDLESS: list[dict[str, Any]] = [

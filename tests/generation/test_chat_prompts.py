@@ -15,7 +15,8 @@ from lm.data.sources.base import Turn
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
-from lm.generation.text import chat_template, complete, ends_of, prompt_ids
+from lm.generation.text import chat_template, ends_of
+from lm.generation.writer import Writer
 from lm.nn.transformer import DecoderLM
 from lm.storage.model_folder import save_model
 from tests.conftest import Lm, started
@@ -35,7 +36,7 @@ def test_a_chat_prompt_is_what_training_reads_before_the_answer(name: str) -> No
     tokenizer = chat_tokenizer(name)
     asked, _ = chat_template(tokenizer).runs([Turn("user", QUESTION), Turn("assistant", "Yes.")])[:2]
     read = [token for part in asked.parts for token in ([part] if isinstance(part, int) else tokenizer.encode(part))]
-    assert prompt_ids(redrawn(config(vocab_size=320)), tokenizer, QUESTION, chat_template(tokenizer)) == read
+    assert Writer(redrawn(config(vocab_size=320)), tokenizer).in_chat().ids(QUESTION) == read
 
 
 def test_an_answer_ends_at_the_token_that_ends_answers_in_training() -> None:
@@ -58,8 +59,9 @@ def test_generation_stops_where_the_template_ends_an_answer_in_a_chat_or_not() -
     model = redrawn(config(vocab_size=tokenizer.vocab_size, head={"tied": False, "bias": True}))
     assert end is not None and model.head.bias is not None
     model.head.bias.data[end] = 1000.0  # the likeliest token everywhere
-    for chat in (chat_template(tokenizer), None):
-        assert complete(model, tokenizer, [QUESTION], SamplingConfig(max_tokens=5), chat=chat)[0].n_tokens == 0
+    writer = Writer(model, tokenizer, SamplingConfig(max_tokens=5))
+    for each in (writer, writer.in_chat()):
+        assert each.complete([QUESTION])[0].n_tokens == 0
     assert ends_of(tokenizer) == [tokenizer.eos, end]
 
 
@@ -103,12 +105,12 @@ def test_without_a_prompt_a_model_of_chats_converses_and_knows_what_was_said(
     lm: Lm, chat_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, tokenizer = library.load(chat_folder, device="cpu")
-    template, cfg = chat_template(tokenizer), SamplingConfig(max_tokens=6, temperature=0.0, stop="\n")
+    writer = Writer(model, tokenizer, SamplingConfig(max_tokens=6, temperature=0.0, stop="\n")).in_chat()
     turns: list[Turn] = []
     expected = []
     for line in ("Who?", "What is it?"):
         turns.append(Turn("user", line))
-        [found] = complete(model, tokenizer, [turns], cfg, chat=template)
+        [found] = writer.complete([turns])
         turns.append(Turn("assistant", found.text))
         expected.append(found.text)
     answers, err = talk(lm, chat_folder, monkeypatch, ["Who?", "", "What is it?", "/reset", "Who?", "/exit", "Who?"])

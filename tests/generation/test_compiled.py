@@ -15,7 +15,6 @@ from torch import Tensor, nn
 import lm as library
 from lm.errors import ConfigError
 from lm.generation.config import Dtype, SamplingConfig
-from lm.generation.decode import generate
 from lm.generation.weights import compiled as compiling
 from lm.generation.weights.compiled import Step, traced
 from lm.generation.weights.held import Held, Twice
@@ -25,6 +24,7 @@ from lm.nn.context import Context
 from lm.nn.transformer import LM, model_config
 from lm.testing.models import random_model, tokens
 from tests.conftest import Lm
+from tests.generation.drawing import generate
 from tests.generation.test_weights import MODELS
 from tests.nn.grid import pairwise, tree_of
 from tests.nn.models import ATTENTIONS, MIXTURES, config, redrawn

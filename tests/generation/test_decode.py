@@ -7,11 +7,12 @@ import torch
 
 from lm.errors import ConfigError, NumericsError
 from lm.generation.config import SamplingConfig
-from lm.generation.decode import decode, generate
+from lm.generation.decode import decode
 from lm.nn.batch import Batch
 from lm.nn.transformer import DecoderLM
 from lm.schema import from_tree
 from lm.testing.models import VOCAB
+from tests.generation.drawing import generate
 from tests.nn.models import ATTENTIONS, MIXING, POSITIONS, config, redrawn
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13], [3], [40, 41], [3], [60, 2, 5, 5, 1], [3]]

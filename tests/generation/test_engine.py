@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from lm.generation.config import SamplingConfig
-from lm.generation.decode import generate, rows_of
+from lm.generation.decode import rows_of
 from lm.generation.engine import Engine, Request, Sample
+from lm.generation.loop import Vocabulary
 from lm.nn.transformer import LM
 from lm.schema import from_tree
+from tests.generation.drawing import generate
 from tests.generation.test_answers import MODELS as ANSWERING
 from tests.generation.test_answers import encoder_decoder
 from tests.nn.models import ATTENTIONS, MIXING, POSITIONS, config, redrawn
@@ -40,7 +42,7 @@ def asked(seed: int, n: int, most: int) -> list[tuple[list[int], SamplingConfig]
 
 def served(model: LM, requests: list[Request], apart: int, most_rows: int = 7) -> Engine:
     """All are answered; a new one comes every `apart` steps."""
-    engine, left, step = Engine(model, 0, model.vocab_size, most_rows), list(requests), 0
+    engine, left, step = Engine(model, Vocabulary(model.vocab_size), most_rows), list(requests), 0
     while left or engine.running or engine.waiting:
         if left and step % apart == 0:
             engine.add(left.pop(0))
@@ -51,7 +53,7 @@ def served(model: LM, requests: list[Request], apart: int, most_rows: int = 7) -
 
 def agrees(model: LM, seed: int, n: int = 8, most: int = 40) -> None:
     each = asked(seed, n, most)
-    requests = [Request(rows_of(model, [prompt], cfg, model.vocab_size), cfg) for prompt, cfg in each]
+    requests = [Request(rows_of(model, [prompt], cfg, Vocabulary(model.vocab_size)), cfg) for prompt, cfg in each]
     served(model, requests, apart=3)
     expected = [generate(model, [prompt], cfg) for prompt, cfg in each]
     assert [[row.new for row in request.rows] for request in requests] == expected
@@ -75,8 +77,8 @@ def test_answers_to_sources_of_several_lengths_are_as_alone(changes: dict[str, A
 
 def test_a_request_waits_for_room_and_a_cancelled_one_makes_some() -> None:
     model, cfg = redrawn(config()), from_tree(SamplingConfig, {"max_tokens": 20, "n": 2})
-    first, second, third = (Request(rows_of(model, [[1, 2, n]], cfg, model.vocab_size), cfg) for n in range(3))
-    engine = Engine(model, 0, model.vocab_size, 4)
+    first, second, third = (Request(rows_of(model, [[1, 2, n]], cfg, Vocabulary(model.vocab_size)), cfg) for n in range(3))
+    engine = Engine(model, Vocabulary(model.vocab_size), 4)
     for request in (first, second, third):
         engine.add(request)
     engine.step()
@@ -90,8 +92,8 @@ def test_a_request_waits_for_room_and_a_cancelled_one_makes_some() -> None:
 
 def test_a_row_without_finite_logits_ends_and_another_one_draws_from_its_own() -> None:
     model, cfg = redrawn(config()), from_tree(SamplingConfig, {"temperature": 0})
-    request = Request(rows_of(model, [[5], [6]], cfg, model.vocab_size), cfg)
+    request = Request(rows_of(model, [[5], [6]], cfg, Vocabulary(model.vocab_size)), cfg)
     samples, logits = [Sample(request, row) for row in request.rows], torch.zeros(2, model.vocab_size)
     logits[0, 3], logits[0, 9], logits[1, 7] = 2.0, float("nan"), 1.0
-    events = Engine(model, 0, model.vocab_size, 2)._drawn(logits, samples)
+    events = Engine(model, Vocabulary(model.vocab_size), 2)._drawn(logits, samples)
     assert [(event.sample, event.token, event.finish) for event in events] == [(samples[0], None, "error"), (samples[1], 7, None)]

@@ -9,11 +9,11 @@ from lm.data.order import Ids
 from lm.data.rows.base import Rows
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
-from lm.generation.decode import generate
 from lm.generation.evaluate import Evaluator
 from lm.generation.exposure import exposure
 from lm.nn.batch import Batch
 from lm.nn.transformer import DecoderLM
+from tests.generation.drawing import generate
 from tests.nn.models import config, redrawn
 
 OWN, SEQ_LEN = 6, 16

@@ -11,7 +11,7 @@ from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
 from lm.generation.drafting.model import DraftModel
-from lm.generation.text import complete
+from lm.generation.writer import Writer
 from lm.nn.transformer import DecoderLM
 from lm.schema import from_tree
 from tests.nn.models import config, redrawn
@@ -73,7 +73,7 @@ def test_drafts_under_a_grammar_change_no_text(model: DecoderLM, tokenizer: Toke
     plain = lm.generate(model, tokenizer, prompts, **options)
     assert lm.generate(model, tokenizer, prompts, lookup=2, **options) == plain
     drafter, cfg = DraftModel(3, redrawn(config(vocab_size=320), seed=1), model), from_tree(SamplingConfig, options)
-    assert [each.text for each in complete(model, tokenizer, prompts, cfg, drafter=drafter)] == plain
+    assert [each.text for each in Writer(model, tokenizer, cfg, drafter).complete(prompts)] == plain
     assert drafter.tally.drafted > drafter.tally.accepted > 0
 
 

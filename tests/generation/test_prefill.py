@@ -7,14 +7,16 @@ import torch
 
 from lm.generation.beams import search
 from lm.generation.config import SamplingConfig
-from lm.generation.decode import begin, generate, rows_of
+from lm.generation.decode import begin, rows_of
 from lm.generation.engine import Engine, Request
+from lm.generation.loop import Vocabulary
 from lm.generation.prefill import chunks, prefill
 from lm.generation.sampling import History
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM
 from lm.schema import from_tree
 from lm.testing.models import Doubles, same, tokens
+from tests.generation.drawing import generate
 from tests.generation.test_answers import MODELS as ANSWERING
 from tests.generation.test_answers import encoder_decoder
 from tests.nn.models import ATTENTIONS, MIXING, POSITIONS, config, redrawn
@@ -82,11 +84,11 @@ def test_samples_and_beams_are_the_same_whatever_is_read_at_a_time() -> None:
 
 
 def request(model: LM, prompt: list[int], scores: int | None = None, **options: Any) -> Request:
-    return Request(rows_of(model, [prompt], cfg(**options), model.vocab_size), cfg(**options), scores=scores)
+    return Request(rows_of(model, [prompt], cfg(**options), Vocabulary(model.vocab_size)), cfg(**options), scores=scores)
 
 
 def test_a_long_prompt_does_not_hold_up_those_who_are_answered() -> None:
-    model, engine = (made := redrawn(config())), Engine(made, 0, made.vocab_size, 4, chunk=5)
+    model, engine = (made := redrawn(config())), Engine(made, Vocabulary(made.vocab_size), 4, chunk=5)
     first, long, last = request(model, PROMPTS[1]), request(model, PROMPTS[0]), request(model, PROMPTS[2])
     engine.add(first)
     engine.step()
@@ -103,7 +105,7 @@ def test_a_long_prompt_does_not_hold_up_those_who_are_answered() -> None:
 
 
 def test_a_prompt_that_is_being_read_waits_and_can_be_forgotten() -> None:
-    model, engine = (made := redrawn(config())), Engine(made, 0, made.vocab_size, 4, chunk=5)
+    model, engine = (made := redrawn(config())), Engine(made, Vocabulary(made.vocab_size), 4, chunk=5)
     left, kept = request(model, PROMPTS[0]), request(model, PROMPTS[3])
     engine.add(left)
     engine.add(kept)
@@ -125,7 +127,7 @@ def test_a_prompt_that_is_being_read_waits_and_can_be_forgotten() -> None:
 def test_scores_of_a_prompt_are_those_of_a_full_forward(chunk: int) -> None:
     model = redrawn(config())
     asked = request(model, PROMPTS[0], scores=2)
-    engine = Engine(model, 0, model.vocab_size, 4, chunk=chunk)
+    engine = Engine(model, Vocabulary(model.vocab_size), 4, chunk=chunk)
     engine.add(asked)
     while engine.running or engine.waiting:
         engine.step()
@@ -140,7 +142,7 @@ def test_scores_of_a_prompt_are_those_of_a_full_forward(chunk: int) -> None:
 def test_requests_whose_prompts_are_read_in_pieces_are_answered_as_alone(changes: dict[str, Any]) -> None:
     model = redrawn(config(**changes))
     asked = [request(model, prompt, temperature=0.9, n=n) for n, prompt in enumerate(PROMPTS, 1)]
-    engine = Engine(model, 0, model.vocab_size, 7, chunk=6)
+    engine = Engine(model, Vocabulary(model.vocab_size), 7, chunk=6)
     for one in asked:
         engine.add(one)
         engine.step()

@@ -12,9 +12,10 @@ from torch.utils._pytree import tree_leaves
 
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
-from lm.generation.decode import decode, generate, rows_of
+from lm.generation.decode import decode, rows_of
 from lm.generation.drafting.base import Lookup
 from lm.generation.engine import Engine, Request
+from lm.generation.loop import Vocabulary
 from lm.generation.weights import prepare as preparing
 from lm.generation.weights.compiled import Step
 from lm.generation.weights.prepare import prepare
@@ -25,6 +26,7 @@ from lm.nn.ffn import experts
 from lm.nn.head import every_position, last_position
 from lm.nn.transformer import LM, model_config
 from lm.testing.models import Doubles, random_model, same, tokens
+from tests.generation.drawing import generate
 from tests.generation.test_step import ALL, PROMPTS
 from tests.nn.grid import pairwise, tree_of
 from tests.nn.models import ATTENTIONS, MIXING, MIXTURES, config, redrawn
@@ -205,10 +207,10 @@ def test_drafts_and_single_tokens_take_turns(changes: dict[str, Any]) -> None:
 def test_requests_that_come_and_go_are_answered_as_alone() -> None:
     model = redrawn(config(attention=ATTENTIONS[1])).double()
     made, recorder = replaying(model)
-    engine, requests = Engine(made, 0, 61, 3), []
+    engine, requests = Engine(made, Vocabulary(61), 3), []
     for i, prompt in enumerate([*PROMPTS, *PROMPTS[::-1]]):
         cfg = SamplingConfig(max_tokens=5 + 3 * i, seed=i)
-        requests.append((prompt, cfg, Request(rows_of(made, [prompt], cfg, 61), cfg)))
+        requests.append((prompt, cfg, Request(rows_of(made, [prompt], cfg, Vocabulary(61)), cfg)))
         engine.add(requests[-1][2])
         engine.step()
     while engine.waiting or engine.running:

@@ -11,7 +11,7 @@ from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.generation.beams import search
 from lm.generation.config import SamplingConfig
-from lm.generation.decode import decode, generate
+from lm.generation.decode import decode
 from lm.generation.drafting.base import Lookup
 from lm.generation.load import load
 from lm.nn.transformer import model_config
@@ -20,6 +20,7 @@ from lm.schema import from_tree
 from lm.storage.model_folder import save_model
 from lm.testing.models import BASE, Doubles, random_model
 from tests.conftest import Lm
+from tests.generation.drawing import generate
 from tests.generation.test_engine import agrees
 from tests.generation.test_weights import stepped
 from tests.nn.models import GLA, MIXING, MLA, config, redrawn

@@ -8,7 +8,6 @@ import torch
 
 from lm.errors import NumericsError
 from lm.generation.config import SamplingConfig
-from lm.generation.decode import generate
 from lm.generation.loop import finite
 from lm.generation.weights.fused import QuickRope
 from lm.generation.weights.prepare import prepare
@@ -16,6 +15,7 @@ from lm.nn.batch import Batch
 from lm.nn.head import last_position
 from lm.nn.position.rope import Rope
 from lm.testing.models import Doubles, same, tokens
+from tests.generation.drawing import generate
 from tests.nn.models import ATTENTIONS, MIXING, MLA, POSITIONS, config, redrawn
 
 ALL = [*({"attention": each} for each in ATTENTIONS), *({"position": each} for each in POSITIONS), *MIXING]

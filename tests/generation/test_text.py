@@ -13,11 +13,12 @@ from lm.data.kinds import BytesConfig
 from lm.data.tokenizer.stream import Stream
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import CheckpointError, ConfigError
-from lm.generation import decode
 from lm.generation.sampling import SamplingConfig
-from lm.generation.text import Continuation, complete, prompt_ids
+from lm.generation.text import Continuation
+from lm.generation.writer import Writer
 from lm.nn.transformer import DecoderLM
 from lm.schema import from_tree
+from tests.generation.drawing import generate
 from tests.nn.models import config, redrawn
 
 
@@ -65,9 +66,9 @@ def test_a_broken_character_at_the_end_is_shown_once(tokenizer: Tokenizer) -> No
 
 
 def test_generation_ends_at_a_stop_text_and_the_output_is_cut_there(model: DecoderLM, tokenizer: Tokenizer) -> None:
-    free = complete(model, tokenizer, ["x", "yy"], cfg())
+    free = Writer(model, tokenizer, cfg()).complete(["x", "yy"])
     stop = free[0].text[4:7]
-    stopped = complete(model, tokenizer, ["x", "yy"], cfg(stop=stop))
+    stopped = Writer(model, tokenizer, cfg(stop=stop)).complete(["x", "yy"])
     assert stopped[0].text == free[0].text[: free[0].text.find(stop)]
     assert stopped[0].n_tokens < 30
     assert stopped[1].text == cut(free[1].text, [stop])
@@ -75,15 +76,15 @@ def test_generation_ends_at_a_stop_text_and_the_output_is_cut_there(model: Decod
 
 def test_streamed_pieces_join_to_the_text_in_every_row(model: DecoderLM, tokenizer: Tokenizer) -> None:
     heard: dict[int, list[str]] = {0: [], 1: [], 2: []}
-    found = complete(model, tokenizer, ["x", "yy", "x"], cfg(stop=["zq"]), lambda row, piece: heard[row].append(piece))
+    found = Writer(model, tokenizer, cfg(stop=["zq"])).complete(["x", "yy", "x"], lambda row, piece: heard[row].append(piece))
     assert ["".join(pieces) for pieces in heard.values()] == [row.text for row in found]
     assert all(piece for pieces in heard.values() for piece in pieces)
     assert min(len(pieces) for pieces in heard.values()) > 2
 
 
 def test_prompt_begins_as_documents_do_in_training(model: DecoderLM, tokenizer: Tokenizer) -> None:
-    assert prompt_ids(model, tokenizer, "a") == [tokenizer.bos, ord("a")] == tokenizer.document("ab")[:2]
-    assert prompt_ids(model, tokenizer, "") == [tokenizer.bos]
+    assert Writer(model, tokenizer).ids("a") == [tokenizer.bos, ord("a")] == tokenizer.document("ab")[:2]
+    assert Writer(model, tokenizer).ids("") == [tokenizer.bos]
 
 
 def words(tmp_path: Path, *specials: str) -> Tokenizer:
@@ -97,13 +98,13 @@ def words(tmp_path: Path, *specials: str) -> Tokenizer:
 
 def test_empty_prompt_is_eos_where_there_is_no_bos(model: DecoderLM, tmp_path: Path) -> None:
     tokenizer = words(tmp_path, "</s>")
-    assert prompt_ids(model, tokenizer, "") == [tokenizer.eos]
-    assert prompt_ids(model, tokenizer, "a") == tokenizer.encode("a")
+    assert Writer(model, tokenizer).ids("") == [tokenizer.eos]
+    assert Writer(model, tokenizer).ids("a") == tokenizer.encode("a")
 
 
 def test_empty_prompt_without_bos_and_eos_is_refused(model: DecoderLM, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="neither bos nor eos"):
-        prompt_ids(model, words(tmp_path), "")
+        Writer(model, words(tmp_path)).ids("")
 
 
 def test_space_between_prompt_and_continuation_is_kept(model: DecoderLM, tmp_path: Path) -> None:
@@ -111,24 +112,24 @@ def test_space_between_prompt_and_continuation_is_kept(model: DecoderLM, tmp_pat
     raw.pre_tokenizer, raw.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     raw.save(str(tmp_path / "tokenizer.json"))
     tokenizer = load_tokenizer(tmp_path)
-    found = complete(redrawn(config(vocab_size=5)), tokenizer, ["a b"], cfg(top_k=1))[0]
-    whole = prompt_ids(model, tokenizer, "a b")
-    new = decode.generate(redrawn(config(vocab_size=5)), [whole], cfg(top_k=1))[0]
+    found = Writer(redrawn(config(vocab_size=5)), tokenizer, cfg(top_k=1)).complete(["a b"])[0]
+    whole = Writer(model, tokenizer).ids("a b")
+    new = generate(redrawn(config(vocab_size=5)), [whole], cfg(top_k=1))[0]
     assert "a b" + found.text == tokenizer.decode(whole + new)
 
 
 def test_text_that_is_not_unicode_is_refused_with_its_place(model: DecoderLM, tokenizer: Tokenizer) -> None:
     with pytest.raises(ConfigError, match=r"prompt: character 2 \('\\udcff'\)"):
-        complete(model, tokenizer, ["ab\udcff"], cfg())
+        Writer(model, tokenizer, cfg()).complete(["ab\udcff"])
 
 
 def test_tokenizer_of_another_model_is_refused_with_both_numbers(tokenizer: Tokenizer) -> None:
     with pytest.raises(CheckpointError, match=r"259 tokens .* 61 rows"):
-        complete(redrawn(config()), tokenizer, ["a"], cfg())
+        Writer(redrawn(config()), tokenizer, cfg()).complete(["a"])
 
 
 def test_completion_says_whether_the_context_cut_it_short(model: DecoderLM, tokenizer: Tokenizer) -> None:
-    exact, over, short = (complete(model, tokenizer, ["a" * 39], cfg(max_tokens=n))[0] for n in (9, 10, 2))
+    exact, over, short = (Writer(model, tokenizer, cfg(max_tokens=n)).complete(["a" * 39])[0] for n in (9, 10, 2))
     assert [found.cut_short for found in (exact, over, short)] == [False, True, False]
     assert exact.n_tokens == over.n_tokens == 9
 
@@ -150,4 +151,4 @@ def test_python_door_takes_one_text_or_several(model: DecoderLM, tokenizer: Toke
 def test_bytes_of_any_script_pass_through_a_prompt(model: DecoderLM) -> None:
     tokenizer = BytesConfig().build()
     for text in ("def f(x='a=b, c\"):\n\t", "日本語 🎉", "<|eos|>", "\x00", " "):
-        assert tokenizer.decode(prompt_ids(model, tokenizer, text)) == text
+        assert tokenizer.decode(Writer(model, tokenizer).ids(text)) == text

@@ -15,7 +15,6 @@ import lm as library
 from lm.adapters.adapter import LoRAConfig, adapting
 from lm.errors import ConfigError
 from lm.generation.config import Dtype, SamplingConfig
-from lm.generation.decode import generate
 from lm.generation.weights.fused import FusedGQA, FusedMLP, QuickRMSNorm
 from lm.generation.weights.held import Held, OneDNN, Plain
 from lm.generation.weights.prepare import KINDS as WAYS
@@ -28,6 +27,7 @@ from lm.ops.attention.flex import Flex
 from lm.schema import from_tree
 from lm.testing.models import Doubles, random_model, redraw, same, tokens
 from tests.conftest import Lm
+from tests.generation.drawing import generate
 from tests.nn.grid import pairwise, tree_of
 from tests.nn.models import ATTENTIONS, HEADS, MIXING, MIXTURES, NORMS, POSITIONS, config, redrawn
 

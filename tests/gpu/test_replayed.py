@@ -8,13 +8,13 @@ import torch
 
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
-from lm.generation.decode import generate
 from lm.generation.weights.compiled import Step
 from lm.generation.weights.prepare import prepare
 from lm.generation.weights.replayed import Replayed
 from lm.nn.batch import Batch
 from lm.nn.head import last_position
 from lm.testing.models import tokens
+from tests.generation.drawing import generate
 from tests.generation.test_step import PROMPTS
 from tests.nn.models import ATTENTIONS, MIXING, MIXTURES, POSITIONS, config, redrawn
 

@@ -12,7 +12,6 @@ import torch
 import transformers
 from torch import Tensor
 
-from lm.generation.decode import generate
 from lm.generation.sampling import SamplingConfig
 from lm.hf.io.family import Family, resolved
 from lm.hf.io.reading import Imported, read_hf
@@ -23,6 +22,7 @@ from lm.nn.transformer import LM, build_model
 from lm.schema import Tree
 from lm.storage.model_folder import copy_weights
 from lm.testing.models import Doubles, same
+from tests.generation.drawing import generate
 
 VOCAB, LENGTH = 61, 50
 FIRST = dict.fromkeys(("roberta", "xlm-roberta", "camembert", "roberta-prelayernorm", "xlm-roberta-xl"), 2)  # position, where it is not 0

@@ -19,7 +19,7 @@ from lm.data.tokenizer.chat import ChatTemplate, template_source  # noqa: E402
 from lm.data.tokenizer.tokenizer import Specials, Tokenizer, load_tokenizer  # noqa: E402
 from lm.generation.load import load  # noqa: E402
 from lm.generation.sampling import SamplingConfig  # noqa: E402
-from lm.generation.text import complete, prompt_ids  # noqa: E402
+from lm.generation.writer import Writer  # noqa: E402
 from lm.hf.families.bert import FAMILY as BERT  # noqa: E402
 from lm.hf.families.t5 import FAMILY as T5  # noqa: E402
 from lm.hf.io.writing import family_for, write_hf  # noqa: E402
@@ -77,7 +77,7 @@ def test_the_ids_of_a_text_are_those_of_autotokenizer(tmp_path: Path, name: str)
     ours = exported(tmp_path, config(vocab_size=tokenizer.vocab_size), tokenizer)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
     for text in TEXTS:
-        assert theirs(text).input_ids == prompt_ids(ours, tokenizer, text)
+        assert theirs(text).input_ids == Writer(ours, tokenizer).ids(text)
         assert theirs(text, add_special_tokens=False).input_ids == tokenizer.encode(text)
         assert theirs.decode(tokenizer.encode(text), skip_special_tokens=True) == text
     assert (theirs.bos_token_id, theirs.eos_token_id, theirs.model_max_length) == (tokenizer.bos, tokenizer.eos, 48)
@@ -166,7 +166,7 @@ def test_greedy_text_is_that_of_generate_and_ends_with_it(tmp_path: Path, stack:
     ours = exported(tmp_path, cfg, tokenizer, end=8.0 if ends else 0.0)
     auto = transformers.AutoModelForSeq2SeqLM if stack == "encoder_decoder" else transformers.AutoModelForCausalLM
     theirs, reader = auto.from_pretrained(tmp_path / "hf"), transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
-    found = complete(ours, tokenizer, TEXTS[:5], SamplingConfig(max_tokens=12, temperature=0.0))
+    found = Writer(ours, tokenizer, SamplingConfig(max_tokens=12, temperature=0.0)).complete(TEXTS[:5])
     for text, mine in zip(TEXTS[:5], found, strict=True):
         given = reader(text, return_tensors="pt")
         out = theirs.generate(**given, max_new_tokens=12)[0]

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lm.generation.config import SamplingConfig
-from lm.generation.decode import generate
 from lm.nn.batch import Batch
 from lm.nn.ffn.mlp import ACTIVATIONS
+from tests.generation.drawing import generate
 from tests.hf.gguf_models import FAMILIES, MODELS, ODD, built, trained, written
 
 llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed (pip install llama-cpp-python builds it)")

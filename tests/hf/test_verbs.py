@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from lm.data.kinds import BytesConfig
 from lm.data.tokenizer.tokenizer import load_tokenizer
 from lm.errors import CheckpointError, ConfigError
-from lm.generation.load import generate, load
+from lm.generation.generate import generate
+from lm.generation.load import load
 from lm.generation.text import ends_of
 from lm.hf.families.llama import Llama
 from lm.hf.io.family import families

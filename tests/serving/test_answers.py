@@ -19,7 +19,7 @@ from tokenizers import decoders, models, pre_tokenizers
 import lm
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.generation.config import SamplingConfig
-from lm.generation.text import chat_template, complete
+from lm.generation.writer import Writer
 from lm.nn.batch import Batch
 from lm.nn.transformer import DecoderLM
 from lm.schema import Tree, from_tree
@@ -56,7 +56,7 @@ def choices(client: httpx.Client, path: str, body: Tree) -> list[Tree]:
 def test_answers_among_sixteen_others_equal_those_of_generate(client: httpx.Client, model: DecoderLM, tokenizer: Tokenizer) -> None:
     asked = [{"prompt": prompt, **options} for options in SAMPLINGS for prompt in PROMPTS]
     expected = [
-        [(each.text, each.finish) for each in complete(model, tokenizer, [body["prompt"]], from_tree(SamplingConfig, without(body)))]
+        [(each.text, each.finish) for each in Writer(model, tokenizer, from_tree(SamplingConfig, without(body))).complete([body["prompt"]])]
         for body in asked
     ]
     with ThreadPoolExecutor(17) as pool:
@@ -162,7 +162,7 @@ def test_a_prompt_is_scored_without_new_tokens(client: httpx.Client) -> None:
 def test_a_chat_is_written_by_the_template(client: httpx.Client, model: DecoderLM, tokenizer: Tokenizer) -> None:
     body: Tree = {"messages": [{"role": "user", "content": "Hello"}], "max_completion_tokens": 12, "seed": 2}
     cfg = from_tree(SamplingConfig, {"max_tokens": 12, "seed": 2})
-    expected = complete(model, tokenizer, ["Hello"], cfg, chat=chat_template(tokenizer))[0].text
+    expected = Writer(model, tokenizer, cfg).in_chat().complete(["Hello"])[0].text
     (choice,) = choices(client, CHAT, body)
     assert choice["message"] == {"role": "assistant", "content": expected}
     parts = [part for chunk in events(client, CHAT, body) for part in chunk["choices"]]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.generation.config import SamplingConfig
-from lm.generation.text import complete
+from lm.generation.writer import Writer
 from lm.nn.transformer import DecoderLM
 from lm.schema import Tree, from_tree
 from tests.serving.conftest import Serve
@@ -82,7 +82,7 @@ def test_two_hundred_requests_of_32_clients_are_answered_as_alone(serve: Serve, 
     models = model, copy.deepcopy(model).double()  # the draw of one answer is so near to a tie that the rounding of float32 decides it
     for body, texts in found["answered"]:
         cfg = from_tree(SamplingConfig, {key: value for key, value in body.items() if key != "prompt"})
-        assert texts in ([each.text for each in complete(alone, tokenizer, [body["prompt"]], cfg)] for alone in models), body
+        assert texts in ([each.text for each in Writer(alone, tokenizer, cfg).complete([body["prompt"]])] for alone in models), body
 
 
 def test_memory_stays_as_it_is_over_two_thousand_requests(client: httpx.Client) -> None:

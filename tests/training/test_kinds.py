@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lm.generation.load import generate, load
+from lm.generation.generate import generate
+from lm.generation.load import load
 from lm.schema import Tree
 from lm.storage.model_folder import read_model
 from lm.training.config import TrainConfig

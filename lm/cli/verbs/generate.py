@@ -23,9 +23,7 @@ from lm.units import counted
 if TYPE_CHECKING:
     from lm.data.tokenizer.tokenizer import Tokenizer
     from lm.generation.answering import Prompt
-    from lm.generation.drafting.base import Drafter
-    from lm.generation.text import Completion
-    from lm.nn.transformer import LM
+    from lm.generation.writer import Completion, Writer
 
 _SILENT_S = 30.0  # off a terminal, so long without a line
 _NO_MESSAGES = "continue_final_message=true: it is of prompts=FILE with messages. Give them, or leave it out."
@@ -92,17 +90,19 @@ class Generate(Verb, GenerateConfig):
         folder = resolve_model(self.from_)
         with collector.paused():
             from lm.generation.load import drafter_of, load
+            from lm.generation.writer import Writer
 
         prompts = self._read_prompts()  # before the model, which takes longer
         model, tokenizer = load(folder, self.device, self.merge, self.dtype, self.cache, self.compile)
         drafter = drafter_of(model, tokenizer, self, self.dtype, self.compile)
+        writer = Writer(model, tokenizer, self, drafter)
         if prompts is not None:
-            self._answer_all(prompts, folder_hash(folder), model, tokenizer, drafter)
+            self._answer_all(prompts, folder_hash(folder), writer)
         elif self.prompt is None and (self.chat or (self.chat is None and tokenizer.chat_template is not None)):
             with quiet():  # else progress would be printed over the user's input
-                self._converse(model, tokenizer, drafter)
+                self._converse(writer)
         else:
-            self._complete(model, tokenizer, drafter)
+            self._complete(writer)
         if drafter is not None:
             note(drafter.tally.sentence())
 
@@ -128,21 +128,20 @@ class Generate(Verb, GenerateConfig):
             raise ConfigError(f"out={self.out}: it is the file of prompts, which would be gone. Choose another file.")
         return found
 
-    def _answer_all(self, prompts: "list[Prompt]", of: str, model: "LM", tokenizer: "Tokenizer", drafter: "Drafter | None") -> None:
+    def _answer_all(self, prompts: "list[Prompt]", of: str, writer: "Writer") -> None:
         from lm.generation.answering import answer_all
-        from lm.generation.text import chat_template
 
         assert self.out is not None
-        self.require(tokenizer.vocab_size)
+        self.require(writer.tokenizer.vocab_size)
         if messages := not isinstance(prompts[0].asked, str):
-            self._require_template(tokenizer)
+            self._require_template(writer.tokenizer)
         elif self.continue_final_message:
             raise ConfigError(_NO_MESSAGES)
         else:
-            self._note_template(tokenizer)
-        chat = chat_template(tokenizer) if messages or self.chat else None
+            self._note_template(writer.tokenizer)
+        writer = writer.in_chat(self.continue_final_message) if messages or self.chat else writer
         sampling = self.model_dump(mode="json", include=set(SamplingConfig.model_fields))
-        asked = {"from": of, "chat": chat is not None, **self.model_dump(include={"dtype", "cache", "merge"}), **sampling}
+        asked = {"from": of, "chat": writer.chat is not None, **self.model_dump(include={"dtype", "cache", "merge"}), **sampling}
         asked |= {"continue_final_message": True} if self.continue_final_message else {}
         began = time.monotonic()
 
@@ -155,8 +154,7 @@ class Generate(Verb, GenerateConfig):
         out = Path(os.path.expanduser(self.out))
         try:
             with quiet():
-                goes_on = self.continue_final_message
-                n, n_tokens = answer_all(model, tokenizer, prompts, self, out, asked, chat, drafter, told, self.overwrite, goes_on)
+                n, n_tokens = answer_all(writer, prompts, out, asked, told, self.overwrite)
         except KeyboardInterrupt:
             note(f"{self.out}: what is answered is kept, and the same command goes on behind it.")
             raise
@@ -169,46 +167,41 @@ class Generate(Verb, GenerateConfig):
         if tokenizer.chat_template is None:
             raise ConfigError("messages: the model's tokenizer has no chat template. Write prompts, or use a model fine-tuned on chats.")
 
-    def _complete(self, model: "LM", tokenizer: "Tokenizer", drafter: "Drafter | None") -> None:
-        from lm.generation.decode import room
-        from lm.generation.text import chat_template, complete, ends_of, grammar_of, prompt_ids
-
+    def _complete(self, writer: "Writer") -> None:
         prompts = [_standard_input()] if self.prompt is None else [self.prompt] if isinstance(self.prompt, str) else self.prompt
-        answers = self.chat or model.cfg.kind == "encoder_decoder"
-        chat = chat_template(tokenizer) if self.chat else None
-        self.require(tokenizer.vocab_size)
-        grammar_of(tokenizer, self, ends_of(tokenizer))
-        self._note_beginnings(prompts, tokenizer)
-        for prompt in prompts:
-            room(model, prompt_ids(model, tokenizer, prompt, chat), self)  # raises for too long a prompt before anything is printed
+        answers = self.chat or writer.model.cfg.kind == "encoder_decoder"
+        writer = writer.in_chat() if self.chat else writer
+        encoded = [writer.ids(prompt) for prompt in prompts]
+        writer.rows(encoded)  # raises for too long a prompt, say, before anything is printed
+        self._note_beginnings(prompts, writer.tokenizer)
         shown = [("" if answers else prompt) for prompt in prompts for _ in range(self.n)]
         if self.format == "json":
-            found = complete(model, tokenizer, prompts, self, chat=chat, drafter=drafter)
+            found = writer.continued(encoded)
             answer(json.dumps([{"prompt": prompts[i // self.n], **asdict(each)} for i, each in enumerate(found)]))
             return
         if len(shown) == 1 and self.beams == 1:
             raw(shown[0])
             with quiet():
-                found = complete(model, tokenizer, prompts, self, lambda row, piece: raw(piece), chat, drafter)
+                found = writer.continued(encoded, lambda row, piece: raw(piece))
             raw("\n")
         else:
-            found = complete(model, tokenizer, prompts, self, chat=chat, drafter=drafter)
+            found = writer.continued(encoded)
             for n, (prompt, completion) in enumerate(zip(shown, found, strict=True), 1):
                 raw(f"--- {n} of {len(shown)} ---\n" if len(shown) > 1 else "")
                 raw(f"{prompt}{completion.text}\n")
         for n, completion in enumerate(found, 1):
             for each in completion.logprobs:
-                note(
-                    "  ".join(f"{logprob:.4f} {tokenizer.decode([token])!r}" for token, logprob in [(each.token, each.logprob), *each.top])
-                )
-            self._note_limits(completion, model.max_seq_len, f"{'prompt' if self.n == 1 else 'text'} {n}: " if len(shown) > 1 else "")
+                told = [(each.token, each.logprob), *each.top]
+                note("  ".join(f"{logprob:.4f} {writer.tokenizer.decode([token])!r}" for token, logprob in told))
+            which = f"{'prompt' if self.n == 1 else 'text'} {n}: " if len(shown) > 1 else ""
+            self._note_limits(completion, writer.model.max_seq_len, which)
 
-    def _converse(self, model: "LM", tokenizer: "Tokenizer", drafter: "Drafter | None") -> None:
+    def _converse(self, writer: "Writer") -> None:
         from lm.generation.conversation import Conversation
 
         if self.n > 1 or self.logprobs is not None or self.format != "text":
             raise ConfigError("n, logprobs, format: a conversation tells one answer as text. Leave them out, or give prompt=TEXT.")
-        conversation = Conversation(model, tokenizer, self, drafter)
+        conversation = Conversation(writer.in_chat())
         for line in _typed() if sys.stdin.isatty() else _piped():
             if line.strip() == "/exit":
                 return
@@ -222,7 +215,7 @@ class Generate(Verb, GenerateConfig):
                     note(str(error))
                     continue
                 raw("\n")
-                self._note_limits(found, model.max_seq_len)
+                self._note_limits(found, writer.model.max_seq_len)
 
     def _note_beginnings(self, prompts: Sequence[str], tokenizer: "Tokenizer") -> None:
         """Prints notes on prompts that are probably not meant as they are: without a chat template, or ending in a space."""

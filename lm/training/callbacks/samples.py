@@ -5,9 +5,7 @@ from collections.abc import Sequence
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
 from lm.generation.decode import eager, room
-from lm.generation.load import generate
-from lm.generation.text import prompt_ids
-from lm.schema import Tree
+from lm.generation.writer import Writer
 from lm.training.callbacks.base import RunCallback
 from lm.training.module import TrainModule
 
@@ -18,13 +16,14 @@ class Samples(RunCallback):
     """Continues trainer.sample_prompts."""
 
     def begin(self, module: TrainModule) -> None:
-        prompts, model, tokenizer = _prompts(module), module.model, module.run.data.tokenizer
-        if prompts and model.cfg.kind == "encoder":
+        prompts = _prompts(module)
+        if prompts and module.model.cfg.kind == "encoder":
             module.run.journal.console.say("trainer.sample_prompts are left aside: an encoder continues no text")
             return
         try:
+            writer = self._writer(module)
             for prompt in prompts:
-                room(model, prompt_ids(model, tokenizer, prompt), SamplingConfig())
+                room(module.model, writer.ids(prompt), writer.cfg)
         except ConfigError as error:
             raise ConfigError(f"trainer.sample_prompts: {error}") from None
 
@@ -46,12 +45,15 @@ class Samples(RunCallback):
     def _texts(self, module: TrainModule) -> list[Sequence[str]]:
         """Returns for each prompt (prompt + continuation,); for an encoder-decoder, which answers instead, (prompt, answer)."""
         apart = module.model.cfg.kind == "encoder_decoder"
-        options: Tree = {"max_tokens": module.cfg.trainer.sample_tokens, "temperature": 0.8, "top_p": 0.95, "seed": module.cfg.seeds.init}
         found: list[Sequence[str]] = []
         for prompt in _prompts(module):
-            [text] = generate(module.model, module.run.data.tokenizer, [prompt], **options)
-            found.append((prompt, text) if apart else (prompt + text,))
+            [new] = self._writer(module).complete([prompt])
+            found.append((prompt, new.text) if apart else (prompt + new.text,))
         return found
+
+    def _writer(self, module: TrainModule) -> Writer:
+        tokens, seed = module.cfg.trainer.sample_tokens, module.cfg.seeds.init
+        return Writer(module.model, module.run.data.tokenizer, SamplingConfig(max_tokens=tokens, temperature=0.8, top_p=0.95, seed=seed))
 
 
 def _prompts(module: TrainModule) -> list[str]:

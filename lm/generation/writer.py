@@ -1,0 +1,155 @@
+"""Text in, text out: prompts to token ids, new tokens to text as they are sampled."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal, Self
+
+from lm.data.sources.base import Turn
+from lm.data.tokenizer.chat import ChatTemplate
+from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.errors import ConfigError
+from lm.generation.beams import search
+from lm.generation.config import SamplingConfig
+from lm.generation.decode import begin, go_on, room, rows_of
+from lm.generation.drafting.base import Drafter
+from lm.generation.grammar import Grammar
+from lm.generation.loop import Row, Vocabulary
+from lm.generation.sampling import Logprob
+from lm.generation.text import Continuation, chat_template, ends_of, ids_of, primed, require_fit
+from lm.nn.transformer import LM
+
+OnText = Callable[[int, str], None]
+
+
+@dataclass(frozen=True)
+class Completion:
+    """The text generated for one prompt. `cut_short`: the context was full before max_tokens tokens were generated; `slid`: the text went
+    on beyond the context, and each token saw as many tokens before it as fit; `finish`: "stop" at a stop string or an end token, else
+    "length"."""
+
+    text: str
+    tokens: list[int]
+    cut_short: bool
+    slid: bool
+    finish: Literal["stop", "length"]
+    logprobs: list[Logprob]  # one for each token; empty unless cfg.logprobs asks for them
+
+    @property
+    def n_tokens(self) -> int:
+        """Returns how many tokens were generated, without the end token."""
+        return len(self.tokens)
+
+
+@dataclass(frozen=True)
+class Writer:
+    """A model, and how it writes. Raises CheckpointError where the tokenizer has ids that the model's embedding has no row for."""
+
+    model: LM
+    tokenizer: Tokenizer
+    cfg: SamplingConfig = field(default_factory=SamplingConfig)
+    drafter: Drafter | None = None
+    chat: ChatTemplate | None = None
+    """Writes each prompt, a user's message or all turns so far. None: the model reads it as it is."""
+    goes_on: bool = True
+    """What is written goes on with the prompt's text, in a chat with the last message's. False: it is a text of its own, as an answer."""
+
+    def __post_init__(self) -> None:
+        require_fit(self.tokenizer, self.model.vocab_size)
+
+    def in_chat(self, goes_on: bool = False) -> Self:
+        """Returns a writer of answers under the tokenizer's own chat template.  goes_on: the last message, the assistant's, is gone on with
+        instead. Raises ConfigError where there is no template."""
+        return replace(self, chat=chat_template(self.tokenizer), goes_on=goes_on)
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The tokenizer's tokens, and the grammar of cfg's json_schema, regex or grammar. Raises ConfigError as `Grammar` does, such as
+        where no text matches."""
+        ends = ends_of(self.tokenizer)
+        grammar = Grammar(self.tokenizer, self.cfg, ends) if self.cfg.form is not None else None
+        return Vocabulary(self.tokenizer.vocab_size, ends, self.tokenizer.pad, grammar)
+
+    def ids(self, prompt: str | Sequence[Turn]) -> list[int]:
+        """Returns the token ids that the model reads for a prompt. In a chat: those of what the template writes up to where the answer
+        begins, or goes on. Else for a decoder: the text as it begins a document of training, with bos where the tokenizer adds it; for an
+        empty text bos, or else eos. For an encoder-decoder: the source as a whole document.
+
+        Raises ConfigError for a text that is not valid Unicode, and for an empty prompt where there is neither bos nor eos.
+        """
+        turns = [Turn("user", prompt)] if isinstance(prompt, str) else prompt
+        text = turns[-1].text
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"prompt: character {error.start} ({text[error.start]!r}) is not valid Unicode. Give it as UTF-8.") from None
+        if self.chat is not None:
+            return ids_of(self.tokenizer, self.chat.question(turns, self.goes_on))
+        if self.model.cfg.kind == "encoder_decoder":
+            return self.tokenizer.document(text)
+        ids = [*self.tokenizer.prefix, *self.tokenizer.encode(text)] or self.tokenizer.suffix
+        if not ids:
+            raise ConfigError("prompt: it is empty, and the tokenizer has neither bos nor eos to start from. Give some text.")
+        return ids
+
+    def rows(self, encoded: Sequence[Sequence[int]], before: Counter[tuple[int, ...]] | None = None) -> list[Row]:
+        """As `rows_of`."""
+        return rows_of(self.model, encoded, self.cfg, self.vocabulary, before)
+
+    def text_of(self, row: Row) -> Continuation:
+        """Returns the text of a row that has no new tokens yet."""
+        return Continuation(primed(self.tokenizer, row.begin if self.goes_on else []), self.cfg.stops)
+
+    def complete(self, prompts: Sequence[str | Sequence[Turn]], on_text: OnText | None = None) -> list[Completion]:
+        """Returns cfg.n completions of each prompt in turn, and calls on_text(row, text) with each piece of text as soon as it is certain:
+        whole characters, no part of a stop string. With beam search each text is passed whole, when all beams have ended.
+
+        Raises ConfigError for a prompt that is longer than the context or not valid text.
+        """
+        return self.continued([self.ids(prompt) for prompt in prompts], on_text)
+
+    def continued(
+        self, encoded: Sequence[Sequence[int]], on_text: OnText | None = None, before: Counter[tuple[int, ...]] | None = None
+    ) -> list[Completion]:
+        """As `complete`, for prompts that are token ids already.  before: as in `row_keys`."""
+
+        def tell(row: int, piece: str) -> None:
+            if piece and on_text is not None:
+                on_text(row, piece)
+
+        def on_token(row: int, token: int) -> bool:
+            tell(row, texts[row].push(token))
+            return texts[row].stopped
+
+        if self.cfg.beams > 1:
+            return self._by_beams(encoded, on_text)
+        rows = self.rows(encoded, before)
+        texts = [self.text_of(row) for row in rows]
+        go_on(self.model, rows, self.cfg, self.vocabulary, on_token, self.drafter)
+        for row, text in enumerate(texts):
+            tell(row, text.finish())
+        return [self._completion(row, text) for row, text in zip(rows, texts, strict=True)]
+
+    def _by_beams(self, encoded: Sequence[Sequence[int]], on_text: OnText | None) -> list[Completion]:
+        def ended(tokens: Sequence[int]) -> bool:
+            return any(stop in self.tokenizer.decode(tokens) for stop in self.cfg.stops)
+
+        found: list[Completion] = []
+        for ids, beams in zip(encoded, search(self.model, encoded, self.cfg, self.vocabulary, ended), strict=True):
+            for beam in beams:
+                row = Row(b"", begin(self.model, ids), beam.tokens, limit=room(self.model, ids, self.cfg))
+                text = self.text_of(row)
+                for token in row.new:
+                    text.push(token)
+                text.finish()
+                found.append(self._completion(row, text))
+        for number, completion in enumerate(found):
+            if on_text is not None:
+                on_text(number, completion.text)
+        return found
+
+    def _completion(self, row: Row, text: Continuation) -> Completion:
+        full = not text.stopped and len(row.new) == row.limit
+        slid = len(row.begin) + len(row.new) - 1 > self.model.max_seq_len  # the last token is not fed back
+        return Completion(text.text, row.new, full and row.limit < self.cfg.max_tokens, slid, "length" if full else "stop", row.logprobs)

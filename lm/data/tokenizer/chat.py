@@ -111,30 +111,37 @@ class ChatTemplate:
     def _replaced(self, messages: list[Tree], names: Tree) -> list[tuple[str, bool]]:
         """Returns the same for a template that writes an answer otherwise once messages follow, as Qwen3's does: of the whole chat's text
         what another answer in its place would change, from the request for an answer to the special token behind it."""
-        last = max(number for number, message in enumerate(messages) if message["role"] == ASSISTANT)
-        whole, asking = self._text(messages[: last + 1], names), self._text(messages[:last], names, ask=True)
-        request = asking.removeprefix(self._text(messages[:last], names))
+        answers = [number for number, message in enumerate(messages) if message["role"] == ASSISTANT]
+        messages = messages[: answers[-1] + 1]
+        whole, asking = self._text(messages, names), self._text(messages[:-1], names, ask=True)
+        request = asking.removeprefix(self._text(messages[:-1], names))
+        around = [self._around(messages, number, names) for number in answers]
+        ends = bool(self._first_end(around[-1][1]))  # else a special token behind an answer begins the next message, as GLM's <|user|> does
         done, found = 0, list[tuple[str, bool]]()
-        for number, message in enumerate(messages[: last + 1]):
-            if message["role"] != ASSISTANT:
-                continue
-            other = {**{name: value for name, value in message.items() if name != "tool_calls"}, "content": _HERE}
-            before, here, behind = self._text([*messages[:number], other, *messages[number + 1 : last + 1]], names).partition(_HERE)
-            same = next((at for at, (left, right) in enumerate(zip(whole, before, strict=False)) if left != right), len(before))
-            end = len(whole) - len(behind)
+        for number, (before, behind) in zip(answers, around, strict=True):
+            same, end, last = _alike(whole, before), len(whole) - len(behind), number == answers[-1]
             asked = whole.rfind(request, done, same) if request else -1
             start = same if asked < 0 else asked + len(request)
-            cut = number == last and message["content"].strip() not in whole[start:end]  # thoughts, as R1's cuts them off
-            told = asked >= 0 or (same == len(before) and not cut)
-            if not (here and whole.endswith(behind) and done <= start <= end and told):
+            told = asked >= 0 or (same == len(before) and not _misplaced(messages[number], whole[done:start], whole[start:end], last))
+            if not last and messages[number + 1]["role"] == "tool":  # Gemma 4's writes what a tool returns into the answer that called it
+                told = told and end <= _alike(whole, self._around(messages, number + 1, names)[0])
+            if not (told and whole.endswith(behind) and done <= start <= end):
                 raise ConfigError(
                     f"{self._where}: the chat template rewrites message {number + 1} or those around it, so what is learned cannot be told."
                     " Put {% generation %} around the assistant's part of it."
                 )
-            end = len(whole) if number == last else end + len(self._first_end(behind))
+            end = len(whole) if last else end + len(self._first_end(behind) if ends else "")
             found += [(whole[done:start], False), (whole[start:end], True)]
             done = end
         return found
+
+    def _around(self, messages: list[Tree], number: int, names: Tree) -> tuple[str, str]:
+        """Returns the text before and behind _HERE, where a message says that and calls no tools; what no text has where that cannot be."""
+        other = {**{name: value for name, value in messages[number].items() if name != "tool_calls"}, "content": _HERE}
+        with suppress(ConfigError):  # gpt-oss's fails where a tool returns what was not called
+            before, here, behind = self._text([*messages[:number], other, *messages[number + 1 :]], names).partition(_HERE)
+            return before, behind if here else _HERE
+        return _HERE, _HERE
 
     def _first_end(self, behind: str) -> str:
         """Returns the special token, and blanks before it, with which a text begins; '' where it begins with something else."""
@@ -189,6 +196,19 @@ class ChatTemplate:
     def _split(self, text: str) -> list[int | str]:
         parts = self._tokenizer.split_specials(text)
         return [part.replace(_BREAK, "") if isinstance(part, str) else part for part in parts]
+
+
+def _alike(text: str, other: str) -> int:
+    """Returns how many characters two texts begin with."""
+    both = enumerate(zip(text, other, strict=False))
+    return next((at for at, (left, right) in both if left != right), min(len(text), len(other)))
+
+
+def _misplaced(message: Tree, given: str, learned: str, last: bool) -> bool:
+    """Returns whether an answer's thoughts are before what is learned of it, as behind Qwen3.5's empty ones, or the last answer is not all
+    of that: R1's template cuts thoughts off."""
+    thoughts = [message[name].strip() for name in THOUGHTS if message.get(name)]
+    return any(thought in given for thought in thoughts) or (last and message["content"].strip() not in learned)
 
 
 def never_ends(source: str, tokenizer: Tokenizer) -> bool:

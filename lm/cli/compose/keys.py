@@ -153,11 +153,13 @@ def _having(section: str, key: str, kinds: Mapping[str, type[Config]]) -> list[s
 def _no_kind(section: str, key: str, said: object, kinds: Mapping[str, type[Config]]) -> str:
     given = said.get("kind") if isinstance(said, dict) else None
     if given is None:
-        near = nearest(key, sorted({name for cls in kinds.values() for name in cls.model_fields}))
+        own = sorted({name for cls in kinds.values() for name in cls.model_fields} - {"kind"})
+        by_others = [path.removeprefix(f"{section}.") for path in meant(key, section, ())]
+        near = next((name for name in by_others if name in own), nearest(key, own))
         if near is None:
-            return f"{section}: it has no kind yet, and none of {', '.join(kinds)} has a key '{key}'. Leave it out."
-        meant = "" if near == key else f"Did you mean '{near}'? "
-        return f"{section}: it has no kind yet. {meant}Write {' or '.join(_having(section, near, kinds))} {section}.{near}=..."
+            return f"{section}: it has no kind yet, and no kind ({', '.join(kinds)}) has a key '{key}'. Leave it out."
+        hint = "" if near == key else f"Did you mean '{near}'? "
+        return f"{section}: it has no kind yet. {hint}Write {' or '.join(_having(section, near, kinds))} {section}.{near}=..."
     return f"{section}.kind: {given!r} is not an option. {did_you_mean(str(given), kinds)}"
 
 

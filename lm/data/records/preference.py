@@ -51,7 +51,7 @@ class PreferenceRecord(MessagesRecord):
     def recognised(self, values: Values, where: str) -> tuple[Self, str]:
         if self.prompt is not None:
             return self, ""
-        system, history = self.system or system_field(values), self.history or history_field(values)
+        system, history = self.system or system_field(values), self.history or (history_field(values) if _prompts(values) else None)
         beside = [name for name in (history, system) if name]
         told = [*_prompts(values)[:1], *self._between(values), self.chosen, self.rejected, *beside]
         return self.model_copy(update={"system": system, "history": history}), ", ".join(told)

@@ -96,6 +96,8 @@ def test_the_history_beside_a_question_is_its_earlier_turns() -> None:
     pair = {"instruction": Q, "chosen": A, "rejected": WORSE, "history": pairs}
     assert turns(PreferenceRecord(), {**pair, "system": "Be brief."}) == [SYSTEM, *earlier, *PAIR]
     assert PreferenceRecord().recognised(pair, "here")[1] == "instruction, chosen, rejected, history"
+    whole = {"chosen": [USER, BOT], "rejected": [USER, BAD], "history": pairs}  # nothing is asked beside these, so they are all of it
+    assert (turns(PreferenceRecord(), whole), PreferenceRecord().recognised(whole, "here")[1]) == (PAIR, "chosen, rejected")
     assert turns(PreferenceRecord(), {**pair, "history": "of the lamp"}) == turns(PreferenceRecord(prompt="instruction"), pair) == PAIR
     with pytest.raises(ConfigError, match="with or without history"):
         ChatRecord(messages="messages", history="history")

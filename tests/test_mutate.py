@@ -1,5 +1,8 @@
 """The program that plants faults: each can be planted in the source as it is now."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from tools import mutate
@@ -19,6 +22,13 @@ def test_a_fault_whose_text_is_gone_or_whose_tests_are_not_there_is_an_error(mon
     assert told[1:] == ["fault 3: there is no tests/nn/none.py::x"]
     with pytest.raises(SystemExit, match="fault 2"):
         mutate.main(["only=1"])
+
+
+def test_the_page_of_results_tells_how_many_faults_there_are_and_where() -> None:
+    """Seen to fail: it told of a room without any."""
+    told = re.search(r"plants (\d+) one-line faults in (.*), for the suite", Path("docs/results.md").read_text(encoding="utf-8"))
+    assert told is not None and int(told[1]) == len(mutate.MUTATIONS)
+    assert set(re.findall(r"`lm/(\w+)/`", told[2])) == {file.split("/")[0] for _, file, *_ in mutate.MUTATIONS}
 
 
 def test_a_fault_changes_its_line() -> None:

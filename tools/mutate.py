@@ -1,4 +1,4 @@
-"""Plant one-line faults in lm/nn/, lm/ops/ and the rooms beside them one at a time, and see the suite fail each time. A fault that survives is a hole in the tests.
+"""Plant one-line faults in lm/nn/, lm/ops/ and rooms beside them one at a time, and see the suite fail each time. A fault that survives is a hole in the tests.
 
 python tools/mutate.py              # all; prints caught/total as JSON, exit 1 if one survives
 python tools/mutate.py jobs=4       # on four processes at once
@@ -38,6 +38,7 @@ CONV = ["nn/mixers/test_short_conv.py"]
 STATES = ["nn/mixers/test_recurrence.py"]
 CHANNELS = ["nn/mixers/test_rg_lru.py", *CONV]
 SLICES, BLOCKWISE = ["training/launch/test_tensor.py"], ["ops/test_blockwise.py"]
+PAIRS, REWRITTEN = ["training/objectives/test_objectives.py"], ["data/tokenizer/test_rewritten.py"]
 
 # (what goes wrong, file below lm, text, what it becomes, the tests that should see it); the text must stand in the file exactly once
 MUTATIONS = [
@@ -206,6 +207,14 @@ MUTATIONS = [
     ("an expert takes its part of all places", "ops/routing.py", "real.sum(1, keepdim=True).double() *", "torch.ones_like(real).sum(1, keepdim=True).double() *", ["ops/test_routing.py"]),
     ("padding counts in the router's z-loss", "ops/routing.py", "logits.logsumexp(-1).square() * real", "logits.logsumexp(-1).square()", ["ops/test_routing.py"]),
     ("loads are counted in the default dtype", "ops/routing.py", "device=experts.device, dtype=torch.float32)", "device=experts.device)", ["ops/test_routing.py"]),
+    ("IPO's gain is a sum, not a mean over tokens", "losses/pairs.py", "super().worth(after, before, lengths) / lengths", "super().worth(after, before, lengths)", PAIRS),
+    ("IPO draws the gain to twice as much", "losses/pairs.py", "((margin - 0.5) / self.beta)", "((margin - 1.0) / self.beta)", PAIRS),
+    ("no pair is taken to be the wrong way round", "losses/pairs.py", "self.smoothing * F.logsigmoid(-margin)", "self.smoothing * F.logsigmoid(margin)", PAIRS),
+    ("the nats beside are the worse answer's", "losses/pairs.py", "-(after / lengths)[0::2]", "-(after / lengths)[1::2]", PAIRS),
+    ("dynamic NTK is written with the base of pretraining", "nn/position/scaling.py", "None if max_len == self.original_len else self._grown(rotary_dim, theta, max_len)", "None if max_len == self.original_len else theta", POSITIONS),
+    ("what a tool returns is learned", "data/tokenizer/chat.py", "told = told and end <= ", "told = told and 0 <= ", REWRITTEN),
+    ("the next message's first token ends an answer", "data/tokenizer/chat.py", "ends = bool(self._first_end(around[-1][1]))", "ends = True", REWRITTEN),
+    ("thoughts before an answer are given", "data/tokenizer/chat.py", "return any(thought in given for thought in thoughts) or", "return", REWRITTEN),
 ]  # fmt: skip
 
 
@@ -226,17 +235,8 @@ def survives(copy: Path, file: str, before: str, after: str, tests: list[str]) -
     path.write_text(original.replace(before, after), encoding="utf-8")
     try:
         command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-x",
-            "-m",
-            "not slow",
-            "-p",
-            "no:cacheprovider",
-            *(f"tests/{name}" for name in tests),
-        ]
+            sys.executable, "-m", "pytest", "-q", "-x", "-m", "not slow", "-p", "no:cacheprovider", *(f"tests/{name}" for name in tests)
+        ]  # fmt: skip
         environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
     finally:

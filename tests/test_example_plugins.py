@@ -139,6 +139,7 @@ def test_what_is_wrong_with_a_plugin_is_said_with_its_place(plugged: Plugged, tm
         "misnamed": ("\nfrom lm.kinds import NormConfg\n", "misnamed.py:2: ImportError: cannot import name 'NormConfg'"),
         "own/parted": ("import helpers_of_mine\n", "A plugin is one file: put the code of helpers_of_mine into it, or make both a package"),
         "lacking": ("import no_such_package.more\n", "Install no_such_package, or mend the file."),
+        "misplaced": ("import lm.nn.gqa\n", "misplaced.py:1: ModuleNotFoundError: No module named 'lm.nn.gqa'. Mend the file."),
         "empty": ("x = 1\n", "empty.py: it defines no kind: a class below a slot such as lm.kinds.NormConfig"),
         "twice": ((FOLDER / "dyt.py").read_text(), f"a kind 'dyt' is in {FOLDER / 'dyt.py'} already. Give yours another name."),
         "ours": ((FOLDER / "dyt.py").read_text().replace('"dyt"', '"rms"'), "norm.py already. Give yours another name."),

@@ -115,6 +115,15 @@ def test_dynamic_scaling_for_longer_rows_is_exported(tmp_path: Path, lm: Run) ->
     assert json.loads((tmp_path / "hf/config.json").read_text())["rope_parameters"]["rope_type"] == "default"
 
 
+def test_an_import_says_that_dynamic_scaling_stretches_no_longer_rows(theirs: Path) -> None:
+    assert not read_hf(theirs).notes
+    config = json.loads((theirs / "config.json").read_text())
+    config["rope_parameters"] = {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.0}
+    (theirs / "config.json").write_text(json.dumps(config))
+    (note,) = read_hf(theirs).notes
+    assert f"beyond {config['max_position_embeddings']} tokens transformers stretches each row by its own length" in note
+
+
 def test_a_model_that_several_families_can_hold_is_of_the_most_general(theirs: Path) -> None:
     found = read_hf(theirs).config
     assert family_for(found, "granite").name == "granite"

@@ -13,7 +13,7 @@ from lm.errors import CheckpointError, ConfigError
 from lm.hf.io.family import Family, Pair, families, resolved
 from lm.hf.io.files import Files
 from lm.hf.io.packed import PackedFiles, packing_of
-from lm.hf.options.context import changes_at, shortened
+from lm.hf.options.context import changes_at, shortened, stretched_beyond
 from lm.hf.options.keys import unheard
 from lm.nn.transformer import DecoderConfig, ModelConfig, build_model
 from lm.schema import Tree, did_you_mean
@@ -74,6 +74,11 @@ def read_hf(folder: Path, max_seq_len: int | None = None) -> Imported:
         notes.append(
             f"{CONFIG}: for rows of up to {original} tokens transformers has other rotary factors, and this model has those of longer rows"
             f" for all: expect other logits there, or import with max_seq_len={original}"
+        )
+    if (longest := stretched_beyond(cfg)) is not None:
+        notes.append(
+            f"{CONFIG}: beyond {longest} tokens transformers stretches each row by its own length (dynamic NTK), and this model none:"
+            " expect other logits there, or train on with a longer model.max_seq_len"
         )
     return Imported(cfg, weights, family, notes)
 

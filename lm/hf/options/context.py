@@ -1,12 +1,20 @@
 """The context length of a model, here and in transformers."""
 
 from lm.errors import ConfigError
+from lm.nn.position.rope import RopeConfig
+from lm.nn.position.scaling import DynamicScaling
 from lm.nn.transformer import ModelConfig
 
 
 def changes_at(cfg: ModelConfig) -> int | None:
     """Returns the length up to which transformers takes longrope's short list, where our model takes the long one for its longer rows."""
     return cfg.position.changes_at(cfg.max_seq_len or 0)
+
+
+def stretched_beyond(cfg: ModelConfig) -> int | None:
+    """Returns the row length beyond which transformers stretches each row by its own length (dynamic NTK), and our model none."""
+    scaling = cfg.position.scaling if isinstance(cfg.position, RopeConfig) else None
+    return cfg.max_seq_len if isinstance(scaling, DynamicScaling) else None
 
 
 def settled(cfg: ModelConfig) -> ModelConfig:

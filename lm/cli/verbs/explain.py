@@ -11,7 +11,7 @@ from lm.cli.verb import Verb
 from lm.cli.views.text import default_text, sentence, type_text, value_text
 from lm.errors import ConfigError
 from lm.printing import answer, note
-from lm.schema import Config, find_field, variant
+from lm.schema import Config, find_field, variant, variants
 from lm.units import table
 
 
@@ -56,10 +56,14 @@ def _with_key(path: str, overrides: list[str]) -> Composition:
 
 def _setting(composition: Composition, path: str, field: FieldInfo) -> str:
     *instead, last = _history(composition, path, field)
+    section, _, key = path.rpartition(".")
+    about = sentence(field)
+    if key == "kind":
+        about = f"Which kind {section} is: {', '.join(variants(check_key(section, composition.tree).annotation))}."
     default = [] if field.is_required() else [("default", default_text(field))]
     rows = [("type", type_text(field)), *default, ("value", last[1]), ("from", _from(last))]
     earlier = [("instead of", f"{value}  ({label}, {source})") for label, value, source in reversed(instead)]
-    return "\n".join([path, f"  {sentence(field)}", "", table([*rows, *earlier])])
+    return "\n".join([path, f"  {about}", "", table([*rows, *earlier])])
 
 
 def _history(composition: Composition, path: str, field: FieldInfo) -> list[tuple[str, str, str]]:

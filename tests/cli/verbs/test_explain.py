@@ -105,3 +105,9 @@ def test_misspelt_path_is_answered_with_the_nearest(lm: Lm, key: str, near: str)
 def test_what_a_switched_option_left_out_is_told(lm: Lm) -> None:
     _, _, err = lm("explain", "optim.lr", "recipes=pretrain/gpt2_124m", "optim=muon")
     assert "left out optim.lr" in err
+
+
+def test_a_kind_is_told_with_all_there_are(lm: Lm) -> None:
+    """Seen to fail: an empty line."""
+    assert "Which kind model.norm is: layer, rms." in lm("explain", "model.norm.kind")[1]
+    assert "Which kind model.position.scaling is: dynamic, linear, " in lm("explain", "model.position.scaling.kind")[1]

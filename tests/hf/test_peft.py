@@ -67,8 +67,8 @@ CASES["dora of parts"] = ("gpt2", LoRAConfig(rank=2, alpha=3.0, dora=True, targe
 
 
 def near(case: str) -> float:
-    """How far off float32 may be; a recurrence amplifies its rounding."""
-    return 5e-4 if "hybrid" in case else 1e-5
+    """How far off float32 may be, on any processor; a recurrence amplifies its rounding."""
+    return 5e-4 if "hybrid" in case else 2e-5
 
 
 @pytest.mark.slow

@@ -59,7 +59,7 @@ def _setting(composition: Composition, path: str, field: FieldInfo) -> str:
     section, _, key = path.rpartition(".")
     about = sentence(field)
     if key == "kind":
-        about = f"Which kind {section} is: {', '.join(variants(check_key(section, composition.tree).annotation))}."
+        about = f"Which kind {section} is: {', '.join(sorted(variants(check_key(section, composition.tree).annotation)))}."
     default = [] if field.is_required() else [("default", default_text(field))]
     rows = [("type", type_text(field)), *default, ("value", last[1]), ("from", _from(last))]
     earlier = [("instead of", f"{value}  ({label}, {source})") for label, value, source in reversed(instead)]

@@ -56,7 +56,7 @@ class TextSource(RecordedSource):
         self._cfg, self._stored = cfg, Files([*val, *train], cache)
         split: Split | float = cfg.val_frac if cfg.val_files is None else "train"
         self._files = [LocalFile(path, self._stored, "val") for path in val] + [LocalFile(path, self._stored, split) for path in train]
-        kinds = [file.kind for file in self._files if file.path.stat().st_size]
+        kinds = [file.kind for file in self._files if self._stored.size(file.path)]
         self._cut_at = 1 - cfg.val_frac if cfg.val_files is None and kinds == [".txt"] else None
         self._test_at = 1.0
         texts = [file.path for file in self._files if file.kind == ".txt"]

@@ -4,7 +4,8 @@ import hashlib
 import io
 import json
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,12 +81,16 @@ class Files:
         """Raises ConfigError where a file's content does not have its known hash. Files not read to the end in this pass are hashed now."""
         for path in self.paths:
             if path not in self._read:
-                self.judge(path, _hash(path))
+                with _still_readable(path):
+                    found = _hash(path)
+                self.judge(path, found)
                 if not self._is_untouched(path):
                     raise _changed(path)
 
     def _is_untouched(self, path: Path) -> bool:
-        return _stat(path)[:3] == self._stats[path][:3]
+        with suppress(OSError):
+            return _stat(path)[:3] == self._stats[path][:3]
+        return False
 
 
 class HashedFile(io.RawIOBase):
@@ -93,7 +98,8 @@ class HashedFile(io.RawIOBase):
 
     def __init__(self, path: Path, files: Files) -> None:
         self._path, self._files = path, files
-        self._raw = path.open("rb", buffering=0)
+        with _still_readable(path):
+            self._raw = path.open("rb", buffering=0)
         self._digest = hashlib.sha256()
         self.position = 0
 
@@ -138,6 +144,15 @@ def _stat(path: Path) -> _Stat:
 def _hash(path: Path) -> str:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+@contextmanager
+def _still_readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        fault = f"it cannot be read any more ({error.strerror})"
+        raise ConfigError(f"{path}: {fault}, so nothing of it is kept. Bring it back, or start again without it.") from None
 
 
 def _changed(path: Path) -> ConfigError:

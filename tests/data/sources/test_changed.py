@@ -68,6 +68,18 @@ def test_a_file_that_changes_after_it_was_hashed_is_refused_and_not_cached(tmp_p
     assert not folder.exists() and not list(cache.rglob("*.half"))
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
+def test_a_file_that_is_gone_after_it_was_hashed_is_named(tmp_path: Path, name: str) -> None:
+    """Seen to fail where the system's error came through: lm prepare called it a bug of its own."""
+    _, source = opened(tmp_path / name, CONTENT[name]("old"))
+    (tmp_path / name).unlink()
+    assert not source.untouched()
+    with pytest.raises(ConfigError, match=rf"{tmp_path / name}: .*cannot be read"):
+        list(source.documents())
+    with pytest.raises(ConfigError, match=rf"{tmp_path / name}: it cannot be read any more \(No such file or directory\)"):
+        source.confirm()
+
+
 @pytest.mark.slow
 def test_a_file_that_grows_while_it_is_read_is_refused(tmp_path: Path) -> None:
     _, source = opened(tmp_path / "a.jsonl", lines("old") * 2000)  # more than is read at once

@@ -149,7 +149,7 @@ def _seal(folder: Path) -> None:
         (folder / name).chmod(usual)  # safetensors lets nobody but the owner read
         sync(folder / name)
     failpoint("manifest")
-    write_json(folder / MANIFEST, {name: _sha256(folder / name) for name in names})
+    write_json(folder / MANIFEST, {name: sha256_of(folder / name) for name in names})
     sync(folder / MANIFEST)
     sync(folder)
 
@@ -227,7 +227,7 @@ def verify_file(folder: Path, name: str, listed: Mapping[str, str] | None = None
     digest, remedy = (listed or listed_files(folder)).get(name), "Use another checkpoint, or restore this one from a copy."
     if not (folder / name).is_file():
         raise CheckpointError(f"{folder / name}: the file is missing, but {MANIFEST} lists it. {remedy}")
-    if _sha256(folder / name) != digest:
+    if sha256_of(folder / name) != digest:
         raise CheckpointError(f"{folder / name}: the file is damaged: its SHA-256 is not the one in {MANIFEST}. {remedy}")
 
 
@@ -260,7 +260,8 @@ def replace_file(path: Path, text: str | bytes) -> None:
         temporary.replace(path)
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """Returns the SHA-256 of a file's content, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lm.errors import ConfigError
-from lm.storage.atomic import replace_file
+from lm.storage.atomic import replace_file, sha256_of
 
 _Stat = tuple[str, int, int, int, int]
 
@@ -82,7 +82,7 @@ class Files:
         for path in self.paths:
             if path not in self._read:
                 with _still_readable(path):
-                    found = _hash(path)
+                    found = sha256_of(path)
                 self.judge(path, found)
                 if not self._is_untouched(path):
                     raise _changed(path)
@@ -128,7 +128,7 @@ def _hashes(stats: list[_Stat], paths: Sequence[Path], cache: Path) -> list[str]
             known = None
         if isinstance(known, list) and len(known) == len(paths) and all(isinstance(sha, str) for sha in known):
             return known
-    found = [_hash(path) for path in paths]
+    found = [sha256_of(path) for path in paths]
     memo.parent.mkdir(exist_ok=True)
     replace_file(memo, json.dumps(found))
     return found
@@ -139,11 +139,6 @@ def _stat(path: Path) -> _Stat:
     if not stat.S_ISREG(found.st_mode):
         raise ConfigError(f"data.files: {path} is a pipe or a device, and only regular files are read. Give a file or a folder.")
     return str(path.absolute()), found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
-
-
-def _hash(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """How well zlib compresses validation text. A part of a source keeps that text, so that joined parts have the figure of the whole."""
 
-import hashlib
 import json
 import zlib
 from collections.abc import Iterator
@@ -9,6 +8,7 @@ from pathlib import Path
 from lm.data.store.faults import damaged
 from lm.data.store.shared import brought
 from lm.schema import Tree
+from lm.storage.atomic import sha256_of
 
 _MOST = 1 << 26
 _FILE = "val.texts.jsonl"
@@ -36,19 +36,14 @@ class Squeezed:
         found: Tree = {"zlib": [self._in, self._out + len(self._zlib.flush())]}
         if self._file is not None:
             self._file.close()
-            found["val_texts"] = _sha256(Path(self._file.name))
+            found["val_texts"] = sha256_of(Path(self._file.name))
         return found
 
 
 def kept(folder: Path, index: Tree) -> Iterator[str]:
     """Yields the passages that a part keeps. Raises ConfigError where they are not those of its index."""
-    file = brought(folder / _FILE, lambda copy: _sha256(copy) == index["val_texts"])
-    if not file.is_file() or _sha256(file) != index["val_texts"]:
+    file = brought(folder / _FILE, lambda copy: sha256_of(copy) == index["val_texts"])
+    if not file.is_file() or sha256_of(file) != index["val_texts"]:
         raise damaged(file, "has another checksum than the index says" if file.is_file() else "is missing")
     with file.open("rb") as stream:
         yield from map(json.loads, stream)
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm.data.tokenizer.bytelevel import ALPHABET, as_bytes
+from lm.data.tokenizer.splits import GPT2
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.schema import Tree
 
 Encode = Callable[[list[str]], list[NDArray[np.uint32]]]
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # the pattern of the ByteLevel pre-tokenizer
 _PROBE = ("don't DON'T 1234567 x=y;\n\n    def f(é, 日本語):\r\n\t\u2028 \u00a0 'ſ  ", "العربية हिन्दी 👩‍👩‍👧 <|eos|></s>[PAD]\x00\x85")
 
 
@@ -44,7 +44,7 @@ def _pattern(state: Tree) -> str | None:
     before: Any = state["pre_tokenizer"] or {}
     match before.get("pretokenizers", [before]):
         case [{"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}]:
-            return _GPT2
+            return GPT2
         case [
             {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False},
             {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},

@@ -21,6 +21,7 @@ from lm.losses.measure import Answers, Measure
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM
 from lm.schema import Slot
+from lm.units import counted
 
 ModelKind = Literal["decoder", "encoder", "encoder_decoder"]
 _MOST_DROPPED = 0.05
@@ -216,6 +217,11 @@ class PartedRows(Rows):
                 f"data.seq_len={self._seq_len}: {n - n_kept:,} of {n:,} {what} of the {self._store.split} split {fault} a row, and at most"
                 f" {_MOST_DROPPED:.0%} may be dropped. Raise data.seq_len, or {remedy}."
             )
+
+    def _too_long(self, what: str) -> str:
+        """Returns how many records have no row, for `describe` of rows that have one record each.  what: a record is called so."""
+        n = self._store.n_documents
+        return f"{self._store.split}: dropped as too long: {n - len(self):,} of {counted(n, what)}" if len(self) < n else ""
 
 
 def usual(model: str, shape: str = "text") -> ObjectiveConfig:

@@ -14,7 +14,6 @@ from lm.data.rows.base import Material, ObjectiveConfig, PartedRows, Rows, wides
 from lm.data.rows.seq2seq import rounded
 from lm.nn.batch import Batch
 from lm.schema import Named
-from lm.units import counted
 
 
 class PolicyConfig(ObjectiveConfig):
@@ -96,8 +95,7 @@ class PromptRows(PartedRows):
         return widest(n, bounds[:, 1] - bounds[:, 0])
 
     def describe(self) -> str:
-        dropped = self._store.n_documents - len(self)
-        return f"{self._store.split}: dropped as too long: {dropped:,} of {counted(self._store.n_documents, 'prompt')}" if dropped else ""
+        return self._too_long("prompt")
 
     def _asked(self, start: int, begin: int, end: int) -> Example:
         read = self._store.read(start, min(end, start + self._seq_len + 1)).astype(np.int64)

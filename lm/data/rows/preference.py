@@ -19,7 +19,6 @@ from lm.losses.measure import Measure, Pairs
 from lm.losses.pairs import DPOLoss, IPOLoss, ORPOLoss, PairLoss, SimPOLoss
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM
-from lm.units import counted
 
 
 class PreferenceConfig(ObjectiveConfig):
@@ -126,8 +125,7 @@ class PreferenceRows(PartedRows):
         return widest(n, self._longest[self._kept])
 
     def describe(self) -> str:
-        dropped = self._store.n_documents - len(self)
-        return f"{self._store.split}: dropped as too long: {dropped:,} of {counted(self._store.n_documents, 'pair')}" if dropped else ""
+        return self._too_long("pair")
 
     def _examples(self, pair: int) -> list[Example]:
         bounds = [int(self._store.starts[pair]), int(self._middle[pair]), int(self._ends[pair])]

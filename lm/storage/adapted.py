@@ -57,8 +57,13 @@ def near(named: str, folder: Path) -> Path:
 def placed(tree: Any, folder: Path, whole: bool = False) -> Any:
     """Returns a run's config with paths that lead from here to the files and folders that it names, as `place`."""
     if isinstance(tree, dict):
-        return {key: _paths(value, folder, whole) if key in _NAMES_PATHS else placed(value, folder, whole) for key, value in tree.items()}
+        return {key: (_paths if _names_paths(key, value) else placed)(value, folder, whole) for key, value in tree.items()}
     return [placed(each, folder, whole) for each in tree] if isinstance(tree, list) else tree
+
+
+def _names_paths(key: str, value: Any) -> bool:
+    """Whether the value of this key names files or folders. That of a chat template does where it has an ending: else it may be chatml."""
+    return key in _NAMES_PATHS or (key == "template" and isinstance(value, str) and bool(Path(value).suffix))
 
 
 def _paths(value: Any, folder: Path, whole: bool) -> Any:

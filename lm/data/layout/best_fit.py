@@ -49,7 +49,7 @@ class BestFit:
             raise ConfigError(f"data: the {store.split} split has no document of two tokens or more. Give more text.")
         order, self._bounds = best_fit(sizes, seq_len)
         self._begins, self._sizes = begins[order], sizes[order]
-        self._complete = np.isin(self._begins + self._sizes, [*store.starts, store.n_tokens])  # its last place has no label
+        self._complete = np.isin(self._begins + self._sizes, np.append(store.starts, store.n_tokens))  # its last place has no label
         self.fill = float(sizes.sum() / (len(self) * seq_len))
 
     def __len__(self) -> int:

@@ -24,7 +24,7 @@ from lm.schema import Slot
 from lm.units import counted
 
 ModelKind = Literal["decoder", "encoder", "encoder_decoder"]
-_MOST_DROPPED = 0.05
+_MOST_DROPPED = 0.1
 
 
 class Rows(ABC):

@@ -76,7 +76,7 @@ def test_pairs_that_do_not_fit_are_dropped_and_too_many_refused(prepare_text: Pr
     found = prepared(prepare_text, tmp_path / "a.jsonl", records)
     splits = {split: rows_of(found, decoder, split=split).describe() for split in ("train", "val")}
     assert sum("1 of" in line for line in splits.values()) == 1
-    with pytest.raises(ConfigError, match=r"data.seq_len=20: .* do not fit into a row, and at most 5%"):
+    with pytest.raises(ConfigError, match=r"data.seq_len=20: .* do not fit into a row, and at most 10%"):
         rows_of(found, decoder, seq_len=20)
 
 

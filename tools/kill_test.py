@@ -158,7 +158,13 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_text(folder / "text.txt")
-        common = [*TINY, f"run.dir={folder}", f"data.files={folder / 'text.txt'}", f"data.cache_dir={folder / 'cache'}"]
+        given = {override.partition("=")[0] for override in options.overrides}
+        common = [
+            *(each for each in TINY if each.partition("=")[0] not in given),
+            f"run.dir={folder}",
+            f"data.files={folder / 'text.txt'}",
+            f"data.cache_dir={folder / 'cache'}",
+        ]
         args = ["train", *common, "trainer.sample_prompts=['def ']", *options.overrides]
         start = fork if options.fork else spawn
         whole = Victim(folder / "killed", [*args, "run.name=killed"], start, options.seed)

@@ -72,10 +72,11 @@ class TrainerConfig(RecomputeConfig):
     precision: Literal["fp32", "bf16-mixed", "bf16-true"] = "fp32"
     """fp32; bf16 compute on fp32 weights; bf16 weights too."""
     float8: bool = False
-    """Linear layers of blocks multiply float8 numbers, each tensor of a micro-batch with a scale of its own (GPUs from H100 on, with
-    precision=bf16-mixed or bf16-true; a CPU does it too, slowly)."""
+    """Linear layers of blocks multiply float8 numbers, a scale for each tensor (in bf16; GPUs from H100 on, and slowly a CPU)."""
     compile: bool = False
     """torch.compile the blocks; those that are alike are compiled once."""
+    deterministic: bool = True
+    """On a GPU, sums are taken in a fixed order, so that a run repeats bit for bit; a CPU always does so. false: a little faster."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: CUDA where there is a GPU."""
     ema_decay: float | None = Field(None, gt=0, lt=1)
@@ -262,10 +263,9 @@ class TrainConfig(Sized):
     @model_validator(mode="after")
     def _parts_agree(self) -> Self:
         if self.schedule.warmup_steps >= self.trainer.max_steps:
-            fitting = self.trainer.max_steps // 10
             raise ValueError(
                 f"schedule.warmup_steps={self.schedule.warmup_steps} is not below trainer.max_steps={self.trainer.max_steps}."
-                f" Write schedule.warmup_steps={fitting} as well, or lengthen the run."
+                f" Write schedule.warmup_steps={self.trainer.max_steps // 10} as well, or lengthen the run."
             )
         if (refused := self.why_not()) is not None:
             raise ValueError(refused)

@@ -27,6 +27,7 @@ from lm.storage.run_folder import RunFolder
 from lm.training.callbacks.console import Console
 from lm.training.commit import commit
 from lm.training.config import TrainConfig
+from lm.training.deterministic import deterministic
 from lm.training.journal import Journal
 from lm.training.launch.agreement import require_same, require_same_config, require_started
 from lm.training.launch.ranks import Ranks, on_cuda
@@ -143,11 +144,11 @@ def _fit(module: "TrainModule", callbacks: Sequence["Callback"]) -> None:
     _describe(module, f"{accumulation} x {counted(micro_batch, 'row')}{shared}")
     if run.done(step):  # the last step was saved, but the process was killed before it wrote the model
         return
+    cuda = on_cuda(cfg.trainer.device, cfg.launch.devices)
     loader = train_loader(
         run.splits.train, seed=cfg.seeds.data, global_batch=cfg.data.global_batch, micro_batch=micro_batch,
         rank=run.ranks.rank // cfg.launch.ranks_per_row, world=cfg.launch.data_parallel, start_step=step + run.counters.rows_from,
-        max_steps=_ENDLESS, workers=cfg.data.workers, train_rows=cfg.data.train_rows, widest_first=cfg.check,
-        pinned=on_cuda(cfg.trainer.device, cfg.launch.devices),
+        max_steps=_ENDLESS, workers=cfg.data.workers, train_rows=cfg.data.train_rows, widest_first=cfg.check, pinned=cuda,
     )  # fmt: skip
     module.model.recomputes(cfg.trainer.recomputes())
     if cfg.trainer.float8:
@@ -155,7 +156,7 @@ def _fit(module: "TrainModule", callbacks: Sequence["Callback"]) -> None:
     if cfg.trainer.compile:
         module.model.compile()
     trainer = build_trainer(cfg, accumulation, module.strategy.lightning(), callbacks)
-    with warnings.catch_warnings(), worker_faults():
+    with warnings.catch_warnings(), worker_faults(), deterministic(cuda and cfg.trainer.deterministic):
         warnings.filterwarnings("ignore", module="lightning")
         warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
         warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")  # autograd's thread makes the context at its first product

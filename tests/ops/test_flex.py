@@ -14,6 +14,7 @@ from lm.ops.attention.attend import Scoring, reference, sdpa
 from lm.ops.attention.flex import Flex, why_not_flex
 from lm.ops.attention.mask import Mask, arange_positions
 from lm.testing.models import tokens
+from lm.training.deterministic import deterministic
 from tests.nn.models import config, near, packed, redrawn
 
 EAGER = Flex(flex_attention, create_block_mask)
@@ -94,6 +95,19 @@ def with_flex(model: DecoderLM) -> DecoderLM:
         if isinstance(module, GQA):
             module.attend = EAGER
     return model
+
+
+def test_plain_rows_are_on_flex_where_steps_repeat_to_the_bit() -> None:
+    """torch's kernels for them add up the gradient of the queries in no fixed order."""
+    q, k, v = inputs((4, 2))
+    how, mask, alone = Scoring(0.3), masks()["plain"], Flex(never, never)
+    near(alone(q, k, v, mask, None, how), reference(q, k, v, mask, None, how))
+    with deterministic(True):
+        near(EAGER(q, k, v, mask, None, how), reference(q, k, v, mask, None, how))
+        with pytest.raises(AssertionError, match="flex was called"):
+            alone(q, k, v, mask, None, how)
+        with torch.no_grad():
+            near(alone(q, k, v, mask, None, how), reference(q, k, v, mask, None, how))
 
 
 @torch.no_grad()

@@ -21,7 +21,8 @@ HEAD_DIMS = range(16, 129)  # narrower ones have no kernel; the backward of wide
 
 @dataclass(frozen=True)
 class Flex:
-    """The FlexAttention backend, given torch's two functions, compiled or eager. Plain rows and cached decoding go to faster kernels."""
+    """The FlexAttention backend, given torch's two functions, compiled or eager. Cached decoding and, where sums may be in any
+    order, plain rows go to faster kernels."""
 
     attention: Callable[..., Any]
     block_mask: Callable[..., Any]
@@ -50,10 +51,11 @@ class Flex:
 
 def _serves(mask: Mask, bias: Tensor | None, how: Scoring) -> bool:
     """Returns whether FlexAttention computes this: keys of a cache, explicit masks and learned biases, whose gradient it would sum by one
-    atomic addition per score, have other kernels, and plain rows faster ones."""
+    atomic addition per score, have other kernels. Plain rows have faster ones, whose backward adds in no fixed order."""
     if mask.cached or mask.explicit is not None or how.first > 0 or (bias is not None and bias.requires_grad):
         return False
-    return how.softcap is not None or bias is not None or mask.plain(how.window) is None
+    in_order = torch.are_deterministic_algorithms_enabled() and torch.is_grad_enabled()
+    return in_order or how.softcap is not None or bias is not None or mask.plain(how.window) is None
 
 
 def mask_mod(mask: Mask, window: int | None, b: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:

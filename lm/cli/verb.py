@@ -8,10 +8,10 @@ from keyword import iskeyword
 from pathlib import Path
 from typing import ClassVar
 
-from lm.cli.compose.arguments import refuse, refuse_spaced, take
+from lm.cli.compose.arguments import refuse_spaced, take
 from lm.cli.views.help import listing, usage
 from lm.errors import ConfigError
-from lm.schema import Config
+from lm.schema import Config, did_you_mean
 
 
 class Verb(Config):
@@ -32,8 +32,14 @@ class Verb(Config):
         return f"{usage(cls)}\n\n{listing(cls)}".rstrip()
 
     def refuse(self, rest: Sequence[str]) -> None:
-        """Raises ConfigError for an argument that is not one of the verb's own keys."""
-        refuse(type(self), rest)
+        """Raises ConfigError for what is left of the arguments once the verb's own keys are taken."""
+        keys = [name.rstrip("_") for name in type(self).model_fields]
+        for arg in rest:
+            key, equals, _ = arg.partition("=")
+            if not equals:
+                raise ConfigError(f"{arg}: this is not of the form key=value. {did_you_mean(arg, keys)}")
+            if key != "traceback":
+                raise ConfigError(f"{key}: there is no such key. {did_you_mean(key, keys)}")
 
     def folders(self, rest: Sequence[str]) -> list[str]:
         """Returns the arguments that are folders: those that exist or have no '='. Raises ConfigError for others, and for an empty one."""

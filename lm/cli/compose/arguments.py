@@ -27,32 +27,21 @@ def take(cls: type[C], args: Sequence[str]) -> tuple[C, list[str]]:
             continue
         options = members(cls.model_fields[name].annotation)
         tree[name] = _joined(key, tree[name], text, options) if name in tree else _typed(text, options)
-    for name, field in cls.model_fields.items():
-        if field.is_required() and tree.get(name, "") == "":
-            others = " ".join(arg for arg in rest if not arg.startswith("traceback="))
-            given = f" ({others[:80]} names none)" if others else ""
-            what, key = (field.description or name).partition(".")[0], name.rstrip("_")
-            missing = [each for each, field in cls.model_fields.items() if field.is_required() and tree.get(each, "") == ""]
-            run = next((arg for arg in rest if "=" not in arg), "runs/NAME")
-            remedy = f"Write lm {cls.__name__.lower()} {' '.join(_asked(each, run) for each in sorted(missing, key='from_'.__ne__))}"
-            raise ConfigError(f"{key}: none was given{given}, and one is needed: {what[0].lower()}{what[1:]}. {remedy}.")
+    if missing := [name for name, field in cls.model_fields.items() if field.is_required() and tree.get(name, "") == ""]:
+        raise ConfigError(_none_given(cls, missing, rest))
     return from_tree(cls, tree), rest
 
 
-def _asked(name: str, run: str) -> str:
-    return f"from={run}" if name == "from_" else f"{name.rstrip('_')}={name.upper()}"
-
-
-def refuse(cls: type[Config], rest: Sequence[str]) -> None:
-    """Raises ConfigError for the first argument that is not a verb's own key.  rest: arguments beside the own keys of a verb that takes no
-    overrides."""
-    for arg in rest:
-        key, equals, _ = arg.partition("=")
-        keys = [name.rstrip("_") for name in cls.model_fields]
-        if not equals:
-            raise ConfigError(f"{arg}: this is not of the form key=value. {did_you_mean(arg, keys)}")
-        if key != "traceback":
-            raise ConfigError(f"{key}: there is no such key. {did_you_mean(key, keys)}")
+def _none_given(cls: type[Config], missing: Sequence[str], rest: Sequence[str]) -> str:
+    """Returns the sentence on the first missing key; its remedy has them all."""
+    others = " ".join(arg for arg in rest if not arg.startswith("traceback="))
+    given = f" ({others[:80]} names none)" if others else ""
+    what = (cls.model_fields[missing[0]].description or missing[0]).partition(".")[0]
+    asked = {name: f"{name.rstrip('_')}={name.upper()}" for name in sorted(missing, key="from_".__ne__)}
+    if "from_" in asked:
+        asked["from_"] = f"from={next((arg for arg in rest if '=' not in arg), 'runs/NAME')}"
+    remedy = f"Write lm {cls.__name__.lower()} {' '.join(asked.values())}"
+    return f"{missing[0].rstrip('_')}: none was given{given}, and one is needed: {what[0].lower()}{what[1:]}. {remedy}."
 
 
 def refuse_spaced(args: Sequence[str], words: Sequence[str]) -> None:

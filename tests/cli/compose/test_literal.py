@@ -3,12 +3,13 @@
 import pytest
 from pydantic import Field
 
-from lm.cli.compose.arguments import refuse, take
+from lm.cli.compose.arguments import take
+from lm.cli.verb import Verb
 from lm.errors import ConfigError
-from lm.schema import Config, MaybeEmpty
+from lm.schema import MaybeEmpty
 
 
-class Ask(Config):
+class Ask(Verb):
     prompt: list[MaybeEmpty] = []
     name: MaybeEmpty | None = None
     top_k: int | None = Field(None, gt=0)
@@ -17,10 +18,13 @@ class Ask(Config):
     numbers: list[int] = []
     ripe: bool = True
 
+    def run(self, rest: list[str]) -> None:
+        self.refuse(rest)
+
 
 def asked_for(args: list[str]) -> Ask:
     asked, rest = take(Ask, args)
-    refuse(Ask, rest)
+    asked.run(rest)
     return asked
 
 

@@ -161,8 +161,7 @@ def _fail(args: Sequence[str], error: LmError, code: int) -> int:
 
 def _unexpected(args: Sequence[str], error: Exception) -> int:
     """Prints an error that is no LmError, of the file system or a bug, and returns the exit code."""
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
-    if isinstance(error, OSError) and full:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
         printing.drop_answers()
         found = LmError(f"{error.filename or 'output'}: {error.strerror}. Free space, or write elsewhere.")
         return _fail(args, found, ResourceError.exit_code)

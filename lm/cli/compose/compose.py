@@ -263,7 +263,6 @@ def _refuse_unknown(layers: list[Layer]) -> None:
 
 def _apply(item: Given, layers: list[Layer], spoken: Layer) -> None:
     """Applies one command-line override on top of the files' layers."""
-    group = item.key.replace(".", "/")
     if item.is_delete:
         check_key(item.key, _tree([*layers, spoken]))
         _forget(item.key, [*layers, spoken])

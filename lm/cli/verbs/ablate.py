@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from pydantic import Field
 
-from lm import plugins
 from lm.ablation.config import Match, RunsConfig, StudyConfig, refuse_own
 from lm.ablation.scaling.config import LADDER, Count, LadderConfig
 from lm.cli.compose import catalog
@@ -101,21 +100,24 @@ class Ablate(Verb):
 
     def run(self, rest: list[str]) -> None:
         """Prints the plan or the verdicts on stdout, progress on stderr."""
-        doing = rest[0] if rest and "=" not in rest[0] else "run"
+        doing, rest = (rest[0], rest[1:]) if rest and "=" not in rest[0] else ("run", rest)
         if doing not in DOINGS:
             raise ConfigError(f"ablate: {doing!r} is nothing to do with a study. {did_you_mean(doing, DOINGS)}")
-        overrides = [_listed(override) for override in overrides_of(rest[1:] if rest and rest[0] == doing else rest)]
+        overrides = [_listed(override) for override in overrides_of(rest)]
         if self.cluster is None and (foreign := sorted(self.model_fields_set & _OF_CLUSTER)):
             raise ConfigError(f"{foreign[0]}: there is no cluster that it could be said to. Add cluster=slurm, or leave it out.")
         if doing == "noise":
             self._noise(overrides)
-            return
-        if self._climbs():
+        elif self._climbs():
             self._ladder(doing, overrides)
-            return
+        else:
+            self._study(doing, overrides)
+
+    def _study(self, doing: str, overrides: list[str]) -> None:
         name, asked = _asked(self.study, overrides)
-        if asked is not None and not os.path.lexists(Path(os.path.expanduser(self.dir), self.name or name)):
-            self._judge(asked)
+        if asked is not None and not self._exists(name):  # mistyped keys and values are told before anything heavy is imported
+            config = self._config(StudyConfig, asked, None)
+            check("variants.", config.overrides, config.variants)
         from lm.ablation.judging.page import write_report
         from lm.ablation.judging.verdict import cells
         from lm.ablation.ledger import Ledger
@@ -160,7 +162,7 @@ class Ablate(Verb):
         from lm.ablation.noise import AskedNoise, noise_runs, told, verdict
         from lm.ablation.running.jobs import run_missing
 
-        folder = self._folder(cut(f"noise-{compose(plugins.take(shared)).full()['run']['name']}", _LONGEST))
+        folder = self._folder(cut(f"noise-{compose(shared).full()['run']['name']}", _LONGEST))
         begun = AskedNoise.read(folder)
         threads = self.threads or (begun.threads if begun else self._threads())
         runs = noise_runs(folder, configs, threads, self.metric or "val_bits_per_byte")
@@ -171,15 +173,13 @@ class Ablate(Verb):
 
     def _climbs(self) -> bool:
         """Whether a ladder is meant: sizes are given, or the begun study is one. Raises ConfigError for keys that belong to the other."""
-        began = self.study is not None and os.path.lexists(Path(os.path.expanduser(self.dir), self.name or self.study, LADDER))
+        began = self.study is not None and self._exists(self.study, LADDER)
         given = self.model_fields_set
         if self.sizes is None and not began:
             if foreign := sorted(given & {"tokens", "count", "flops", "at"}):
                 raise ConfigError(f"{foreign[0]}: only a ladder of sizes takes it. Give sizes=64,96,128,192, or the study= that one began.")
             return False
-        others = {"baseline", "match", "knob", "least_effect", "give_up_after", "exchange"} | (
-            {"study"} if self.sizes is not None else set()
-        )
+        others = {"baseline", "match", "knob", "least_effect", "give_up_after", "exchange", *(["study"] if self.sizes is not None else [])}
         if foreign := sorted(given & others):
             raise ConfigError(f"{foreign[0]}: a ladder of sizes fits a law to losses, and compares no variants of a study. Leave it out.")
         return True
@@ -217,16 +217,15 @@ class Ablate(Verb):
     def _sizes(self, overrides: list[str]) -> tuple[dict[str, list[str]], str]:
         """Returns the overrides of each size, and the ladder's name. Raises ConfigError for mistyped keys and values, before anything heavy
         is imported."""
-        base = compose(plugins.take(overrides)).full()
-        own, name = sizes(str(self.sizes), base["model"]), self.name or cut(f"sizes-{base['run']['name']}", _LONGEST)
-        if not os.path.lexists(Path(os.path.expanduser(self.dir), name)):
+        base = compose(overrides).full()
+        own, name = sizes(str(self.sizes), base["model"]), cut(f"sizes-{base['run']['name']}", _LONGEST)
+        if not self._exists(name):
             check("sizes: ", overrides, own)
         return own, name
 
-    def _judge(self, asked: Tree) -> None:
-        """Raises ConfigError for mistyped keys and values of a study, before anything heavy is imported."""
-        config = self._config(StudyConfig, asked, None)
-        check("variants.", config.overrides, config.variants)
+    def _exists(self, name: str, file: str = "") -> bool:
+        """Whether there is a folder for a study of this name, or this file in it."""
+        return os.path.lexists(Path(os.path.expanduser(self.dir), self.name or name, file))
 
     def _folder(self, name: str) -> Path:
         from lm.training.config import RunConfig
@@ -247,8 +246,8 @@ class Ablate(Verb):
     def _config(self, cls: type[C], asked: Tree, begun: C | None) -> C:
         """Returns the config of a study or ladder: `asked`, overridden by the command line.  begun: on disk; its threads and seeds apply
         where neither sets them."""
-        keys = {"baseline", "match", "knob", "tune", "seeds", "metric", "least_effect", "give_up_after", "exchange", "threads", "tokens"}
-        given = {key: getattr(self, key) for key in sorted(keys & cls.model_fields.keys() & self.model_fields_set)}
+        shared = cls.model_fields.keys() & self.model_fields_set - {"sizes"}  # which is a text here
+        given = {key: getattr(self, key) for key in sorted(shared)}
         said = {key: value for key, value in given.items() if value is not None or type(None) in members(cls.model_fields[key].annotation)}
         known = {"threads": begun.threads, "seeds": begun.seeds} if begun else {"threads": self._threads()}
         config = from_tree(cls, {**known, **asked, **said}, self.study or "ablate")

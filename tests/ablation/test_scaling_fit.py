@@ -10,7 +10,8 @@ import pytest
 from scipy.optimize import minimize, minimize_scalar
 
 from lm.ablation.scaling.extrapolate import Asking, optimum, predicted
-from lm.ablation.scaling.fit import DELTA, EXPONENTS, Estimate, best_law, estimate, fit_law, huber
+from lm.ablation.scaling.fit import DELTA, EXPONENTS, best_law, fit_law, huber
+from lm.ablation.scaling.found import FoundValue
 from lm.ablation.scaling.law import Law, Point
 from lm.errors import ConfigError
 
@@ -38,8 +39,9 @@ def truths(law: Law) -> list[float]:
     return [law.E, law.A, law.B, law.a, law.b, law.n_exponent, law.loss(2e6, 6e6), law.optimum(1e13).n]
 
 
-def intervals(points: Sequence[Point], resamples: int) -> list[Estimate]:
-    return [estimate(values) for values in zip(*map(truths, fit_law(points, resamples).laws), strict=True)]
+def intervals(points: Sequence[Point], resamples: int) -> list[FoundValue]:
+    fit = fit_law(points, resamples)
+    return [fit.estimate(lambda law, which=which: truths(law)[which]) for which in range(len(truths(SMALL)))]
 
 
 def test_intervals_hold_the_law_that_made_the_runs_and_are_no_wider_than_its_noise() -> None:
@@ -178,4 +180,4 @@ def test_a_law_says_beyond_its_runs_what_made_them() -> None:
     fit = fit_law(runs(SMALL, 0.001), 20)
     found = predicted(fit, 3e6, 1e7)
     assert found.loss.low <= SMALL.loss(3e6, 1e7) <= found.loss.high and found.flops == 1.8e14
-    assert all(EXPONENTS[0] <= law.a <= EXPONENTS[1] for law in fit.laws)
+    assert all(EXPONENTS[0] <= law.a <= EXPONENTS[1] for law in (fit.law, *fit.resampled))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lm.ablation.scaling.config import Count
-from lm.ablation.scaling.fit import Fit, estimate
+from lm.ablation.scaling.fit import Fit
 from lm.ablation.scaling.found import FoundPoint, FoundValue
 from lm.ablation.scaling.law import Point
 from lm.errors import ConfigError
@@ -44,7 +44,7 @@ class Asking:
 
 def predicted(fit: Fit, n: float, d: float) -> FoundPoint:
     """Returns the law's prediction at an N and D."""
-    return FoundPoint(flops=Point(n, d, 0).flops, n=_exactly(n), tokens=_exactly(d), loss=value([law.loss(n, d) for law in fit.laws]))
+    return FoundPoint(flops=Point(n, d, 0).flops, n=_exactly(n), tokens=_exactly(d), loss=fit.estimate(lambda law: law.loss(n, d)))
 
 
 def optimum(fit: Fit, points: Sequence[Point], flops: float) -> FoundPoint:
@@ -54,21 +54,20 @@ def optimum(fit: Fit, points: Sequence[Point], flops: float) -> FoundPoint:
     _refuse(where, points, flops=flops)
     if not all(falls(fit, points)):
         raise ConfigError(f"{where}: the losses do not fall with both sizes and tokens, so no pair is best. Spread them wider.")
-    found = [law.optimum(flops) for law in fit.laws]
-    _refuse(f"{where}, of which {si(found[0].n)} parameters and {si(found[0].d)} tokens would be best", points, found[0].n, found[0].d)
-    n, tokens, loss = (value(values) for values in zip(*found, strict=True))
-    return FoundPoint(flops=flops, n=n, tokens=tokens, loss=loss)
+    n, d, _ = fit.law.optimum(flops)
+    _refuse(f"{where}, of which {si(n)} parameters and {si(d)} tokens would be best", points, n, d)
+    return FoundPoint(
+        flops=flops,
+        n=fit.estimate(lambda law: law.optimum(flops).n),
+        tokens=fit.estimate(lambda law: law.optimum(flops).d),
+        loss=fit.estimate(lambda law: law.optimum(flops).loss),
+    )
 
 
 def falls(fit: Fit, points: Sequence[Point]) -> tuple[bool, bool]:
     """Returns whether the law's loss falls noticeably with the size, and whether with the tokens."""
     law, (n, d, loss) = fit.law, points[0]
     return law.A * n**-law.a > 1e-6 * loss, law.B * d**-law.b > 1e-6 * loss
-
-
-def value(values: Sequence[float]) -> FoundValue:
-    """Returns an estimate with its interval.  values: of the fit to all points first, then of each resample."""
-    return FoundValue(**estimate(values)._asdict())
 
 
 def _refuse(where: str, points: Sequence[Point], n: float | None = None, d: float | None = None, flops: float | None = None) -> None:

@@ -1,15 +1,16 @@
 """Fits the scaling law by variable projection, and finds the fit's uncertainty by resampling."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize, nnls
 
 from lm.ablation.scaling.config import LEAST
+from lm.ablation.scaling.found import FoundValue
 from lm.ablation.scaling.law import Law, Point
 from lm.errors import ConfigError
 from lm.units import counted
@@ -25,14 +26,6 @@ _NOTHING = 1e-9  # lower bound of coefficients, relative to the loss
 _DRAWS = 20  # most draws per resample: draws with too few sizes are repeated
 
 
-class Estimate(NamedTuple):
-    """A value with its interval.  low, high: 95 % of the resamples lie between them."""
-
-    value: float
-    low: float
-    high: float
-
-
 @dataclass(frozen=True)
 class Fit:
     """A fitted law.  law: fitted to all points.  resampled: fitted to each resample."""
@@ -40,16 +33,10 @@ class Fit:
     law: Law
     resampled: tuple[Law, ...]
 
-    @property
-    def laws(self) -> tuple[Law, ...]:
-        """Returns all laws, the one of all points first, the order that `estimate` expects of values."""
-        return (self.law, *self.resampled)
-
-
-def estimate(values: Sequence[float]) -> Estimate:
-    """Returns an estimate with its interval.  values: of the fit to all points first, then of each resample."""
-    low, high = np.percentile(values[1:], [2.5, 97.5], method="inverted_cdf")  # picks actual values, as some may be infinite
-    return Estimate(values[0], float(low), float(high))
+    def estimate(self, of: Callable[[Law], float]) -> FoundValue:
+        """Returns a value of the law with its interval."""
+        low, high = np.percentile([*map(of, self.resampled)], [2.5, 97.5], method="inverted_cdf")  # actual values: some may be infinite
+        return FoundValue(value=of(self.law), low=float(low), high=float(high))
 
 
 def fit_law(points: Sequence[Point], resamples: int) -> Fit:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from lm.ablation.scaling.extrapolate import MOST, Asking, falls, optimum, predicted, value
+from lm.ablation.scaling.extrapolate import MOST, Asking, falls, optimum, predicted
 from lm.ablation.scaling.fit import EXPONENTS, RESAMPLES, Fit, fit_law
 from lm.ablation.scaling.found import FoundCell, FoundLaw, FoundPoint, FoundScaling, FoundValue
 from lm.ablation.scaling.law import Point
@@ -63,14 +63,13 @@ def _cell(ladder: Ladder, cell: Cell, asking: Asking, fit: Fit | None) -> FoundC
 
 def _law(fit: Fit, points: Sequence[Point]) -> FoundLaw:
     away = [math.log(point.loss / fit.law.loss(point.n, point.d)) for point in points]
-    laws = fit.laws
     return FoundLaw(
-        E=value([law.E for law in laws]),
-        A=value([law.A for law in laws]),
-        B=value([law.B for law in laws]),
-        a=value([law.a for law in laws]),
-        b=value([law.b for law in laws]),
-        n_exponent=value([law.n_exponent for law in laws]),
+        E=fit.estimate(lambda law: law.E),
+        A=fit.estimate(lambda law: law.A),
+        B=fit.estimate(lambda law: law.B),
+        a=fit.estimate(lambda law: law.a),
+        b=fit.estimate(lambda law: law.b),
+        n_exponent=fit.estimate(lambda law: law.n_exponent),
         misfit=math.sqrt(sum(each**2 for each in away) / len(away)),
     )
 
@@ -111,8 +110,8 @@ def _of_runs(ladder: Ladder, cells: Sequence[Cell]) -> list[str]:
 
 def _of_fit(fit: Fit, points: Sequence[Point], n_cells: int) -> list[str]:
     notes = []
-    for which, name, part in zip(("a", "b"), ("sizes", "tokens"), falls(fit, points), strict=True):
-        told = value([law.a if which == "a" else law.b for law in fit.laws])
+    exponents = fit.estimate(lambda law: law.a), fit.estimate(lambda law: law.b)
+    for which, name, told, part in zip(("a", "b"), ("sizes", "tokens"), exponents, falls(fit, points), strict=True):
         values = [point.n if which == "a" else point.d for point in points]
         if not part:
             notes.append(f"The losses do not fall with {name}, so {which} says nothing. Spread {name} wider.")
@@ -122,7 +121,7 @@ def _of_fit(fit: Fit, points: Sequence[Point], n_cells: int) -> list[str]:
             )
         if told.low <= EXPONENTS[0] * 1.01 or told.high >= EXPONENTS[1] * 0.99:
             notes.append(f"The interval of {which} ends where the search does, so the runs do not tell it. Spread {name} wider.")
-    if value([law.E for law in fit.laws]).low < _FLOOR * min(point.loss for point in points):
+    if fit.estimate(lambda law: law.E).low < _FLOOR * min(point.loss for point in points):
         notes.append("The interval of E reaches 0: these runs do not tell the loss without end. Ask for longer runs of larger sizes.")
     if n_cells < _FEW_CELLS:
         said = f"{n_cells} pairs of size and tokens are few: intervals of so few come out too narrow"

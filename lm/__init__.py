@@ -24,7 +24,7 @@ _HOMES = {
     "DecoderConfig": "lm.nn.transformer",
     "EncoderConfig": "lm.nn.transformer",
     "EncoderDecoderConfig": "lm.nn.transformer",
-    "compare": "lm.report.page",
+    "compare": "lm.report.compare",
     "complete": "lm.generation.generate",
     "evaluate": "lm.generation.examine",
     "export": "lm.hf.io.export",
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from lm.hf.io.export import export, import_model
     from lm.nn.batch import Batch
     from lm.nn.transformer import DecoderConfig, EncoderConfig, EncoderDecoderConfig, build_model
-    from lm.report.page import compare
+    from lm.report.compare import compare
     from lm.training.config import TrainConfig
     from lm.training.launch.start import train
 

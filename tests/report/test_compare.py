@@ -13,8 +13,8 @@ import pytest
 
 from lm.errors import ConfigError
 from lm.report.collect import collect
+from lm.report.compare import compare
 from lm.report.curves import _mean, comparison_png
-from lm.report.page import compare
 from lm.report.run import read_run
 from lm.storage.run_folder import RunFolder
 from tests.conftest import Lm

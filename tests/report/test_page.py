@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 
 from lm.errors import ConfigError, ResourceError
-from lm.report.page import compare, write_report
+from lm.report.compare import compare
+from lm.report.page import write_report
 
 WriteRun = Callable[..., Path]
 

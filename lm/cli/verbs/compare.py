@@ -32,7 +32,7 @@ class Compare(Writer):
         folders = self.folders(rest)
         if not folders:
             raise ConfigError("compare: no run folder was given. Name at least one, as in lm compare runs/a runs/b.")
-        from lm.report.page import compare, table_format
+        from lm.report.compare import compare, table_format
 
         alone = table_format(self.out) is not None
         replaced = self.overwrite or "out" not in self.model_fields_set

@@ -1,10 +1,13 @@
 """Adapters of ours on exported models of ours, in peft on transformers."""
 
 import json
+import shutil
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
+from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
 
 from lm.adapters.adapter import LoRAConfig, adapting
@@ -151,6 +154,23 @@ def test_an_exported_adapter_comes_back_with_its_logits(case: str, tmp_path: Pat
     ours, back = (load(tmp_path / name, "cpu", merge=merge)[0] for name, merge in (("adapter", True), ("back", False)))
     batch = Batch(ids, source_tokens=ids.flip(1) if ours.cfg.kind == "encoder_decoder" else None)
     torch.testing.assert_close(back(batch), ours(batch), rtol=0.0, atol=near(case) * max(1.0, ours(batch).std().item()))
+
+
+def test_an_adapter_of_the_hub_is_fetched_with_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a repository only what matches the patterns is fetched, as the hub's own client matches. Seen to fail: its weights did not."""
+    export_adapter(adapted(*CASES["parts of gpt2"], tmp_path), tmp_path / "hub", check=False)
+
+    def fetched(name: str, revision: str | None, allow_patterns: list[str]) -> str:
+        files = [file.relative_to(tmp_path / "hub").as_posix() for file in (tmp_path / "hub").rglob("*") if file.is_file()]
+        for file in filter_repo_objects(files, allow_patterns=allow_patterns):
+            (tmp_path / "cache").mkdir(exist_ok=True)
+            shutil.copy(tmp_path / "hub" / file, tmp_path / "cache" / file)
+        return str(tmp_path / "cache")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetched)
+    import_adapter("me/mine", tmp_path / "back", base=tmp_path / "parent")
+    ours, back = (load(tmp_path / name, "cpu")[0](Batch(torch.arange(2, 16)[None])) for name in ("adapter", "back"))
+    torch.testing.assert_close(back, ours)
 
 
 def test_an_adapter_of_a_part_there_of_one_matrix_here_adapts_its_rows(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub, fetched into its cache: JSON, safetensors and vocabularies, no code and no pickles."""
+"""Models and adapters of the Hugging Face hub, fetched into its cache: JSON, safetensors and vocabularies, no code and no pickles."""
 
 import os
 import re
@@ -6,8 +6,9 @@ from pathlib import Path
 
 from lm.errors import CheckpointError, ConfigError
 from lm.hf.io.older import BESIDE, OLDER
+from lm.hf.io.peft import WEIGHTS as ADAPTER
 
-_PATTERNS = ["*.json", "chat_template.jinja", "model*.safetensors", *OLDER, *BESIDE]
+_PATTERNS = ["*.json", "chat_template.jinja", "model*.safetensors", ADAPTER, *OLDER, *BESIDE]
 
 
 def local_folder(source: str, revision: str | None = None) -> Path:

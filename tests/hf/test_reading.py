@@ -95,12 +95,6 @@ def test_shards_that_count_themselves_need_no_index(theirs: Path) -> None:
         read_hf(theirs)
 
 
-def test_an_adapter_alone_is_refused_by_name(theirs: Path) -> None:
-    (theirs / "config.json").rename(theirs / "adapter_config.json")
-    with pytest.raises(CheckpointError, match="this is an adapter, and models are imported whole"):
-        read_hf(theirs)
-
-
 @pytest.mark.parametrize("name", ["model.norm.extra", "model.norm.weight"])
 def test_a_tensor_of_a_shard_that_the_index_does_not_have_is_refused(theirs: Path, name: str) -> None:
     in_shards(theirs, first={name: torch.ones(32)}, second={name: torch.ones(32)})

@@ -36,11 +36,6 @@ class Imported:
 def read_hf(folder: Path, max_seq_len: int | None = None) -> Imported:
     """Returns config and weights of a model in a Hugging Face folder. Raises ConfigError for a config that no family of ours can hold,
     CheckpointError for files that do not fit the config.  max_seq_len: a shorter context; None: the model's own."""
-    if (folder / "adapter_config.json").exists() and not (folder / CONFIG).exists():
-        raise CheckpointError(
-            f"{folder}: this is an adapter, and models are imported whole. Merge it into its model with peft (merge_and_unload), and import"
-            " what save_pretrained writes of that."
-        )
     hf = read_json(folder / CONFIG, foreign=True)
     family = _family(folder, hf)
     packing = packing_of(packed, str(folder / CONFIG)) if (packed := hf.pop("quantization_config", None)) else None

@@ -29,7 +29,7 @@ _HOMES = {
     "evaluate": "lm.generation.examine",
     "export": "lm.hf.io.export",
     "generate": "lm.generation.generate",
-    "import_model": "lm.hf.io.export",
+    "import_model": "lm.hf.io.import_",
     "load": "lm.generation.load",
     "save": "lm.generation.load",
     "train": "lm.training.launch.start",
@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from lm.generation.examine import evaluate
     from lm.generation.generate import complete, generate
     from lm.generation.load import load, save
-    from lm.hf.io.export import export, import_model
+    from lm.hf.io.export import export
+    from lm.hf.io.import_ import import_model
     from lm.nn.batch import Batch
     from lm.nn.transformer import DecoderConfig, EncoderConfig, EncoderDecoderConfig, build_model
     from lm.report.compare import compare

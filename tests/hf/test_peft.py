@@ -14,7 +14,8 @@ from lm.adapters.adapter import LoRAConfig, adapting
 from lm.data.tokenizer.config import BytesConfig
 from lm.errors import CheckpointError, ConfigError
 from lm.generation.load import load
-from lm.hf.io.export import export, export_adapter, import_adapter, import_model
+from lm.hf.io.export import export, export_adapter
+from lm.hf.io.import_ import import_adapter, import_model
 from lm.hf.io.peft import CONFIG, WEIGHTS
 from lm.hf.io.transforms import Halves
 from lm.nn.batch import Batch

@@ -30,7 +30,7 @@ class Import(Writer):
     def run(self, rest: list[str]) -> None:
         """Prints one line on stdout, notes on stderr."""
         self.refuse(rest)
-        from lm.hf.io.export import import_adapter, import_model
+        from lm.hf.io.import_ import import_adapter, import_model
 
         if self.base is not None:
             if self.tokenizer is not None or self.max_seq_len is not None:

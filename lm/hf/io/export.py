@@ -1,55 +1,38 @@
-"""From a model folder of ours to one of Hugging Face, and back: what `lm export`, `lm import` and their Python callers do."""
+"""From a model folder of ours to one of Hugging Face, or to GGUF: what `lm export` and its Python callers do."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 
 from lm import printing
 from lm.adapters.adapter import LoRAConfig
-from lm.data.tokenizer.fitting import fitted
-from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import CheckpointError, ConfigError, expect
 from lm.generation.load import load
-from lm.generation.text import require_fit
 from lm.hf.gguf.vocabulary import normalises, unnamed_ends
 from lm.hf.gguf.writing import FILE, TYPES, architecture_for, require_gguf, write_gguf
 from lm.hf.io import check as theirs
 from lm.hf.io.card import model_card
 from lm.hf.io.family import TRAINING_ONLY, Family, alike, differs, resolved
-from lm.hf.io.handing_on import Use, uses_of_gguf, uses_of_hf
-from lm.hf.io.hub import local_folder
-from lm.hf.io.older import read_foreign
-from lm.hf.io.peft import CONFIG as ADAPTER
-from lm.hf.io.peft import read_peft, write_peft
-from lm.hf.io.reading import read_hf
-from lm.hf.io.tokenizer import GENERATION, further_ends, sampling
+from lm.hf.io.handing_on import uses_of_gguf, uses_of_hf
+from lm.hf.io.peft import write_peft
 from lm.hf.io.writing import drop_mtp, family_for, write_hf
+from lm.hf.io.written import Written
 from lm.hf.options.context import changes_at, settled
 from lm.nn.transformer import LM, ModelConfig, model_config
 from lm.schema import Tree, did_you_mean
 from lm.storage.adapted import Adapted, read_merged
-from lm.storage.model_folder import IMPORTED, folder_hash, read_config, read_model, resolve_model, save_model
+from lm.storage.model_folder import read_config, read_model, resolve_model
 from lm.storage.out import out_folder, require_free
 from lm.units import counted
 
 Say = Callable[[str], None]
 DType = Literal["keep", "fp32", "bf16", "fp16", "f32", "f16", "q8_0"]
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-class Written(NamedTuple):
-    """A folder that was written: `kind` is the architecture or family; `check` how the logits compare with those of transformers; `uses`
-    what other programs do with it."""
-
-    folder: Path
-    kind: str
-    n_parameters: int
-    check: theirs.Comparison | None = None
-    uses: Sequence[Use] = ()
 
 
 def export(
@@ -216,65 +199,3 @@ def _compared(folder: Path, family: Family, model: LM, say: Say, adapter: Path |
             f"export: transformers computes other logits from it, by up to {compared.difference:.2g}, so nothing is written. Report it."
         )
     return compared
-
-
-def import_model(
-    source: str | Path,
-    out: str | Path,
-    *,
-    tokenizer: str | Path | None = None,
-    max_seq_len: int | None = None,
-    revision: str | None = None,
-    overwrite: bool = False,
-    say: Say = printing.say,
-) -> Written:
-    """Writes a Hugging Face model as a model folder, which `load`, `init_from`, `evaluate` and `export` take. Runs no code of it.
-
-    source: a folder with config.json and safetensors, or owner/name on the hub, there at `revision`. tokenizer: tokenizer.json or a
-    folder with one; None: the model's own. max_seq_len: a shorter context than its own. out, overwrite: as in `export`. Raises ConfigError,
-    CheckpointError, or NumericsError for a weight that is not finite.
-    """
-    expect("source", source, (str, os.PathLike), "Give the folder of a model, or its owner/name on the hub")
-    expect("tokenizer", tokenizer, (str, os.PathLike, type(None)), "Give the path of tokenizer.json, or a folder with one")
-    expect("max_seq_len", max_seq_len, (int, type(None)), "Give a whole number of tokens")
-    target = require_free(out, overwrite, source)
-    folder = local_folder(str(source), revision)
-    if (folder / ADAPTER).is_file():
-        raise ConfigError(f"{source}: this is an adapter, which belongs to a model. Name that, once it is imported, as base=FOLDER.")
-    found = read_hf(folder, max_seq_len)
-    for note in found.notes:
-        say(note)
-    own = read_foreign(Path(os.path.expanduser(tokenizer)) if tokenizer else folder, say)
-    assert found.config.vocab_size is not None
-    own, beyond = fitted(own, found.config.vocab_size) if tokenizer is None else (own, [])
-    if beyond:
-        names = f"{', '.join(beyond[:5])}{', ...' if len(beyond) > 5 else ''}"
-        say(f"tokenizer.json: left out: {counted(len(beyond), 'token')} for which the embedding has no row: {names}")
-    require_fit(own, found.config.vocab_size, str(folder / "tokenizer.json"))
-    own.further_ends = further_ends(folder, own)
-    drawn, not_kept = sampling(folder)
-    if not_kept:
-        say(f"{GENERATION}: not kept: {', '.join(not_kept)[:300]}")
-    extra = {"parent": str(source), "tokenizer_hash": own.hash, "family": found.family.name, "sampling": drawn}
-    save_model(target, found.config.tree(), found.weights, own.save, extra, overwrite)
-    return Written(target, found.family.name, sum(weight.numel() for weight in found.weights.values()))
-
-
-def import_adapter(
-    source: str | Path, out: str | Path, *, base: str | Path, revision: str | None = None, overwrite: bool = False
-) -> Written:
-    """Writes an adapter of peft as a model folder that names `base`, a run, model or checkpoint folder of ours, as its parent.
-
-    source: a folder with adapter_config.json and adapter_model.safetensors, or owner/name on the hub, there at `revision`. Raises
-    ConfigError for what is no LoRA or DoRA of the base's matrices, CheckpointError for files that do not fit.
-    """
-    target, parent = require_free(out, overwrite, source, base), resolve_model(str(base))
-    known, tokenizer = read_config(parent), load_tokenizer(parent)
-    tree = known["model"]
-    cfg = model_config(tree, f"{parent}: model")
-    home = family_for(cfg, imported=known.get("family"))
-    adapter, own = read_peft(local_folder(str(source), revision), home, cfg, read_merged(parent)[1])
-    extra = {"adapter": adapter.tree(), "parent": str(base), "parent_hash": folder_hash(parent), "tokenizer_hash": tokenizer.hash}
-    extra |= {key: known[key] for key in IMPORTED if known.get(key) is not None}
-    save_model(target, tree, own, tokenizer.save, extra, overwrite)
-    return Written(target, f"adapter of {home.name}", sum(tensor.numel() for tensor in own.values()))

@@ -1,17 +1,17 @@
 """A record of the questions and answers of all studies of a folder, to notice a pair of configs that is compared again."""
 
-import hashlib
 import json
 import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+from lm.ablation.runs import digest
 from lm.ablation.study import Study
 from lm.errors import ConfigError
-from lm.report.collect import INERT
+from lm.report.collect import compared
 from lm.report.statistics import Verdict
-from lm.schema import Config, Tree, flatten, from_tree
+from lm.schema import Config, Tree, from_tree
 from lm.storage.atomic import disk_errors
 from lm.storage.reading import never_waiting, parse_json, read_bytes
 from lm.training.config import TrainConfig
@@ -22,7 +22,7 @@ class Answer(Config):
 
     overrides: list[str]
     config: str
-    """Hash of the resolved config, but for seed, run and what else is no difference between two variants."""
+    """Hash of the resolved config, but for what is no difference between two variants."""
     pairs: int
     """Seeds that the verdict rests on."""
     verdict: Verdict | None
@@ -62,8 +62,8 @@ class Ledger:
 
     def asked_before(self, study: Study) -> list[str]:
         """Returns one sentence for each pair of configs that other studies have compared, with the newest finding."""
-        prints, base = {name: _print(config) for name, config in study.variants.items()}, study.config.baseline
-        pairs = {frozenset((print_, prints[base])): name for name, print_ in prints.items()}
+        hashes, base = {name: _hash(config) for name, config in study.variants.items()}, study.config.baseline
+        pairs = {frozenset((each, hashes[base])): name for name, each in hashes.items()}
         told = {}
         for entry in self.entries():
             if (entry.study, entry.hash) == (study.folder.name, study.hash) or entry.baseline not in entry.variants:
@@ -97,12 +97,11 @@ def _entry(study: Study, found: Tree) -> Entry:
         told = found["variants"][name]["difference"] or {"pairs": []}
         n = len(told["pairs"])
         own = study.config.variants[name]
-        answers[name] = Answer(overrides=own, config=_print(config), pairs=n, verdict=told["verdict"] if n > 1 else None)
+        answers[name] = Answer(overrides=own, config=_hash(config), pairs=n, verdict=told["verdict"] if n > 1 else None)
     keys = ("study", "hash", "metric", "baseline")
     date = datetime.now(UTC).isoformat(timespec="seconds")
     return Entry(**{key: found[key] for key in keys}, date=date, overrides=study.config.overrides, variants=answers)
 
 
-def _print(config: TrainConfig) -> str:
-    values = {key: value for key, value in flatten(config.tree()).items() if not key.startswith(INERT)}
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+def _hash(config: TrainConfig) -> str:
+    return digest(compared(config.tree()))

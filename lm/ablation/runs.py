@@ -66,7 +66,7 @@ class Asked(Config):
     @property
     def hash(self) -> str:
         """Returns a hash of all values except the one that may grow."""
-        return _digest({key: value for key, value in flatten(self.tree()).items() if key != self.grows})
+        return digest({key: value for key, value in flatten(self.tree()).items() if key != self.grows})
 
     def freeze(self, folder: Path) -> None:
         """Writes the file where there is none, or where the value that may grow has grown. Raises as `agree` does."""
@@ -97,7 +97,7 @@ class _File(Config):
 
 
 def _file(hash: str, asked: Tree) -> _File:
-    return _File(hash=hash, seal=_digest({"hash": hash, "asked": asked}), asked=asked)
+    return _File(hash=hash, seal=digest({"hash": hash, "asked": asked}), asked=asked)
 
 
 class _Diverged(Config):
@@ -164,8 +164,9 @@ def _require_plugins(asked: Tree, path: Path) -> None:
 
 
 def _config_hash(job: Job) -> str:
-    return _digest(job.config.tree() | {"run": {}})
+    return digest(job.config.tree() | {"run": {}})
 
 
-def _digest(tree: Tree) -> str:
+def digest(tree: Tree) -> str:
+    """Returns a hash of a tree, whatever the order of its keys."""
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]

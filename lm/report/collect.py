@@ -16,9 +16,9 @@ from lm.schema import Tree, did_you_mean, flatten
 from lm.units import ABSENT, fixed, shown, si
 
 # Keys that are no difference between two variants.
-INERT = ("seed", "run.", "logger.", "resume.", "checkpoint.", "traceback", "data.cache_dir", "data.remote", "trainer.sample_")
+_INERT = ("seed", "run.", "logger.", "resume.", "checkpoint.", "traceback", "data.cache_dir", "data.remote", "trainer.sample_")
 # Data keys that shape the batches and leave the text alone.
-BATCHING = ("data.seq_len", "data.global_batch", "data.mask_documents", "data.workers")
+_BATCHING = ("data.seq_len", "data.global_batch", "data.mask_documents", "data.workers")
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,11 @@ class Comparison:
         return differences(known.pop(self.baseline.name), known)
 
 
+def compared(config: Tree) -> Tree:
+    """Returns a config's values by dotted key, without seed, run and what else is no difference between two variants."""
+    return {key: value for key, value in flatten(config).items() if not key.startswith(_INERT)}
+
+
 def differing(flat_trees: Sequence[Tree]) -> list[str]:
     """Returns the dotted keys, in the order first met, whose values (or presence) differ between the trees."""
     keys = dict.fromkeys(key for flat in flat_trees for key in flat)
@@ -162,7 +167,7 @@ def _group(runs: list[Run]) -> list[Row]:
     repeats: Counter[str] = Counter()
     rows: dict[tuple[str, int], Row] = {}
     for run in runs:
-        values = {key: value for key, value in flatten(run.config).items() if not key.startswith(INERT)}
+        values = compared(run.config)
         config, seed = json.dumps(values, sort_keys=True), _seed(run)
         rows.setdefault((config, repeats[config + seed]), Row([], values)).runs.append(run)
         repeats[config + seed] += 1
@@ -178,7 +183,7 @@ def _notes(runs: list[Run], keys: list[str], metric: str) -> list[str]:
         notes.append(f"Not comparable: the validation texts differ (zlib level 9 needs {needed} bits per byte of them).")
     if len(prints := _distinct(runs, "data_fingerprint")) > 1:
         notes.append(f"Unfair: the runs read different data or tokens (fingerprints {', '.join(each[:8] for each in prints)}).")
-    elif sources := [key for key in keys if key.startswith("data.") and key not in BATCHING]:
+    elif sources := [key for key in keys if key.startswith("data.") and key not in _BATCHING]:
         notes.append(f"Unfair: the runs read different data ({', '.join(sources)}).")
     if len(tokens := {run.number("tokens") or 0 for run in runs}) > 1:
         notes.append(f"Unfair: the runs saw different numbers of tokens ({', '.join(si(count) for count in sorted(tokens))}).")

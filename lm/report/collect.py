@@ -4,7 +4,7 @@ import json
 import os.path
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -81,8 +81,8 @@ class Comparison:
 
     def comparable(self, row: Row) -> bool:
         """Whether a row was validated on the same text as the baseline, as far as is known."""
-        texts = [{zlib for run in each.runs if (zlib := run.number("zlib_bits_per_byte")) is not None} for each in (row, self.baseline)]
-        return not all(texts) or texts[0] == texts[1]
+        mine, theirs = texts(row.runs), texts(self.baseline.runs)
+        return not mine or not theirs or mine == theirs
 
     def difference(self, row: Row) -> str:
         """Returns `measured` as text, with `*` where the interval excludes 0."""
@@ -113,6 +113,11 @@ class Comparison:
 def compared(config: Tree) -> Tree:
     """Returns a config's values by dotted key, without seed, run and what else is no difference between two variants."""
     return {key: value for key, value in flatten(config).items() if not key.startswith(_INERT)}
+
+
+def texts(runs: Iterable[Run]) -> set[float]:
+    """Returns zlib's bits per byte of the validation texts of these runs, which tell texts apart, as far as they are known."""
+    return {zlib for run in runs if (zlib := run.number("zlib_bits_per_byte")) is not None}
 
 
 def differing(flat_trees: Sequence[Tree]) -> list[str]:
@@ -178,8 +183,8 @@ def _notes(runs: list[Run], keys: list[str], metric: str) -> list[str]:
     notes = []
     if unfinished := [run.name for run in runs if not run.finished]:
         notes.append(f"Unfinished, so its newest figures are shown: {', '.join(unfinished)}.")
-    if len(zlib := {run.number("zlib_bits_per_byte") for run in runs if run.finished}) > 1:
-        needed = " / ".join(sorted(fixed(figure) for figure in zlib))
+    if len(zlib := texts(runs)) > 1:
+        needed = " / ".join(sorted(map(fixed, zlib)))
         notes.append(f"Not comparable: the validation texts differ (zlib level 9 needs {needed} bits per byte of them).")
     if len(prints := _distinct(runs, "data_fingerprint")) > 1:
         notes.append(f"Unfair: the runs read different data or tokens (fingerprints {', '.join(each[:8] for each in prints)}).")

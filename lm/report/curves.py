@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lm.report.collect import Comparison, Row
+from lm.report.collect import Comparison, Row, texts
 from lm.report.run import Axis, Run
 from lm.units import duration, fixed, si
 
@@ -75,11 +75,12 @@ def _compare(figure: "Figure", comparison: Comparison, against: Axis) -> None:
         if any(error):
             axes.fill_between(x, low, high, alpha=0.2, linewidth=0, **look)
         late += settled(x, low) + settled(x, high)
-    zlib = {run.number("zlib_bits_per_byte") for row in comparison.rows for run in row.runs}
-    if comparison.metric == "val_bits_per_byte" and len(zlib) == 1 and (figure_of_zlib := zlib.pop()):
-        axes.axhline(figure_of_zlib, color="0.5", linestyle="--", linewidth=1, label=f"{ZLIB}: {fixed(figure_of_zlib)}")
-        near = late and abs(figure_of_zlib - statistics.fmean(late)) < max(late) - min(late)
-        late += [figure_of_zlib] if near else []
+    zlib = texts(run for row in comparison.rows for run in row.runs)
+    if comparison.metric == "val_bits_per_byte" and len(zlib) == 1:
+        (bits,) = zlib
+        axes.axhline(bits, color="0.5", linestyle="--", linewidth=1, label=f"{ZLIB}: {fixed(bits)}")
+        near = late and abs(bits - statistics.fmean(late)) < max(late) - min(late)
+        late += [bits] if near else []
     _limit(axes, late)
     axes.set_ylabel({"val_loss": "validation loss, nats/token"}.get(comparison.metric, "validation bits/byte"))
     axes.set_xlabel(AXES[against])

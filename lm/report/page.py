@@ -57,7 +57,9 @@ def _about(run: Run) -> list[tuple[str, str]]:
     source += [", ".join(str(one.get("name")) for one in run.config.get("data", {}).get("sources", []))]
     rows = f"{flat.get('data.global_batch', '?')} rows of {flat.get('data.seq_len', '?')} tokens a step"
     prints = str(summary.get("data_fingerprint") or "")[:12]
-    code = str(summary.get("commit") or "")
+    commit = str(summary.get("commit") or "")
+    changed = ", with changes that are not committed" if commit.endswith("+") else ""
+    code = [f"lm {summary['version']}" if summary.get("version") else "", commit and f"commit {commit.rstrip('+')}{changed}"]
     found = [
         ("model", f"{flat.get('model.kind', '?')}, {layers}: {', '.join(slots)}"),
         ("data", ", ".join(filter(None, [" ".join(filter(None, source)), rows, prints and f"fingerprint {prints}"]))),
@@ -65,11 +67,8 @@ def _about(run: Run) -> list[tuple[str, str]]:
             "tokenizer",
             " ".join(str(flat[key]) for key in ("tokenizer.kind", "tokenizer.vocab_size", "tokenizer.path") if flat.get(key) is not None),
         ),
-        ("code", f"lm {summary['version']}" if summary.get("version") else ""),
+        ("code", ", ".join(filter(None, code))),
     ]
-    if code:
-        changed = ", with changes that are not committed" if code.endswith("+") else ""
-        found[-1] = ("code", ", ".join(filter(None, [found[-1][1], f"commit {code.rstrip('+')}{changed}"])))
     return [(name, text) for name, text in found if text]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from lm.printing import one_line
 from lm.report.collect import Comparison, Row
 from lm.schema import Tree
-from lm.units import ABSENT, duration, fixed, shown, si, table
+from lm.units import duration, fixed, shown, si, table
 
 MOST_CHARS = 120  # longest line of a table that also has the differing keys as columns
 Cells = list[list[str]]  # rows of equal length, titles first
@@ -96,7 +96,6 @@ def _cells(row: Row, comparison: Comparison) -> dict[str, str]:
 
 def _record(row: Row, comparison: Comparison) -> Tree:
     numbers = ("parameters", "flops_per_token", "tokens", comparison.metric, "tokens_per_second", "train_s")
-    changes = {key: None if (value := row.values.get(key)) is ABSENT else value for key in comparison.keys}
     return {
         "run": row.name,
         "seeds": " ".join(row.seeds),
@@ -104,7 +103,7 @@ def _record(row: Row, comparison: Comparison) -> Tree:
         "standard_error": row.error(comparison.metric),
         "baseline": row is comparison.baseline,
         **comparison.measured(row),
-        **changes,
+        **{key: row.values.get(key) for key in comparison.keys},
     }
 
 

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -36,15 +37,15 @@ class Place(ABC):
         """
 
 
+@dataclass(frozen=True)
 class Here(Place):
-    """Runs as processes of this machine, so many at once, which end with this process."""
+    """Runs as processes of this machine, which end with this process.  jobs: how many run at once."""
 
-    def __init__(self, jobs: int) -> None:
-        self._jobs = jobs
+    jobs: int
 
     def run(self, study: Runs, left: Sequence[Job]) -> Generator[tuple[Job, int], None, None]:
         """Runs the jobs that are left; after a signal the running ones save."""
-        with ThreadPoolExecutor(self._jobs) as pool, Children() as children:
+        with ThreadPoolExecutor(self.jobs) as pool, Children() as children:
             started: dict[Future[int], Job] = {pool.submit(_run, study, job, children): job for job in left}
             for future in as_completed(started):
                 if children.caught is None or future.result() == NumericsError.exit_code:

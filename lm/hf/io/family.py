@@ -236,5 +236,4 @@ def activation(hf: Tree, key: str, missing: str) -> Activation:
 
 def hf_activation(ours: Activation | None) -> str | None:
     """Returns Hugging Face's name of our activation."""
-    usual = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}
-    return usual.get(str(ours), ours)
+    return "gelu_pytorch_tanh" if ours == "gelu_tanh" else ours

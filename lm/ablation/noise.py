@@ -11,8 +11,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from lm.ablation.runs import Asked, Job, Runs
-from lm.ablation.study import refuse_equal
-from lm.ablation.tuning import plain_config
+from lm.ablation.variants import plain_config, refuse_equal
 from lm.errors import ConfigError
 from lm.report.noise import split_noise
 from lm.report.statistics import ALPHA, pairing, seeds_needed

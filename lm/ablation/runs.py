@@ -18,9 +18,6 @@ from lm.storage.reading import checked, read_json
 from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
 
-NO_RUN = {"name": "any", "dir": "any"}
-"""Placeholder for the section `run` of a frozen config, as each run has a folder of its own."""
-
 
 @dataclass(frozen=True)
 class Job:

@@ -1,6 +1,5 @@
 """A study on disk: its question, frozen before the first run, and its runs."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +10,10 @@ from lm.ablation.exchange import LENGTHS, branched, leaves, trunk
 from lm.ablation.matching import matched
 from lm.ablation.probe import measured
 from lm.ablation.runs import Asked, Job
-from lm.ablation.tuning import TunedRuns, plain_config
+from lm.ablation.tuning import TunedRuns
+from lm.ablation.variants import plain_config, refuse_equal
 from lm.errors import ConfigError
 from lm.report.statistics import Difference, differences
-from lm.schema import flatten
 from lm.training.config import TrainConfig
 
 
@@ -126,14 +125,3 @@ def _refuse_other_tokens(config: StudyConfig, variants: Mapping[str, TrainConfig
         if not config.metric.partition("/")[0].endswith("bits_per_byte") and cfg.tokenizer != of_baseline:
             given = f"metric={config.metric} is per token, and variants.{name} has other tokens than {config.baseline}"
             raise ConfigError(f"{given}, so that they do not compare. Say metric=test_bits_per_byte.")
-
-
-def refuse_equal(variants: Mapping[str, TrainConfig], tuned: str | None = None) -> None:
-    """Raises ConfigError where two variants differ at most in the tuned setting."""
-    seen: dict[str, str] = {}
-    for name, cfg in variants.items():
-        tree = json.dumps({key: value for key, value in flatten(cfg.tree()).items() if key != tuned}, sort_keys=True)
-        if tree in seen:
-            rule = f"it changes nothing against {seen[tree]} that is not matched or tuned, seeds left aside"
-            raise ConfigError(f"variants.{name}: {rule}. Change something else, or leave it out; seeds=5 says how many seeds.")
-        seen[tree] = name

@@ -5,15 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lm.ablation.config import TEST, RunsConfig
+from lm.ablation.config import RunsConfig
 from lm.ablation.matching import moved
-from lm.ablation.runs import NO_RUN, Asked, Job, Runs
+from lm.ablation.runs import Asked, Job, Runs
 from lm.errors import ConfigError
-from lm.schema import did_you_mean, flatten
-from lm.training.config import ResumeConfig, TrainConfig
+from lm.schema import flatten
+from lm.training.config import TrainConfig
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
-TEST_FRAC = 0.5
 _EXTENSIONS = 2  # further factors of 2 that are tried where the best value is at an edge
 
 
@@ -102,42 +101,6 @@ class TunedRuns(Runs):
     def _job(self, name: str, variant: str, seed: int, cfg: TrainConfig, tuned: float | None = None) -> Job:
         metric = self.config.metric if tuned is None else self.config.tuning_metric
         return Job(name, variant, seed, cfg.replace(seed=seed, run={"name": name, "dir": str(self.folder)}), metric, tuned)
-
-
-def plain_config(where: str, cfg: TrainConfig, metric: str) -> TrainConfig:
-    """Returns a composed config without seed and folder; where the metric needs a test and the config has none, with half of the held-out
-    text set aside for it.
-
-    where: name of the config in errors.  Raises ConfigError where its runs would train nothing or need several processes.
-    """
-    if cfg.check or cfg.plan:
-        raise ConfigError(f"{where}: {'check' if cfg.check else 'plan'}=true trains nothing that could be compared. Leave it out.")
-    if cfg.strategy.launched:
-        raise ConfigError(f"{where}: strategy={cfg.strategy.kind} starts ranks, and a run of a study is one process. Leave it out.")
-    if cfg.trainer.early_stop is not None:
-        raise ConfigError(f"{where}: trainer.early_stop ends a run before it has seen the tokens that all are told to see. Leave it out.")
-    if cfg.resume != ResumeConfig():
-        rule = "a study that goes on after a kill ends as one left alone"
-        raise ConfigError(f"{where}: resume tells how a run goes on, and {rule}. Leave it out.")
-    if cfg.trainer.max_minutes is not None:
-        rule = "leaves a run's length to the clock, so that each would see other tokens"
-        raise ConfigError(f"{where}: trainer.max_minutes {rule}. Set trainer.max_steps instead.")
-    _require_metric(where, cfg, metric)
-    plain = cfg.replace(run=NO_RUN, seed=0)
-    return moved(plain, "data.test_frac", TEST_FRAC) if metric.startswith(TEST) and not cfg.data.test_frac else plain
-
-
-def _require_metric(where: str, cfg: TrainConfig, metric: str) -> None:
-    """Raises ConfigError for a metric that no run of the config has, or of which less is not better."""
-    own = cfg.objective.measure(None).less
-    further = [name for name in cfg.eval.figures() if not name.endswith("entropy")]
-    known = [f"test_{name}" for name in ("loss", "bits_per_byte", "ece", *own, *further)]
-    known += [f"val_{name}" for name in ("loss", "bits_per_byte")]
-    if metric not in known:
-        remedy = "Set eval.seq_len or eval.own_tokens for what is asked beside the loss"
-        raise ConfigError(
-            f"metric={metric}: no run of {where} tells such a figure, of which less is better. {remedy}. {did_you_mean(metric, known)}"
-        )
 
 
 def _best(means: Mapping[float, float]) -> Tuned:

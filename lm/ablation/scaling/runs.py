@@ -11,7 +11,8 @@ from lm.ablation.matching import Size, moved, size
 from lm.ablation.runs import Asked
 from lm.ablation.scaling.config import LADDER, LEAST, Count, LadderConfig
 from lm.ablation.scaling.law import Point
-from lm.ablation.tuning import TunedRuns, plain_config
+from lm.ablation.tuning import TunedRuns
+from lm.ablation.variants import plain_config
 from lm.errors import ConfigError
 from lm.schema import Config
 from lm.training.config import TrainConfig

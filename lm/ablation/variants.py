@@ -1,0 +1,61 @@
+"""Composed configs, checked and made fit to be compared."""
+
+import json
+from collections.abc import Mapping
+
+from lm.ablation.config import TEST
+from lm.ablation.matching import moved
+from lm.errors import ConfigError
+from lm.schema import did_you_mean, flatten
+from lm.training.config import ResumeConfig, TrainConfig
+
+_TEST_FRAC = 0.5
+_NO_RUN = {"name": "any", "dir": "any"}
+"""Placeholder for the section `run` of a frozen config, as each run has a folder of its own."""
+
+
+def plain_config(where: str, cfg: TrainConfig, metric: str) -> TrainConfig:
+    """Returns a composed config without seed and folder; where the metric needs a test and the config has none, with half of the held-out
+    text set aside for it.
+
+    where: name of the config in errors.  Raises ConfigError where its runs would train nothing or need several processes.
+    """
+    if cfg.check or cfg.plan:
+        raise ConfigError(f"{where}: {'check' if cfg.check else 'plan'}=true trains nothing that could be compared. Leave it out.")
+    if cfg.strategy.launched:
+        raise ConfigError(f"{where}: strategy={cfg.strategy.kind} starts ranks, and a run of a study is one process. Leave it out.")
+    if cfg.trainer.early_stop is not None:
+        raise ConfigError(f"{where}: trainer.early_stop ends a run before it has seen the tokens that all are told to see. Leave it out.")
+    if cfg.resume != ResumeConfig():
+        rule = "a study that goes on after a kill ends as one left alone"
+        raise ConfigError(f"{where}: resume tells how a run goes on, and {rule}. Leave it out.")
+    if cfg.trainer.max_minutes is not None:
+        rule = "leaves a run's length to the clock, so that each would see other tokens"
+        raise ConfigError(f"{where}: trainer.max_minutes {rule}. Set trainer.max_steps instead.")
+    _require_metric(where, cfg, metric)
+    plain = cfg.replace(run=_NO_RUN, seed=0)
+    return moved(plain, "data.test_frac", _TEST_FRAC) if metric.startswith(TEST) and not cfg.data.test_frac else plain
+
+
+def _require_metric(where: str, cfg: TrainConfig, metric: str) -> None:
+    """Raises ConfigError for a metric that no run of the config has, or of which less is not better."""
+    own = cfg.objective.measure(None).less
+    further = [name for name in cfg.eval.figures() if not name.endswith("entropy")]
+    known = [f"test_{name}" for name in ("loss", "bits_per_byte", "ece", *own, *further)]
+    known += [f"val_{name}" for name in ("loss", "bits_per_byte")]
+    if metric not in known:
+        remedy = "Set eval.seq_len or eval.own_tokens for what is asked beside the loss"
+        raise ConfigError(
+            f"metric={metric}: no run of {where} tells such a figure, of which less is better. {remedy}. {did_you_mean(metric, known)}"
+        )
+
+
+def refuse_equal(variants: Mapping[str, TrainConfig], tuned: str | None = None) -> None:
+    """Raises ConfigError where two variants differ at most in the tuned setting."""
+    seen: dict[str, str] = {}
+    for name, cfg in variants.items():
+        tree = json.dumps({key: value for key, value in flatten(cfg.tree()).items() if key != tuned}, sort_keys=True)
+        if tree in seen:
+            rule = f"it changes nothing against {seen[tree]} that is not matched or tuned, seeds left aside"
+            raise ConfigError(f"variants.{name}: {rule}. Change something else, or leave it out; seeds=5 says how many seeds.")
+        seen[tree] = name

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from lm.ablation.judging.verdict import cells, method, report, sentences, verdict
+from lm.ablation.judging.verdict import Row, method, report, rows, sentences, verdict
 from lm.ablation.study import Study
 from lm.report.curves import settled
 from lm.report.frame import render
@@ -89,25 +89,24 @@ def _forest(found: Tree, looks: Mapping[str, int]) -> Tree:
     low, high = 2 * min(near) - max(near), 2 * max(near) - min(near)
     ends = [end for name in names for end in found["variants"][name]["difference"]["interval"] or ()]
     x = scale([*near, *(min(max(end, low), high) for end in ends)], 0.12)
-    told = {cell[0]: cell for cell in cells(found)}
-    rows = [
+    told = rows(found)
+    strips = [
         {
             "name": name,
             "sample": symbol_of(looks[name]),
-            "verdict": told[name][4],
-            "text": ", ".join(
-                [
-                    text
-                    for text in (told[name][2], f"p {told[name][3]}", *(f"in tokens {cell}" for cell in told[name][6:]))
-                    if not text.endswith("-")
-                ]
-                + [f"n {len(_pairs(found, name))}"]
-            ),
-            "svg": _strip(found, name, looks[name], x, ", ".join(told[name])),
+            "verdict": told[name].verdict,
+            "text": ", ".join([*_told(told[name]), f"n {len(_pairs(found, name))}"]),
+            "svg": _strip(found, name, looks[name], x, ", ".join(filter(None, told[name]))),
         }
         for name in names
     ]
-    return {"rows": rows, "axis": tag("svg", ticks(x, 4), class_="chart", height=26, aria_hidden="true")}
+    return {"rows": strips, "axis": tag("svg", ticks(x, 4), class_="chart", height=26, aria_hidden="true")}
+
+
+def _told(row: Row) -> list[str]:
+    """Returns what is known of a variant's difference."""
+    texts = {"": row.difference, "p ": row.p, "in tokens ": row.worth or "-"}
+    return [f"{what}{text}" for what, text in texts.items() if text != "-"]
 
 
 def symbol_of(look: int) -> str:
@@ -235,11 +234,11 @@ def _chart(title: str, key: str, across_: str, lines: Sequence[Line], x: Scale, 
 
 def _matched(found: Tree) -> list[list[str]]:
     base = found["variants"][found["baseline"]]["size"]["parameters"]
-    rows = [["variant", "parameters", "non-embedding", "training tokens", "training FLOPs", found["knob"] or "knob", "tuned"]]
-    tuned = {cell[0]: cell[5] for cell in cells(found)}
+    told = rows(found)
+    table = [["variant", "parameters", "non-embedding", "training tokens", "training FLOPs", found["knob"] or "knob", "tuned"]]
     for name, row in found["variants"].items():
         cost = row["size"]
         away = f" ({cost['parameters'] / base - 1:+.2%})" if name != found["baseline"] else ""
         sizes = [f"{cost['parameters']:,}{away}", f"{cost['non_embedding']:,}", f"{cost['tokens']:,}", si(cost["flops"])]
-        rows.append([name, *sizes, "-" if row["knob"] is None else str(row["knob"]), tuned[name]])
-    return rows
+        table.append([name, *sizes, "-" if row["knob"] is None else str(row["knob"]), told[name].tuned])
+    return table

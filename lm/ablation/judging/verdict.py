@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import asdict
+from typing import NamedTuple
 
 from lm.ablation.exchange import LENGTHS, branched
 from lm.ablation.judging.alike import unlike
@@ -50,18 +51,35 @@ def report(found: Tree) -> str:
     """Returns report.md: a table, one sentence per variant for a paper, the method, and warnings."""
     sizes = [row["size"] for row in found["variants"].values()]
     costs = [("parameters", "tokens", "FLOPs"), *((f"{size['parameters']:,}", si(size["tokens"]), si(size["flops"])) for size in sizes)]
-    rows = [(*cells, *cost) for cells, cost in zip(cells(found), costs, strict=True)]
-    parts = [f"# {found['study']}", in_pipes(rows), "\n".join(f"> {sentence}" for sentence in sentences(found)), method(found)]
+    table = [(*row, *cost) for row, cost in zip(cells(found), costs, strict=True)]
+    parts = [f"# {found['study']}", in_pipes(table), "\n".join(f"> {sentence}" for sentence in sentences(found)), method(found)]
     if found["warnings"]:
         parts.append("## Before believing it\n\n" + "\n".join(f"- {warning}" for warning in found["warnings"]))
     return "\n\n".join(parts) + "\n"
 
 
+class Row(NamedTuple):
+    """A variant in the table of verdict.json.  worth: '' where the baseline runs at no other lengths."""
+
+    variant: str
+    metric: str
+    difference: str
+    p: str
+    verdict: str
+    tuned: str
+    worth: str
+
+
 def cells(found: Tree) -> list[tuple[str, ...]]:
-    """Returns the table of verdict.json, its head first: each variant's metric, difference and verdict."""
+    """Returns the table of verdict.json, its head first."""
     metric = f"{found['metric']} (mean of {found['seeds']} seeds)"
-    rows: list[tuple[str, ...]] = [("variant", metric, "difference [95 %, Holm]", "p (Holm)", "verdict", "tuned")]
-    rows[0] += ("worth in tokens [95 %]",) if found["exchange"] else ()
+    head = Row("variant", metric, "difference [95 %, Holm]", "p (Holm)", "verdict", "tuned", "worth in tokens [95 %]")
+    return [row if found["exchange"] else row[:-1] for row in (head, *rows(found).values())]
+
+
+def rows(found: Tree) -> dict[str, Row]:
+    """Returns each variant's row of the table of verdict.json, by name."""
+    table: dict[str, Row] = {}
     for name, row in found["variants"].items():
         told, tuned, tuning = row["difference"] or {}, row["tuned"], row["tuning"]
         mean = f"{row['mean']:.4f}" if row["mean"] is not None else "-"
@@ -73,8 +91,8 @@ def cells(found: Tree) -> list[tuple[str, ...]]:
         if tuned:
             value = f"{tuned['value']:.3g}{' (edge)' if tuned['at_edge'] else ''}"
         said = "not run yet" if told and not row["runs"] else _verdict(told)
-        rows.append((name, mean, away, p, said, value, *((percent(row["worth"], told),) if found["exchange"] else ())))
-    return rows
+        table[name] = Row(name, mean, away, p, said, value, percent(row["worth"], told) if found["exchange"] else "")
+    return table
 
 
 def _verdict(difference: Tree) -> str:

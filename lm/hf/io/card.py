@@ -3,15 +3,13 @@
 from lm.hf.io.family import Family
 from lm.nn.transformer import LM
 from lm.schema import Tree
-from lm.storage.model_folder import read_config, resolve_model
 from lm.units import si
 
 _TASKS = {"decoder": "text-generation", "encoder": "fill-mask", "encoder_decoder": "text2text-generation"}
 
 
-def model_card(source: str, family: Family, model: LM) -> str:
-    """Returns Markdown with the header that the hub reads.  source: the folder that the model was read from."""
-    saved = read_config(resolve_model(source))
+def model_card(saved: Tree, source: str, family: Family, model: LM) -> str:
+    """Returns Markdown with the header that the hub reads.  saved, source: the config and the folder that the model was read from."""
     size = sum(p.numel() for p in model.parameters())
     facts = {
         "Architecture": f"{family.architecture}, {si(size)} parameters",

@@ -24,7 +24,7 @@ from lm.hf.io.writing import drop_mtp, family_for, write_hf
 from lm.hf.io.written import Written
 from lm.hf.options.context import changes_at, settled
 from lm.nn.transformer import LM, ModelConfig, model_config
-from lm.schema import Tree, did_you_mean
+from lm.schema import did_you_mean
 from lm.storage.adapted import Adapted, read_merged
 from lm.storage.model_folder import read_config, read_model, resolve_model
 from lm.storage.out import out_folder, require_free
@@ -64,22 +64,19 @@ def export(
     _settle(found, say)
     if format == "gguf":
         return _as_gguf(model, folder, found, tokenizer, family, dtype, overwrite, say)
-    home = family_for(found.cfg, family, imported=_about(model).get("family"))
+    about = read_config(resolve_model(str(model)))
+    home = family_for(found.cfg, family, imported=about.get("family"))
     if dtype != "keep":
         found = found.to(_DTYPES[dtype])
     weights = {name: p.detach() for name, p in found.named_parameters()}
     uses = uses_of_hf(str(model), folder, home, found, tokenizer)
     with out_folder(folder, overwrite, sum(weight.nbytes for weight in weights.values())) as half:
-        write_hf(half, home, found.cfg, weights, tokenizer, model_card(str(model), home, found), _about(model).get("sampling"))
+        write_hf(half, home, found.cfg, weights, tokenizer, about.get("sampling"))
+        (half / "README.md").write_text(model_card(about, str(model), home, found), encoding="utf-8")
         compared = _compared(half, home, found, say) if check else None
     if not check:
         say("not compared with transformers (check=false)")
     return Written(folder, home.architecture, sum(weight.numel() for weight in weights.values()), compared, uses)
-
-
-def _about(model: str | os.PathLike[str]) -> Tree:
-    """Returns what the folder says of the model: IMPORTED are of the one that it is, or that its training began with."""
-    return read_config(resolve_model(str(model)))
 
 
 def _require_known(format: str, dtype: str, mtp: str) -> None:
@@ -124,7 +121,7 @@ def _as_gguf(
     require_gguf()
     if len(model.mtp):
         raise ConfigError("mtp=keep: format=gguf has no place for the blocks that predict further tokens. Leave it out.")
-    home = architecture_for(model.cfg, family, _about(source).get("family"))
+    home = architecture_for(model.cfg, family, read_config(resolve_model(str(source))).get("family"))
     kept = {torch.float16: "f16", torch.bfloat16: "bf16"}.get(model.embed.weight.dtype, "f32")
     if (changed := normalises(tokenizer)) is not None:
         say(f"tokenizer: it brings text into the form {changed} first, and llama.cpp does not: give it such text")

@@ -11,7 +11,7 @@ from lm.errors import ConfigError
 from lm.hf.io.family import Family, families, resolved
 from lm.hf.io.files import INDEX, SINGLE
 from lm.hf.io.reading import CONFIG
-from lm.hf.io.tokenizer import ends, save_tokenizer
+from lm.hf.io.tokenizer import GENERATION, ends, save_tokenizer
 from lm.nn.transformer import LM, ModelConfig, build_model
 from lm.schema import Tree
 from lm.storage.atomic import write_json
@@ -77,10 +77,9 @@ def write_hf(
     cfg: ModelConfig,
     weights: Mapping[str, Tensor],
     tokenizer: Tokenizer | None,
-    card: str = "",
     sampling: Tree | None = None,
 ) -> None:
-    """Writes config.json, generation_config.json, safetensors (with an index beyond 5 GB), tokenizer files and README.md into a folder.
+    """Writes config.json, generation_config.json, safetensors (with an index beyond 5 GB) and tokenizer files into a folder.
 
     sampling: what generation_config.json says of it beside the special tokens.
     Raises NumericsError for a tensor that is not finite, ConfigError for a tokenizer whose padding token is not the family's.
@@ -103,10 +102,9 @@ def write_hf(
     folder.mkdir(exist_ok=True)
     _save_shards(folder, theirs)
     write_json(folder / CONFIG, config)
-    write_json(folder / "generation_config.json", generation)
+    write_json(folder / GENERATION, generation)
     if tokenizer is not None:
         save_tokenizer(folder, tokenizer, cfg)
-    (folder / "README.md").write_text(card, encoding="utf-8")
 
 
 def _save_shards(folder: Path, tensors: dict[str, Tensor]) -> None:

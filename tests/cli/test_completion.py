@@ -54,6 +54,7 @@ def completed(file: Path, line: str) -> set[str]:
         ("lm eval split=v", {"val"}),
         ("lm eval optim.l", set()),
         ("lm generate temp", {"temperature="}),
+        ("lm generate chat=t", {"true"}),
         ("lm export fo", {"format=hf", "format=gguf", "format=peft"}),
         ("lm data sh", {"show"}),
         ("lm completion z", {"zsh"}),

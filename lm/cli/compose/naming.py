@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 from lm import plugins
 from lm.cli.compose import catalog
 from lm.cli.compose.overrides import Given, parse
-from lm.cli.compose.quoting import as_text, plain
+from lm.cli.compose.quoting import as_text, path_of, plain
 from lm.cli.listing import known
 from lm.errors import ConfigError
 from lm.schema import Config, find_field, variants
@@ -39,7 +39,7 @@ def run_name(given: Sequence[Given]) -> str:
 def job_names(jobs: Sequence[Sequence[str]]) -> list[str]:
     """Returns the overrides of each job that differ between a sweep's jobs, with short keys: 'lr=0.003 seed=1'; of a single job all."""
     varied = differing(jobs) or range(len(jobs[0]))
-    return [" ".join(f"{short(_key(job[at]))}={job[at].partition('=')[2]}" for at in varied) for job in jobs]
+    return [" ".join(f"{short(path_of(job[at]))}={job[at].partition('=')[2]}" for at in varied) for job in jobs]
 
 
 def told_apart(jobs: Sequence[Sequence[str]]) -> list[list[str]]:
@@ -145,17 +145,13 @@ def differing(jobs: Sequence[Sequence[str]]) -> list[int]:
 
 def _name(base: str, items: Iterable[Given], mark: str = "") -> str:
     """Returns a name of base and overrides.  mark: makes it unique where it would equal another, as letters are left out or it is cut."""
-    parts = {short(_key(item.text)): _text(item.value) for item in items}
+    parts = {short(path_of(item.text)): _text(item.value) for item in items}
     name = "+".join(filter(None, map(_plain, [base, *(f"{key}-{parts[key]}" for key in sorted(parts))])))
     return cut(name, _LONGEST, mark)
 
 
 def _digest(*texts: str) -> str:
     return hashlib.sha256("\0".join(texts).encode(errors="surrogateescape")).hexdigest()[:8]
-
-
-def _key(text: str) -> str:
-    return text.partition("=")[0].lstrip("+~").replace("/", ".")
 
 
 def _text(value: object) -> str:

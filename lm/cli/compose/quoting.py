@@ -42,10 +42,14 @@ def plain(text: str) -> str:
     return text if found is not None and found.value() == text else quoted(text)
 
 
+def path_of(text: str) -> str:
+    """Returns the dotted path of an override's key or group: 'model.ffn' of model/ffn=geglu, and of ~model.ffn."""
+    return text.partition("=")[0].lstrip("~+").replace("/", ".")
+
+
 def stated(text: str) -> list[str]:
     """Returns the dotted paths that an override sets: that of its key, or those of all values of a dict."""
-    key, _, raw = text.partition("=")
-    path = key.lstrip("~+").replace("/", ".")
+    path, raw = path_of(text), text.partition("=")[2]
     found = hydra(f"x={readable(raw)}") if raw.lstrip().startswith("{") else None
     value = found.value() if found is not None else None
     return list(flatten(value, f"{path}.")) if isinstance(value, dict) and value else [path]

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from lm.cli.compose.arguments import overrides_of
 from lm.cli.compose.compose import Composition, Layer, compose
+from lm.cli.compose.quoting import path_of
 from lm.errors import ConfigError
 from lm.printing import note
 from lm.schema import Config, did_you_mean, flatten
@@ -34,11 +35,11 @@ def take_examined(args: Sequence[str], own_keys: Sequence[str], run: RunFolder |
     """
     overrides = overrides_of(args)
     for override in overrides:
-        section = override.lstrip("~").split("=")[0].replace("/", ".").split(".")[0]
+        section = path_of(override).partition(".")[0]
         if section not in EXAMINED:
             hint = did_you_mean(section, [*own_keys, *EXAMINED])
             raise ConfigError(f"{override.split('=')[0]}: lm eval has no such key. {hint}")
-    if {override.split("=")[0] for override in overrides} & {"data", "recipes"}:
+    if {"data", "recipes"} & set(map(path_of, overrides)):
         run, saved = None, Layer("", "", {})
     elif run is not None:
         saved = Layer("run", str(run.config_file), flatten({key: value for key, value in run.config().items() if key in EXAMINED}))

@@ -13,6 +13,7 @@ from lm.cli.compose.arguments import overrides_of
 from lm.cli.compose.compose import compose
 from lm.cli.compose.naming import cut, differing, short, variant_names
 from lm.cli.compose.overrides import expand
+from lm.cli.compose.quoting import path_of
 from lm.cli.compose.sizes import sizes
 from lm.cli.compose.variants import check, composed
 from lm.cli.verb import Verb
@@ -287,7 +288,7 @@ def _swept(overrides: list[str]) -> tuple[str, Tree]:
     shared, variants = _varied(overrides)
     if not variants:
         raise ConfigError("ablate: there is one variant only. Name a study=, or several values of a key, as in model/ffn=swiglu,gelu.")
-    keys = "+".join(short(text.partition("=")[0].lstrip("+").replace("/", ".")) for text in overrides if text not in shared)
+    keys = "+".join(short(path_of(text)) for text in overrides if text not in shared)
     return cut(f"{keys}+{'+'.join(variants)}", _LONGEST), {"variants": variants, "overrides": shared}
 
 

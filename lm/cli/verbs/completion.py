@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from lm.cli.compose import catalog
 from lm.cli.compose.naming import known_keys
+from lm.cli.compose.quoting import path_of
 from lm.cli.main import VERBS
 from lm.cli.verb import Verb, find
 from lm.errors import ConfigError
@@ -97,11 +98,11 @@ def _words() -> Iterator[tuple[str, list[str]]]:
     for name in VERBS:
         verb = find(name)
         own = [f"{key.rstrip('_')}={choice}" for key, field in verb.model_fields.items() for choice in _choices(field.annotation)]
-        taken = [word for word in train if verb.takes is None or word.partition("=")[0].replace("/", ".").split(".")[0] in verb.takes]
+        taken = [word for word in train if verb.takes is None or path_of(word).partition(".")[0] in verb.takes]
         yield name, [*(verb.words or ()), *own, *taken]
 
 
 def _choices(annotation: object) -> list[str]:
     """Returns the values of a Literal or bool; for other annotations one empty text."""
     found = [str(choice) for part in members(annotation) for choice in getattr(part, "__args__", ()) if isinstance(choice, str)]
-    return [*found, *(["true", "false"] if annotation is bool else [])] or [""]
+    return [*found, *(["true", "false"] if bool in members(annotation) else [])] or [""]

@@ -5,7 +5,7 @@ from typing import Any
 from lm.data.tokenizer.splits import GPT2, GPT4, QWEN2, SPLITS
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
-from lm.hf.io.tokenizer import ends
+from lm.hf.io.generation import ends
 from lm.schema import Tree
 
 _NAMES = {GPT2: "gpt-2", QWEN2: "qwen2", GPT4: "dbrx"}

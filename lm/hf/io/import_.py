@@ -9,12 +9,12 @@ from lm.data.tokenizer.fitting import fitted
 from lm.data.tokenizer.tokenizer import load_tokenizer
 from lm.errors import ConfigError, expect
 from lm.generation.text import require_fit
+from lm.hf.io.generation import GENERATION, further_ends, sampling
 from lm.hf.io.hub import local_folder
 from lm.hf.io.older import read_foreign
 from lm.hf.io.peft import CONFIG as ADAPTER
 from lm.hf.io.peft import read_peft
 from lm.hf.io.reading import read_hf
-from lm.hf.io.tokenizer import GENERATION, further_ends, sampling
 from lm.hf.io.writing import family_for
 from lm.hf.io.written import Written
 from lm.nn.transformer import model_config

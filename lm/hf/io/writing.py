@@ -10,8 +10,9 @@ from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.hf.io.family import Family, families, resolved
 from lm.hf.io.files import INDEX, SINGLE
+from lm.hf.io.generation import GENERATION, generation_config
 from lm.hf.io.reading import CONFIG
-from lm.hf.io.tokenizer import GENERATION, ends, save_tokenizer
+from lm.hf.io.tokenizer import save_tokenizer
 from lm.nn.transformer import LM, ModelConfig, build_model
 from lm.schema import Tree
 from lm.storage.atomic import write_json
@@ -94,15 +95,12 @@ def write_hf(
                 f" {tokenizer.pad}. Choose another family."
             )
         config |= {"bos_token_id": tokenizer.bos, "eos_token_id": tokenizer.eos, "pad_token_id": tokenizer.pad}
-    said = {**config, "eos_token_id": ends(tokenizer) if tokenizer is not None else None}
-    keys = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
-    generation = {key: said[key] for key in keys if said.get(key) is not None} | (sampling or {})
     for name, tensor in theirs.items():
         require_finite(name, tensor, f"export in {dtype}", "Use dtype=bf16 or fp32, or another checkpoint")
     folder.mkdir(exist_ok=True)
     _save_shards(folder, theirs)
     write_json(folder / CONFIG, config)
-    write_json(folder / GENERATION, generation)
+    write_json(folder / GENERATION, generation_config(config, tokenizer, sampling))
     if tokenizer is not None:
         save_tokenizer(folder, tokenizer, cfg)
 

@@ -1,0 +1,51 @@
+"""generation_config.json, both ways: where a text ends, and how the next token is drawn."""
+
+from math import isfinite
+from pathlib import Path
+
+from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.generation.text import ends_of
+from lm.schema import Tree
+from lm.storage.reading import read_json
+
+GENERATION = "generation_config.json"
+SAMPLING = (
+    "do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "no_repeat_ngram_size", "num_beams", "length_penalty",
+    "early_stopping",
+)  # fmt: skip
+_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+_ELSEWHERE = (*_TOKENS, "transformers_version", "use_cache")
+
+
+def generation_config(config: Tree, tokenizer: Tokenizer | None, drawn: Tree | None) -> Tree:
+    """Returns generation_config.json of a model with this config.json.  drawn: from `sampling`."""
+    said = {**config, "eos_token_id": ends(tokenizer) if tokenizer is not None else None}
+    return {key: said[key] for key in _TOKENS if said.get(key) is not None} | (drawn or {})
+
+
+def ends(tokenizer: Tokenizer) -> int | list[int] | None:
+    """Returns the end token or tokens of a text, eos first."""
+    found = ends_of(tokenizer)
+    return found if len(found) > 1 else next(iter(found), None)
+
+
+def further_ends(folder: Path, tokenizer: Tokenizer) -> list[int]:
+    """Returns the added tokens, special or not, that end a text besides eos, by a folder's generation_config.json or else its
+    config.json."""
+    files = [file for name in (GENERATION, "config.json") if (file := folder / name).exists()]
+    said: int | list[int] = next((found for file in files if (found := read_json(file, foreign=True).get("eos_token_id")) is not None), [])
+    given = said if isinstance(said, list) else [said]
+    return [i for i in given if isinstance(i, int) and i != tokenizer.eos and i in tokenizer.added_names]
+
+
+def sampling(folder: Path) -> tuple[Tree | None, list[str]]:
+    """Returns the values of a folder's generation_config.json by which `generate` goes on where nothing else is asked for, None where it
+    has none; and what else it says, as `key=value`, which no export will have."""
+    said = read_json(file, foreign=True) if (file := folder / GENERATION).exists() else {}
+    found = {key: value for key in SAMPLING if _is_setting(value := said.get(key))}
+    rest = [f"{key}={value!r}" for key, value in said.items() if value and key not in (*found, *_ELSEWHERE) and not key.startswith("_")]
+    return found or None, rest
+
+
+def _is_setting(value: object) -> bool:
+    return value == "never" or (isinstance(value, bool | int | float) and isfinite(value))

@@ -268,7 +268,7 @@ def test_no_size_is_left_to_the_defaults_of_transformers(preset: str) -> None:
 HOMELESS = {
     "gpt3_6_7b": "global_every",
     "palm_8b": "position.interleaved",
-    "transformer_base": "position.kind",
+    "transformer_base": "position.halves",
     "t5_tiny": "attention.scale",
     "nano_deep": "value_residual",
 }

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -41,9 +42,11 @@ def change(folder: Path, **keys: Any) -> None:
 
 @torch.no_grad()
 def redraw(theirs: torch.nn.Module, embed_gain: float, seed: int = 0) -> None:
-    """Every weight and stored buffer random: matrices so that activations keep their size, norms, biases and sinks far from 0 and 1."""
+    """Every weight and stored buffer random: matrices so that activations keep their size, norms, biases and sinks far from 0 and 1.
+    Tables of sines are none."""
     source = torch.Generator().manual_seed(seed)
-    stored = theirs.state_dict()
+    tables = {f"{name}.weight" for name, module in theirs.named_modules() if "Sinusoidal" in type(module).__name__}
+    stored = {name: tensor for name, tensor in theirs.state_dict().items() if name not in tables}
     drawn: set[int] = set()
     for name in sorted(stored):
         tensor = stored[name]
@@ -85,6 +88,10 @@ def in_doubles(theirs: Any) -> Any:
         out = type(theirs)._from_config(theirs.config, dtype=torch.float64)
         out.set_experts_implementation("eager")  # its grouped kernel has no float64
         out.load_state_dict(theirs.state_dict(), assign=True)  # what is tied here stays so, whatever the config says
+        with patch.object(torch, "FloatTensor", torch.DoubleTensor):
+            for module in out.modules():
+                if "Sinusoidal" in type(module).__name__ and hasattr(module, "create_weight"):
+                    module.weight.data = module.create_weight().double()
     return out.double().eval()
 
 

@@ -6,7 +6,7 @@ import torch
 from lm.cost.count import count
 from lm.errors import ConfigError
 from lm.nn.batch import Batch
-from lm.nn.position.absolute import Sinusoidal
+from lm.nn.position.absolute import Sinusoidal, SinusoidalConfig
 from lm.nn.position.scaling import frequencies
 from lm.nn.transformer import DecoderConfig
 from lm.ops.attention.attend import Scoring, choose, reference, sdpa
@@ -45,12 +45,14 @@ def test_rotary_scores_depend_on_distance_only() -> None:
 
 
 def test_sinusoidal_position_equals_the_papers_formula() -> None:
-    out = Sinusoidal(10000.0).embed(torch.zeros(1, 4, 6), torch.tensor([[0, 1, 2, 7]]))
+    x, positions = torch.zeros(1, 4, 6), torch.tensor([[0, 1, 2, 7]])
+    out, halves = (Sinusoidal(SinusoidalConfig(halves=apart)).embed(x, positions) for apart in (False, True))
     for row, p in enumerate((0, 1, 2, 7)):
         for i in range(3):
             angle = torch.tensor(p / 10000.0 ** (2 * i / 6))
             torch.testing.assert_close(out[0, row, 2 * i], angle.sin())
             torch.testing.assert_close(out[0, row, 2 * i + 1], angle.cos())
+    torch.testing.assert_close(halves, torch.cat([out[..., 0::2], out[..., 1::2]], dim=-1))
 
 
 @pytest.mark.parametrize("window", [None, 1, 4])

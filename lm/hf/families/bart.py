@@ -19,6 +19,8 @@ class Bart(Family):
     prefix = "model."
     ignored = (r"(model\.)?(encoder|decoder)\.(embed_tokens\.weight|version)",)
     zero_if_missing = ("final_logits_bias",)
+    scaled: ClassVar[bool] = False  # the embedding, where config.json does not say
+    unused: ClassVar[int] = 2  # first rows of the table of positions
     fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
         "vocab_size": "vocab_size",
         "max_seq_len": ("max_position_embeddings", 1024),
@@ -50,7 +52,7 @@ class Bart(Family):
             if hf.get(f"encoder_{name}", usual) != hf.get(f"decoder_{name}", usual):
                 said = f"decoder_{name}={hf.get(f'decoder_{name}', usual)} is not that of the encoder, and has no place"
                 raise ConfigError(f"config.json: {said} in lm, whose stacks are alike. Import another model.")
-        return {"embed.scale": math.sqrt(hf["d_model"]) if hf.get("scale_embedding") else 1.0}
+        return {"embed.scale": math.sqrt(hf["d_model"]) if hf.get("scale_embedding", self.scaled) else 1.0}
 
     def write(self, ours: Tree) -> Tree:
         return {
@@ -64,7 +66,7 @@ class Bart(Family):
         yield same("head.weight", "lm_head.weight")
         yield Pair(("head.bias",), ("final_logits_bias",), Row())
         for here, there, layers in (("encoder.", "model.encoder", ours["n_encoder_layers"]), ("", "model.decoder", ours["n_layers"])):
-            yield Pair((f"{here}position.weight",), (f"{there}.embed_positions.weight",), SkipRows(2))
+            yield Pair((f"{here}position.weight",), (f"{there}.embed_positions.weight",), SkipRows(self.unused))
             yield from module(f"{here}embed_norm", f"{there}.layernorm_embedding")
             for i in range(layers):
                 yield from self.block(f"{here}blocks.{i}", f"{there}.layers.{i}")

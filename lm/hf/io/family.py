@@ -3,10 +3,12 @@
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, ClassVar, NamedTuple
+
+from torch import Tensor
 
 from lm.errors import ConfigError
 from lm.hf.io.transforms import Copies, Same, Stack, Transform
@@ -111,6 +113,10 @@ class Family(ABC):
     @abstractmethod
     def pairs(self, ours: Tree) -> Iterator[Pair]:
         """Yields the pairs of a model with these options. Callers leave out pairs whose tensors the model does not have."""
+
+    def constants(self, ours: Tree) -> Mapping[str, Tensor]:
+        """Returns tensors that files may hold beside the weights, float32 by their keys, such as tables of sines."""
+        return {}
 
     def as_stored(self, hf: Tree, names: Collection[str]) -> Tree:
         """Returns config.json, corrected where it does not fit the tensors in the file.  names: of these tensors."""

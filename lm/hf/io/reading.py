@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,6 +95,7 @@ def _weights(folder: Path, files: Files, family: Family, cfg: ModelConfig, ignor
     named = [pair for pair in stored if pair.ours[0] in shapes and not _left_out(family, pair, files.names)]
     missing = [key for pair in named for key in pair.theirs if key not in files.names]
     used = {key for pair in named for key in pair.theirs} | _tied_copy(folder, stored, shapes.keys(), files)
+    used |= _constants(folder, family.constants(resolved(cfg)), files)
     unnamed = sorted(shapes.keys() - {name for pair in stored for name in pair.ours})
     if unnamed:
         raise CheckpointError(f"{folder}: {_listed('not read', unnamed)}{family.name} does not say where they are. Report it.")
@@ -136,6 +137,15 @@ def _stored(family: Family, pairs: list[Pair], names: set[str]) -> Iterator[Pair
 def _left_out(family: Family, pair: Pair, names: set[str]) -> bool:
     """Returns whether the file leaves these tensors out because they are zeros."""
     return all(key in family.zero_if_missing and key not in names for key in pair.theirs)
+
+
+def _constants(folder: Path, constants: Mapping[str, Tensor], files: Files) -> set[str]:
+    """Returns the keys of those that the file has. Raises CheckpointError where one holds anything else, up to the rounding of bf16."""
+    stored = {key: files.read(key).float() for key in constants if key in files.names}
+    for key, tensor in stored.items():
+        if tensor.shape != constants[key].shape or not torch.allclose(tensor, constants[key], rtol=0.0, atol=2**-8):
+            raise CheckpointError(f"{folder}: {key} is not the constant that it is in this family, and lm has no weights there.")
+    return set(stored)
 
 
 def _tied_copy(folder: Path, stored: list[Pair], ours: Collection[str], files: Files) -> set[str]:

@@ -69,7 +69,8 @@ def to_hf(family: Family, cfg: ModelConfig, weights: Mapping[str, Tensor]) -> di
     for pair in pairs:
         theirs = pair.transform.to_theirs([weights[name] for name in pair.ours])
         found |= {key: tensor.contiguous() for key, tensor in zip(pair.theirs, theirs, strict=True)}
-    return found
+    dtype = next(iter(found.values())).dtype
+    return found | {key: tensor.to(dtype, copy=True) for key, tensor in family.constants(resolved(cfg)).items()}
 
 
 def write_hf(

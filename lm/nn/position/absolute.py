@@ -67,21 +67,27 @@ class SinusoidalConfig(PositionConfig):
     kind: Literal["sinusoidal"] = "sinusoidal"
     theta: float = Field(10000.0, gt=0)
     """The longest wavelength is 2 pi theta."""
+    halves: bool = False
+    """All sines come first, and all cosines behind them (Marian); false alternates them."""
 
     def build(self, dims: Dims) -> Position:
-        return Sinusoidal(self.theta)
+        return Sinusoidal(self)
 
 
 class Sinusoidal(Position):
-    """sin(p / theta^(2i/d)) at even and cos at odd dimensions, added."""
+    """sin(p / theta^(2i/d)) at even and cos at odd dimensions, or in the first and the second half, added."""
 
-    def __init__(self, theta: float) -> None:
+    def __init__(self, cfg: SinusoidalConfig) -> None:
         super().__init__()
-        self.theta = theta
+        self.cfg = cfg
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        d = x.shape[-1]
-        rates = torch.exp(torch.arange(0, d, 2, device=x.device, dtype=torch.float32) * (-math.log(self.theta) / d))
+        return x + self.waves(positions, x.shape[-1]).to(x.dtype)
+
+    def waves(self, positions: Tensor, d: int) -> Tensor:
+        """(b, s) -> (b, s, d), float32."""
+        rates = torch.exp(torch.arange(0, d, 2, device=positions.device, dtype=torch.float32) * (-math.log(self.cfg.theta) / d))
         angles = positions.clamp_min(0).unsqueeze(-1).float() * rates  # (b, s) -> (b, s, ceil(d/2))
-        waves = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)[..., :d]  # (b, s, d/2) -> (b, s, d)
-        return x + waves.to(x.dtype)
+        if self.cfg.halves:
+            return torch.cat([angles.sin(), angles.cos()], dim=-1)[..., :d]
+        return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)[..., :d]  # (b, s, d/2) -> (b, s, d)

@@ -20,6 +20,7 @@ class Bart(Family):
     ignored = (r"(model\.)?(encoder|decoder)\.(embed_tokens\.weight|version)",)
     zero_if_missing = ("final_logits_bias",)
     scaled: ClassVar[bool] = False  # the embedding, where config.json does not say
+    needs_start: ClassVar[bool] = False  # transformers' class takes no null for the decoder's first token
     unused: ClassVar[int] = 2  # first rows of the table of positions
     fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
         "vocab_size": "vocab_size",
@@ -48,7 +49,10 @@ class Bart(Family):
     }  # fmt: skip
 
     def read(self, hf: Tree) -> Tree:
-        for name, usual in (("attention_heads", 16), ("ffn_dim", 4096)):
+        if self.needs_start and hf.get("decoder_start_token_id", 0) is None:
+            raise ConfigError(f"config.json: decoder_start_token_id is null, and {self.name} needs it. Name it, or set model.start_token.")
+        for option, name in (("attention.n_heads", "attention_heads"), ("ffn.hidden", "ffn_dim")):
+            usual = self.fields[option][1]
             if hf.get(f"encoder_{name}", usual) != hf.get(f"decoder_{name}", usual):
                 said = f"decoder_{name}={hf.get(f'decoder_{name}', usual)} is not that of the encoder, and has no place"
                 raise ConfigError(f"config.json: {said} in lm, whose stacks are alike. Import another model.")

@@ -1,7 +1,7 @@
 """Marian, the translators of OPUS-MT.  Junczys-Dowmunt et al. 2018, arXiv:1804.00344."""
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,8 @@ class Marian(Bart):
 
     name = "marian"
     architecture = "MarianMTModel"
+    needs_start = True
+    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {**Bart.fields, "start_token": ("decoder_start_token_id", 58100)}
     further: ClassVar[tuple[str, ...]] = (*Bart.further, "decoder_vocab_size", "share_encoder_decoder_embeddings")
     fixed: ClassVar[Tree] = {
         **Bart.fixed, "embed.norm": False, "position.kind": "sinusoidal", "position.theta": 10000.0, "position.halves": True,
@@ -27,8 +29,6 @@ class Marian(Bart):
     }  # fmt: skip
 
     def read(self, hf: Tree) -> Tree:
-        if hf.get("decoder_start_token_id") is None:
-            raise ConfigError("config.json: decoder_start_token_id is missing, and marian needs it. Name it, or set model.start_token.")
         if (size := hf.get("decoder_vocab_size")) not in (None, hf["vocab_size"]):
             raise ConfigError(
                 f"config.json: decoder_vocab_size={size} is not vocab_size, and stacks of lm share one vocabulary. Import another model."

@@ -1,4 +1,4 @@
-"""What is like BART: Marian and PEGASUS."""
+"""What is like BART: Blenderbot, Marian and PEGASUS."""
 
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,21 @@ BASE: dict[str, Any] = {
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "marian": ("MarianMTModel", {"activation_function": "swish", "scale_embedding": True}),
     "pegasus": ("PegasusForConditionalGeneration", {"activation_function": "relu", "scale_embedding": True}),
+    "blenderbot": ("BlenderbotForConditionalGeneration", {"scale_embedding": True}),
+    "blenderbot, untied": ("BlenderbotForConditionalGeneration", {"tie_word_embeddings": False, "activation_function": "relu"}),
     "marian, untied": ("MarianMTModel", {"tie_word_embeddings": False}),
     "pegasus, untied": ("PegasusForConditionalGeneration", {"tie_word_embeddings": False}),
 }  # fmt: skip
 PUBLISHED: dict[str, dict[str, Any]] = {
+    "blenderbot": {
+        "activation_dropout": 0.0, "activation_function": "gelu", "add_bias_logits": False, "add_final_layer_norm": True,
+        "architectures": ["BlenderbotForConditionalGeneration"], "attention_dropout": 0.0, "bos_token_id": 1, "d_model": 1280,
+        "decoder_attention_heads": 32, "decoder_ffn_dim": 5120, "decoder_layerdrop": 0.0, "decoder_layers": 12,
+        "decoder_start_token_id": 1, "dropout": 0.1, "encoder_attention_heads": 32, "encoder_ffn_dim": 5120, "encoder_layerdrop": 0.0,
+        "encoder_layers": 2, "eos_token_id": 2, "forced_eos_token_id": 2, "is_encoder_decoder": True, "max_position_embeddings": 128,
+        "model_type": "blenderbot", "normalize_before": True, "normalize_embedding": False, "num_hidden_layers": 2, "pad_token_id": 0,
+        "scale_embedding": True, "static_position_embeddings": False, "use_cache": True, "vocab_size": 8008,
+    },
     "marian": {
         "_num_labels": 3, "activation_dropout": 0.0, "activation_function": "swish", "add_bias_logits": False,
         "add_final_layer_norm": False, "architectures": ["MarianMTModel"], "attention_dropout": 0.0, "bad_words_ids": [[58100]],
@@ -50,10 +61,10 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "static_position_embeddings": True, "vocab_size": 96103,
     },
 }  # fmt: skip
-"""opus-mt-en-de's and pegasus-xsum's, as their files have them."""
+"""blenderbot-400M-distill's, opus-mt-en-de's and pegasus-xsum's, as their files have them."""
 
 
-@pytest.mark.parametrize("case", cases(CASES, quick=2))
+@pytest.mark.parametrize("case", cases(CASES, quick=3))
 def test_a_family_like_bart(case: str, tmp_path: Path) -> None:
     name, options = CASES[case]
     model = getattr(transformers, name)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, ClassVar
 from unittest.mock import patch
 
@@ -51,7 +51,7 @@ class Doubles:
     """
 
     _BY_OWNER: ClassVar[dict[Any, str]] = {
-        torch: "arange as_tensor cumsum empty empty_like eye full full_like linspace ones ones_like rand randn softmax sum tensor zeros"
+        torch: "arange as_tensor cumsum empty empty_like eye full_like linspace ones ones_like rand randn softmax sum tensor zeros"
         " zeros_like",
         torch.linalg: "norm vector_norm",
         torch.nn.functional: "log_softmax softmax",
@@ -66,6 +66,7 @@ class Doubles:
             for name in names.split():
                 self._patches.enter_context(patch.object(owner, name, self._widening(getattr(owner, name))))
         self._patches.enter_context(patch.object(Tensor, "float", self._widening(Tensor.float, Tensor.double)))
+        self._patches.enter_context(patch.object(torch, "full", self._widening(torch.full, partial(_full, torch.full))))
         self._on = True
 
     def __exit__(self, *error: object) -> None:
@@ -83,6 +84,11 @@ class Doubles:
             return (instead or function)(*map(_wider, args), **{key: _wider(value) for key, value in kwargs.items()})
 
         return wider
+
+
+def _full(full: Callable[..., Tensor], size: Any, fill_value: Any, **options: Any) -> Tensor:
+    """Full of a float, which may be the least one of float64, is of float64 where no dtype is asked for."""
+    return full(size, fill_value, **({"dtype": torch.float64} if isinstance(fill_value, float) else {}) | options)
 
 
 def _wider(value: Any) -> Any:

@@ -64,7 +64,8 @@ def redraw(theirs: torch.nn.Module, embed_gain: float, seed: int = 0) -> None:
 
 
 def tokens(b: int, s: int, seed: int) -> Tensor:
-    return torch.randint(1, VOCAB, (b, s), generator=torch.Generator().manual_seed(seed))
+    """None is 0 or 1, which some families take for padding."""
+    return torch.randint(2, VOCAB, (b, s), generator=torch.Generator().manual_seed(seed))
 
 
 def padding(b: int, s: int, left: bool) -> tuple[Tensor, Tensor]:

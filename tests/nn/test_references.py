@@ -53,6 +53,9 @@ def test_sinusoidal_position_equals_the_papers_formula() -> None:
             torch.testing.assert_close(out[0, row, 2 * i], angle.sin())
             torch.testing.assert_close(out[0, row, 2 * i + 1], angle.cos())
     torch.testing.assert_close(halves, torch.cat([out[..., 0::2], out[..., 1::2]], dim=-1))
+    exact = Sinusoidal(SinusoidalConfig(exact=True, first=3, theta=100.0)).embed(x, positions)
+    rates = torch.tensor([1.0, 0.1, 0.01])  # down to 1 / theta
+    torch.testing.assert_close(exact[0, :, 0::2], torch.sin((positions[0, :, None] + 3) * rates))
 
 
 @pytest.mark.parametrize("window", [None, 1, 4])

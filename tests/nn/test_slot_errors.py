@@ -212,7 +212,8 @@ OF_A_FAMILY = {
     "RopeConfig.fraction": "GPT-NeoX", "YarnScaling.truncate": "gpt-oss",
     "YarnScaling.mscale": "DeepSeek", "YarnScaling.mscale_all_dim": "DeepSeek", "DecoderConfig.mtp": "DeepSeek",
     "ShortConvConfig.kernel": "LFM2", "SigmoidRouterConfig.floor": "LFM2",
-    "QueryGrowth.rate": "Ministral 3",
+    "QueryGrowth.rate": "Ministral 3", "SinusoidalConfig.halves": "Marian", "SinusoidalConfig.exact": "M2M-100",
+    "SinusoidalConfig.first": "M2M-100",
 }  # fmt: skip
 
 

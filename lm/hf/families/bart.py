@@ -17,8 +17,8 @@ class Bart(Family):
     architecture = "BartForConditionalGeneration"
     auto = "AutoModelForSeq2SeqLM"
     prefix = "model."
-    ignored = (r"(model\.)?(encoder|decoder)\.(embed_tokens\.weight|version)",)
-    zero_if_missing = ("final_logits_bias",)
+    ignored: ClassVar[tuple[str, ...]] = (r"(model\.)?(encoder|decoder)\.(embed_tokens\.weight|version)",)
+    zero_if_missing: ClassVar[tuple[str, ...]] = ("final_logits_bias",)
     scaled: ClassVar[bool] = False  # the embedding, where config.json does not say
     needs_start: ClassVar[bool] = False  # transformers' class takes no null for the decoder's first token
     unused: ClassVar[int] = 2  # first rows of the table of positions

@@ -30,6 +30,7 @@ class OPT(Family):
         "dropout": ("dropout", 0.1),
         "head.tied": ("tie_word_embeddings", True),
     }
+    stack: ClassVar[tuple[str, str, str]] = ("model.decoder", "final_layer_norm", "lm_head")  # names of it, its last norm, and the head
     further: ClassVar[tuple[str, ...]] = ("word_embed_proj_dim", "layerdrop", "activation_dropout")
     fixed: ClassVar[Tree] = {
         "kind": "decoder", "norm.kind": "layer", "norm.place": "pre", "norm.eps": 1e-5, "position.kind": "learned",
@@ -49,12 +50,13 @@ class OPT(Family):
         return {"word_embed_proj_dim": ours["d_model"]}
 
     def pairs(self, ours: Tree) -> Iterator[Pair]:
-        yield same("embed.weight", "model.decoder.embed_tokens.weight")
-        yield same("head.weight", "lm_head.weight")
-        yield Pair(("position.weight",), ("model.decoder.embed_positions.weight",), SkipRows(2))
-        yield from module("norm", "model.decoder.final_layer_norm")
+        stack, norm, head = self.stack
+        yield same("embed.weight", f"{stack}.embed_tokens.weight")
+        yield same("head.weight", f"{head}.weight")
+        yield Pair(("position.weight",), (f"{stack}.embed_positions.weight",), SkipRows(2))
+        yield from module("norm", f"{stack}.{norm}")
         for i in range(ours["n_layers"]):
-            here, there = f"blocks.{i}", f"model.decoder.layers.{i}"
+            here, there = f"blocks.{i}", f"{stack}.layers.{i}"
             for name, theirs in (("q", "q_proj"), ("k", "k_proj"), ("v", "v_proj"), ("o", "out_proj")):
                 yield from module(f"{here}.attention.{name}", f"{there}.self_attn.{theirs}")
             yield from module(f"{here}.attention_residual.norm", f"{there}.self_attn_layer_norm")

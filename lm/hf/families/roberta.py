@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import ClassVar
 
-from lm.errors import ConfigError
 from lm.hf.families.bert import Bert
 from lm.hf.io.family import Pair
 from lm.hf.io.transforms import SkipRows
@@ -29,15 +28,11 @@ class Roberta(Bert):
     )
 
     def read(self, hf: Tree) -> Tree:
-        if (pad := hf.get("pad_token_id", self.pad)) != self.pad:
-            raise ConfigError(
-                f"config.json: pad_token_id={pad}: positions begin behind it, and in lm behind {self.pad}. Import another model."
-            )
         length = hf.get("max_position_embeddings", 512) - self.pad - 1
         return super().read(hf) | {"max_seq_len": length, "head.transform": "gelu"}
 
     def write(self, ours: Tree) -> Tree:
-        return super().write(ours) | {"max_position_embeddings": ours["max_seq_len"] + self.pad + 1, "pad_token_id": self.pad}
+        return super().write(ours) | {"max_position_embeddings": ours["max_seq_len"] + self.pad + 1}
 
     def pairs(self, ours: Tree) -> Iterator[Pair]:
         for pair in super().pairs(ours):

@@ -150,6 +150,10 @@ class Family(ABC):
         for name in ("n_layers", "n_encoder_layers"):  # read as many times below
             if (n := values.get(name)) is not None and (type(n) is not int or not 0 < n <= MOST_LAYERS):
                 raise ConfigError(f"config.json: {n!r} layers do not fit; there are 1 to {MOST_LAYERS:,}. Restore the file.")
+        if self.pad is not None and (pad := hf.get("pad_token_id", self.pad)) != self.pad:
+            raise ConfigError(
+                f"config.json: pad_token_id={pad}: positions begin behind it, and in lm behind {self.pad}. Import another model."
+            )
         try:
             values |= {ours: activation(hf, key, missing) for ours, key, missing in self.places() if ours.endswith("activation")}
             values |= read_ropes(hf, self.theta, self.local_theta) if self.theta else {}
@@ -170,7 +174,9 @@ class Family(ABC):
         ours = resolved(cfg)
         mapped = {key: hf_activation(ours.get(n)) if n.endswith("activation") else ours.get(n) for n, key, _ in self.places()}
         rope = write_ropes(ours if self.partial else ours | {"position.fraction": 1.0}, self.local_theta) if self.theta else {}
-        return {"model_type": self.name, "architectures": [self.architecture], **self.fixed_there, **mapped, **rope, **self.write(ours)}
+        pad = {} if self.pad is None else {"pad_token_id": self.pad}
+        named = {"model_type": self.name, "architectures": [self.architecture], **pad}
+        return {**named, **self.fixed_there, **mapped, **rope, **self.write(ours)}
 
     def homeless(self, cfg: ModelConfig) -> list[str]:
         """Returns the options that change when written to this family's config.json and read back, or that transformers refuses:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from lm.errors import ConfigError
 from lm.nn.position.base import Dims, Position, PositionConfig
+from lm.schema import MOST
 
 
 class NoPositionConfig(PositionConfig):
@@ -69,6 +70,10 @@ class SinusoidalConfig(PositionConfig):
     """The longest wavelength is 2 pi theta."""
     halves: bool = False
     """All sines come first, and all cosines behind them (Marian); false alternates them."""
+    exact: bool = False
+    """Rates fall to 1/theta itself, theta^(-i/(d/2-1)) (M2M-100, as tensor2tensor); false: theta^(-2i/d), nearly as far."""
+    first: int = Field(0, ge=0, le=MOST)
+    """Position of the first token (M2M-100: 2)."""
 
     def build(self, dims: Dims) -> Position:
         return Sinusoidal(self)
@@ -86,8 +91,9 @@ class Sinusoidal(Position):
 
     def waves(self, positions: Tensor, d: int) -> Tensor:
         """(b, s) -> (b, s, d), float32."""
-        rates = torch.exp(torch.arange(0, d, 2, device=positions.device, dtype=torch.float32) * (-math.log(self.cfg.theta) / d))
-        angles = positions.clamp_min(0).unsqueeze(-1).float() * rates  # (b, s) -> (b, s, ceil(d/2))
+        last = max(d - 2, 1) if self.cfg.exact else d
+        rates = torch.exp(torch.arange(0, d, 2, device=positions.device, dtype=torch.float32) * (-math.log(self.cfg.theta) / last))
+        angles = (positions.clamp_min(0) + self.cfg.first).unsqueeze(-1).float() * rates  # (b, s) -> (b, s, ceil(d/2))
         if self.cfg.halves:
             return torch.cat([angles.sin(), angles.cos()], dim=-1)[..., :d]
         return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)[..., :d]  # (b, s, d/2) -> (b, s, d)

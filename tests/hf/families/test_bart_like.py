@@ -1,4 +1,4 @@
-"""What is like BART: Blenderbot, Marian and PEGASUS."""
+"""What is like BART: Blenderbot, M2M-100 (NLLB), Marian and PEGASUS."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 transformers = pytest.importorskip("transformers")
 
-from lm.errors import CheckpointError  # noqa: E402
+from lm.errors import CheckpointError, ConfigError  # noqa: E402
 from lm.hf.io.family import families  # noqa: E402
 from lm.hf.io.reading import read_hf  # noqa: E402
 from lm.hf.io.writing import family_for  # noqa: E402
@@ -23,6 +23,11 @@ BASE: dict[str, Any] = {
     "decoder_start_token_id": 5, "pad_token_id": 5,
 }  # fmt: skip
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "m2m-100": ("M2M100ForConditionalGeneration", {"pad_token_id": 1}),
+    "m2m-100, untied, another activation, no scale": (
+        "M2M100ForConditionalGeneration",
+        {"pad_token_id": 1, "tie_word_embeddings": False, "activation_function": "gelu", "scale_embedding": False},
+    ),
     "marian": ("MarianMTModel", {"activation_function": "swish", "scale_embedding": True}),
     "pegasus": ("PegasusForConditionalGeneration", {"activation_function": "relu", "scale_embedding": True}),
     "blenderbot": ("BlenderbotForConditionalGeneration", {"scale_embedding": True}),
@@ -39,6 +44,15 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "encoder_layers": 2, "eos_token_id": 2, "forced_eos_token_id": 2, "is_encoder_decoder": True, "max_position_embeddings": 128,
         "model_type": "blenderbot", "normalize_before": True, "normalize_embedding": False, "num_hidden_layers": 2, "pad_token_id": 0,
         "scale_embedding": True, "static_position_embeddings": False, "use_cache": True, "vocab_size": 8008,
+    },
+    "m2m_100": {
+        "activation_dropout": 0.0, "activation_function": "relu", "architectures": ["M2M100ForConditionalGeneration"],
+        "attention_dropout": 0.1, "bos_token_id": 0, "d_model": 1024, "decoder_attention_heads": 16, "decoder_ffn_dim": 4096,
+        "decoder_layerdrop": 0, "decoder_layers": 12, "decoder_start_token_id": 2, "dropout": 0.1, "encoder_attention_heads": 16,
+        "encoder_ffn_dim": 4096, "encoder_layerdrop": 0, "encoder_layers": 12, "eos_token_id": 2, "init_std": 0.02,
+        "is_encoder_decoder": True, "max_length": 200, "max_position_embeddings": 1024, "model_type": "m2m_100",
+        "num_hidden_layers": 12, "pad_token_id": 1, "scale_embedding": True, "tokenizer_class": "NllbTokenizer", "use_cache": True,
+        "vocab_size": 256206,
     },
     "marian": {
         "_num_labels": 3, "activation_dropout": 0.0, "activation_function": "swish", "add_bias_logits": False,
@@ -61,10 +75,10 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "static_position_embeddings": True, "vocab_size": 96103,
     },
 }  # fmt: skip
-"""blenderbot-400M-distill's, opus-mt-en-de's and pegasus-xsum's, as their files have them."""
+"""blenderbot-400M-distill's, nllb-200-distilled-600M's, opus-mt-en-de's and pegasus-xsum's, as their files have them."""
 
 
-@pytest.mark.parametrize("case", cases(CASES, quick=3))
+@pytest.mark.parametrize("case", cases(CASES, quick=5))
 def test_a_family_like_bart(case: str, tmp_path: Path) -> None:
     name, options = CASES[case]
     model = getattr(transformers, name)
@@ -96,3 +110,8 @@ def test_positions_may_be_left_out_of_the_file_and_are_refused_where_they_are_no
     save_file(tensors | {key: table + 0.1 * torch.randn_like(table)}, path)
     with pytest.raises(CheckpointError, match=r"model\.encoder\.embed_positions\.weight is not the constant"):
         read_hf(tmp_path)
+
+
+def test_positions_behind_another_padding_token_are_refused() -> None:
+    with pytest.raises(ConfigError, match="pad_token_id=5: positions begin behind it, and in lm behind 1"):
+        families()["m2m_100"].config(BASE)

@@ -1,0 +1,27 @@
+"""M2M-100 and NLLB.  Fan et al. 2020, arXiv:2010.11125; NLLB team 2022, arXiv:2207.04672."""
+
+from typing import Any, ClassVar
+
+from lm.hf.families.mbart import MBart
+from lm.hf.families.xglm import FAIRSEQ
+from lm.schema import Tree
+
+
+class M2M100(MBart):
+    """mBART with sines and cosines for positions, and neither a norm behind the embedding nor a bias on the logits."""
+
+    name = "m2m_100"
+    architecture = "M2M100ForConditionalGeneration"
+    pad = 1
+    scaled = True
+    ignored = (*MBart.ignored, r"(model\.)?(encoder|decoder)\.embed_positions\.weights")
+    zero_if_missing = ()
+    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+        **MBart.fields, "ffn.activation": ("activation_function", "relu"), "attention.dropout": ("attention_dropout", 0.1),
+        "start_token": ("decoder_start_token_id", 2),
+    }  # fmt: skip
+    fixed: ClassVar[Tree] = {**MBart.fixed, **FAIRSEQ, "embed.norm": False, "head.bias": False}
+    fixed_there: ClassVar[Tree] = {key: value for key, value in MBart.fixed_there.items() if key == "is_encoder_decoder"}
+
+
+FAMILY = M2M100()

@@ -1,4 +1,4 @@
-"""What is like RoBERTa: XLM-RoBERTa and CamemBERT, and with norms before the sublayers RoBERTa-PreLayerNorm and XLM-RoBERTa-XL."""
+"""What is like RoBERTa: XLM-RoBERTa, CamemBERT, data2vec, and with norms before the sublayers RoBERTa-PreLayerNorm and XLM-RoBERTa-XL."""
 
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "xlm-roberta": ("XLMRoberta", {"layer_norm_eps": 1e-5}),
     "xlm-roberta, relu, two segments": ("XLMRoberta", {"hidden_act": "relu", "type_vocab_size": 2}),
     "camembert": ("Camembert", {"layer_norm_eps": 1e-5}),
+    "data2vec": ("Data2VecText", {"hidden_act": "relu", "type_vocab_size": 2}),
     "norms before": ("RobertaPreLayerNorm", {}),
     "norms before, relu, three segments": (
         "RobertaPreLayerNorm",
@@ -41,6 +42,13 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "hidden_size": 768, "initializer_range": 0.02, "intermediate_size": 3072,
         "layer_norm_eps": 1e-05, "max_position_embeddings": 514, "model_type": "camembert", "num_attention_heads": 12,
         "num_hidden_layers": 12, "output_past": True, "pad_token_id": 1, "type_vocab_size": 1, "vocab_size": 32005,
+    },
+    "data2vec-text": {
+        "architectures": ["Data2VecTextModel"], "attention_probs_dropout_prob": 0.1, "bos_token_id": 0, "classifier_dropout": None,
+        "eos_token_id": 2, "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "hidden_size": 768, "initializer_range": 0.02,
+        "intermediate_size": 3072, "layer_norm_eps": 1e-05, "max_position_embeddings": 514, "model_type": "data2vec-text",
+        "num_attention_heads": 12, "num_hidden_layers": 12, "pad_token_id": 1, "position_embedding_type": "absolute",
+        "type_vocab_size": 1, "use_cache": True, "vocab_size": 50265,
     },
     "roberta-prelayernorm": {
         "architectures": ["RobertaPreLayerNormForMaskedLM"], "attention_probs_dropout_prob": 0.1, "bos_token_id": 0, "eos_token_id": 2,

@@ -1,4 +1,4 @@
-"""GPT-Neo, and SantaCoder and StarCoder 1 (GPT BigCode)."""
+"""The first GPT, GPT-Neo, and SantaCoder and StarCoder 1 (GPT BigCode)."""
 
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,17 @@ NEO: dict[str, Any] = {
 }  # fmt: skip
 BIG: dict[str, Any] = {"vocab_size": VOCAB, "n_embd": 48, "n_layer": 3, "n_head": 6, "n_positions": 64}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "neo": ("GPTNeo", NEO),
+    "neo": ("GPTNeoForCausalLM", NEO),
+    "gpt": ("OpenAIGPTLMHeadModel", BIG),
+    "gpt, another activation, untied": ("OpenAIGPTLMHeadModel", BIG | {"afn": "swish", "tie_word_embeddings": False}),
     "neo, no windows, untied, another feed-forward": (
-        "GPTNeo",
+        "GPTNeoForCausalLM",
         NEO | {"attention_types": [[["global"], 4]], "tie_word_embeddings": False, "intermediate_size": 72, "activation_function": "relu"},
     ),
-    "neo, a window in three of four layers": ("GPTNeo", NEO | {"attention_types": [[["local"], 3], [["global"], 1]]}),
-    "bigcode": ("GPTBigCode", BIG),
+    "neo, a window in three of four layers": ("GPTNeoForCausalLM", NEO | {"attention_types": [[["local"], 3], [["global"], 1]]}),
+    "bigcode": ("GPTBigCodeForCausalLM", BIG),
     "bigcode, a head of keys for each of queries, untied, another feed-forward": (
-        "GPTBigCode", BIG | {"multi_query": False, "tie_word_embeddings": False, "n_inner": 72, "activation_function": "gelu"},
+        "GPTBigCodeForCausalLM", BIG | {"multi_query": False, "tie_word_embeddings": False, "n_inner": 72, "activation_function": "gelu"},
     ),
 }  # fmt: skip
 PUBLISHED: dict[str, dict[str, Any]] = {
@@ -36,6 +38,13 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "gradient_checkpointing": False, "hidden_size": 768, "intermediate_size": None, "layer_norm_epsilon": 1e-05,
         "max_position_embeddings": 2048, "model_type": "gpt_neo", "num_heads": 16, "num_layers": 4, "resid_dropout": 0,
         "vocab_size": 50257, "window_size": 256,
+    },
+    "openai-gpt": {
+        "afn": "gelu", "architectures": ["OpenAIGPTLMHeadModel"], "attn_pdrop": 0.1, "embd_pdrop": 0.1, "initializer_range": 0.02,
+        "layer_norm_epsilon": 1e-05, "model_type": "openai-gpt", "n_ctx": 512, "n_embd": 768, "n_head": 12, "n_layer": 12,
+        "n_positions": 512, "n_special": 0, "predict_special_tokens": True, "resid_pdrop": 0.1, "summary_activation": None,
+        "summary_first_dropout": 0.1, "summary_proj_to_labels": True, "summary_type": "cls_index", "summary_use_proj": True,
+        "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}}, "vocab_size": 40478,
     },
     "gpt_bigcode": {
         "activation_function": "gelu", "architectures": ["GPTBigCodeForCausalLM"], "attention_softmax_in_fp32": True, "attn_pdrop": 0.1,
@@ -50,12 +59,13 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_family_like_gpt2(case: str, tmp_path: Path) -> None:
     name, options = CASES[case]
-    verify(getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**options)), tmp_path)
+    model = getattr(transformers, name)
+    verify(model(model.config_class(**options)), tmp_path)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_config_of_published_sizes_is_understood(name: str) -> None:
-    """The sizes of TinyStories 33M and of StarCoder, 15.5B."""
+    """The sizes of TinyStories 33M, of the first GPT, and of StarCoder, 15.5B."""
     family, there = families()[name], PUBLISHED[name]
     cfg = family.config(there)
     assert unheard("config.json", there, family, cfg) == [] and family.homeless(cfg) == []

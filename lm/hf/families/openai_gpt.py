@@ -1,0 +1,48 @@
+"""GPT, the first one.  Radford et al. 2018, "Improving language understanding by generative pre-training"."""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from lm.errors import ConfigError
+from lm.hf.families.gpt2 import GPT2
+from lm.hf.io.family import Pair
+from lm.nn.ffn.mlp import Activation
+from lm.schema import Tree
+
+_NAMES: dict[str, Activation] = {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}
+"""Its names of activations -> ours: what it calls gelu is the approximation by tanh."""
+
+
+class GPT(GPT2):
+    """GPT-2 with norms behind the sublayers, and a feed-forward that is four times as wide as the model."""
+
+    name = "openai-gpt"
+    architecture = "OpenAIGPTLMHeadModel"
+    ignored = (r"(transformer\.)?(h\.\d+\.attn\.bias|position_ids)",)
+    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+        **{ours: theirs for ours, theirs in GPT2.fields.items() if not ours.startswith("ffn.")},
+        "max_seq_len": ("n_positions", 512),
+    }
+    further: ClassVar[tuple[str, ...]] = ("afn",)
+    idle: ClassVar[tuple[str, ...]] = (
+        *GPT2.idle, "n_special", "predict_special_tokens", "summary_type", "summary_use_proj", "summary_proj_to_labels",
+    )  # fmt: skip
+    fixed: ClassVar[Tree] = {**GPT2.fixed, "norm.place": "post", "ffn.hidden": None}
+    fixed_there: ClassVar[Tree] = {}
+
+    def read(self, hf: Tree) -> Tree:
+        if (name := hf.get("afn", "gelu")) not in _NAMES:
+            raise ConfigError(f"config.json: afn={name!r} is not known. Known are {', '.join(_NAMES)}.")
+        return {"ffn.activation": _NAMES[name]}
+
+    def write(self, ours: Tree) -> Tree:
+        names = {mine: theirs for theirs, mine in reversed(_NAMES.items())}
+        return {"afn": names.get(ours["ffn.activation"]), "embd_pdrop": ours["dropout"]}
+
+    def pairs(self, ours: Tree) -> Iterator[Pair]:
+        for pair in super().pairs(ours):
+            yield pair._replace(theirs=tuple(_EMBEDS.get(key, key) for key in pair.theirs))
+
+
+_EMBEDS = {"transformer.wte.weight": "transformer.tokens_embed.weight", "transformer.wpe.weight": "transformer.positions_embed.weight"}
+FAMILY = GPT()

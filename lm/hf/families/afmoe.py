@@ -1,0 +1,68 @@
+"""Trinity (AFMoE).  Arcee AI 2025, "The Trinity manifesto"."""
+
+import math
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from lm.hf.families.deepseek_moe import DeepSeekMoE
+from lm.hf.io.family import Pair, module
+from lm.hf.options.windows import WINDOW_KEYS, layer_types, read_rotating_windows, write_windows
+from lm.schema import Tree
+
+
+class AFMoE(DeepSeekMoE):
+    """DeepSeek-V3's experts, norms before and behind the sublayers and on heads, gated attention, and no rotation outside of windows."""
+
+    name = "afmoe"
+    architecture = "AfmoeForCausalLM"
+    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+        **{ours: theirs for ours, theirs in DeepSeekMoE.fields.items() if not ours.startswith("ffn.") and not ours.endswith("_bias")},
+        "norm.eps": ("rms_norm_eps", 1e-5),
+        "attention.head_dim": ("head_dim", 128),
+        "ffn.expert.activation": ("hidden_act", "silu"),
+        "ffn.expert.hidden": ("moe_intermediate_size", 1408),
+        "ffn.n_experts": ("num_experts", 64),
+        "ffn.n_shared": ("num_shared_experts", 2),
+        "ffn.top_k": ("num_experts_per_tok", 6),
+        "ffn.first_dense": ("num_dense_layers", 1),
+        "ffn.router.scale": ("route_scale", 1.0),
+    }
+    usual_dense = 6144
+    further: ClassVar[tuple[str, ...]] = (*DeepSeekMoE.further, *WINDOW_KEYS, "global_attn_every_n_layers", "mup_enabled")
+    idle: ClassVar[tuple[str, ...]] = ("load_balance_coeff", "use_grouped_mm")
+    fixed: ClassVar[Tree] = {
+        **DeepSeekMoE.fixed, "norm.place": "sandwich", "attention.qk_norm": "head", "attention.out_gate": "element",
+        "attention.qkv_bias": False, "attention.out_bias": False, "ffn.router.normalize": True,
+    }  # fmt: skip
+    fixed_there: ClassVar[Tree] = {
+        "attention_bias": False, "n_group": 1, "num_expert_groups": 1, "num_limited_groups": 1, "route_norm": True, "score_func": "sigmoid",
+        "topk_group": 1,
+    }  # fmt: skip
+
+    def read(self, hf: Tree) -> Tree:
+        known = {key: missing for _, key, missing in self.places()} | hf
+        named = {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts", "first_k_dense_replace": "num_dense_layers"}
+        there = {**hf, **{theirs: known[own] for theirs, own in named.items()}, "n_group": 1, "topk_group": 1}
+        usual = layer_types(hf["num_hidden_layers"], hf.get("global_attn_every_n_layers", 4))
+        scale = math.sqrt(hf["hidden_size"]) if hf.get("mup_enabled", False) else 1.0
+        return {**super().read(there), **read_rotating_windows(hf, usual, 1024), "embed.scale": scale}
+
+    def write(self, ours: Tree) -> Tree:
+        return {**super().write(ours), **write_windows(ours), "mup_enabled": ours["embed.scale"] != 1.0}
+
+    def norms(self, here: str, there: str) -> Iterator[Pair]:
+        for name, before, behind in (
+            ("attention", "input_layernorm", "post_attention_layernorm"),
+            ("ffn", "pre_mlp_layernorm", "post_mlp_layernorm"),
+        ):
+            yield from module(f"{here}.{name}_residual.norm", f"{there}.{before}")
+            yield from module(f"{here}.{name}_residual.norm_out", f"{there}.{behind}")
+        yield from module(f"{here}.attention.gate", f"{there}.self_attn.gate_proj")
+
+    def ffn(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
+        renamed = {f"{there}.mlp.gate.weight": "router.gate.weight", f"{there}.mlp.gate.e_score_correction_bias": "expert_bias"}
+        for pair in super().ffn(here, there, ours):
+            yield pair._replace(theirs=tuple(f"{there}.mlp.{renamed[key]}" if key in renamed else key for key in pair.theirs))
+
+
+FAMILY = AFMoE()

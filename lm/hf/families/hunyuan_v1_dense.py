@@ -1,5 +1,6 @@
 """HunYuan, dense: 0.5B to 7B.  Tencent 2025, "Hunyuan-7B-Instruct"."""
 
+import re
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -39,12 +40,11 @@ class HunYuanDense(Llama):
 
     def block(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
         for pair in super().block(here, there, ours):
-            key = (
-                pair.theirs[0]
-                .replace("self_attn.q_norm", "self_attn.query_layernorm")
-                .replace("self_attn.k_norm", "self_attn.key_layernorm")
-            )
-            yield pair._replace(theirs=(key,))
+            yield pair._replace(theirs=tuple(re.sub(r"self_attn\.(q|k)_norm", _norm, key) for key in pair.theirs))
+
+
+def _norm(found: re.Match[str]) -> str:
+    return f"self_attn.{'query' if found[1] == 'q' else 'key'}_layernorm"
 
 
 FAMILY = HunYuanDense()

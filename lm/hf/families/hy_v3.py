@@ -1,0 +1,58 @@
+"""Hy3.  Tencent 2026, "Hy3-preview"."""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from lm.hf.families.deepseek_moe import DeepSeekMoE
+from lm.hf.io.family import Pair
+from lm.hf.options.pattern import read_first_dense, write_first_dense
+from lm.schema import Tree
+
+
+class HY3(DeepSeekMoE):
+    """DeepSeek-V3's experts without groups, behind grouped queries with norms on heads."""
+
+    name = "hy_v3"
+    architecture = "HYV3ForCausalLM"
+    theta = 11_158_840.0
+    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+        **{ours: theirs for ours, theirs in DeepSeekMoE.fields.items() if not ours.startswith("ffn.")},
+        "norm.eps": ("rms_norm_eps", 1e-5),
+        "attention.n_kv_heads": ("num_key_value_heads", 8),
+        "attention.head_dim": ("head_dim", 128),
+        "ffn.expert.activation": ("hidden_act", "silu"),
+        "ffn.expert.hidden": ("moe_intermediate_size", 1536),
+        "ffn.n_experts": ("num_experts", 192),
+        "ffn.n_shared": ("num_shared_experts", 1),
+        "ffn.top_k": ("num_experts_per_tok", 8),
+        "ffn.router.scale": ("router_scaling_factor", 2.826),
+    }
+    usual_dense = 13312
+    further: ClassVar[tuple[str, ...]] = (*DeepSeekMoE.further, "mlp_layer_types")
+    idle: ClassVar[tuple[str, ...]] = ("enable_moe_fp32_combine", "num_nextn_predict_layers")
+    fixed: ClassVar[Tree] = {**DeepSeekMoE.fixed, "attention.qk_norm": "head", "ffn.router.normalize": True}
+    fixed_there: ClassVar[Tree] = {"mlp_bias": False}
+
+    def ignores(self, hf: Tree) -> tuple[str, ...]:
+        """Its block that predicts a further token is a layer after the last one."""
+        return (*self.ignored, rf"model\.layers\.{hf['num_hidden_layers']}\..*")
+
+    def read(self, hf: Tree) -> Tree:
+        known = {key: missing for _, key, missing in self.places()} | hf
+        first, named = read_first_dense(hf, 1), {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"}
+        there = {**hf, **{theirs: known[own] for theirs, own in named.items()}, "first_k_dense_replace": first, "n_group": 1}
+        return {**super().read(there), "ffn.first_dense": first}
+
+    def write(self, ours: Tree) -> Tree:
+        return {**super().write(ours), "mlp_layer_types": write_first_dense(ours)}
+
+    def ffn(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
+        renamed = {"gate.weight": "router.gate.weight", "gate.e_score_correction_bias": "expert_bias"}
+        for pair in super().ffn(here, there, ours):
+            ends = [key.removeprefix(f"{there}.mlp.") for key in pair.theirs]
+            yield pair._replace(
+                theirs=tuple(f"{there}.mlp.{renamed.get(key, key.replace('shared_experts', 'shared_mlp'))}" for key in ends)
+            )
+
+
+FAMILY = HY3()

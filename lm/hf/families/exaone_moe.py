@@ -1,0 +1,58 @@
+"""K-EXAONE.  LG AI Research 2026, arXiv:2601.01739."""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from lm.hf.families.deepseek_moe import DeepSeekMoE
+from lm.hf.io.family import Pair
+from lm.hf.options.pattern import read_first_dense, write_first_dense
+from lm.hf.options.windows import WINDOW_KEYS, layer_types, read_rotating_windows, write_windows
+from lm.schema import Tree
+
+
+class ExaoneMoE(DeepSeekMoE):
+    """EXAONE 4's windows, outside of which nothing rotates, behind norms before the sublayers, and DeepSeek-V3's experts."""
+
+    name = "exaone_moe"
+    architecture = "ExaoneMoeForCausalLM"
+    ignored = (*DeepSeekMoE.ignored, r"mtp\..*")  # predicts further tokens; transformers leaves it out, too
+    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+        **{ours: theirs for ours, theirs in DeepSeekMoE.fields.items() if not ours.endswith(("_bias", "first_dense"))},
+        "norm.eps": ("rms_norm_eps", 1e-5),
+        "attention.n_kv_heads": ("num_key_value_heads", 32),
+        "ffn.expert.hidden": ("moe_intermediate_size", 1024),
+        "ffn.n_experts": ("num_experts", 64),
+        "ffn.n_shared": ("num_shared_experts", 1),
+        "ffn.router.scale": ("routed_scaling_factor", 2.5),
+    }
+    usual_dense = 16384
+    further: ClassVar[tuple[str, ...]] = (
+        *DeepSeekMoE.further,
+        *WINDOW_KEYS,
+        "sliding_window_pattern",
+        "mlp_layer_types",
+        "first_k_dense_replace",
+    )
+    idle: ClassVar[tuple[str, ...]] = ("is_moe_layer", "num_nextn_predict_layers")
+    fixed: ClassVar[Tree] = {**DeepSeekMoE.fixed, "attention.qk_norm": "head", "attention.qkv_bias": False, "attention.out_bias": False}
+    fixed_there: ClassVar[Tree] = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+
+    def read(self, hf: Tree) -> Tree:
+        known = {key: missing for _, key, missing in self.places()} | hf
+        first, named = read_first_dense(hf, hf.get("first_k_dense_replace", 1)), {"n_routed_experts": "num_experts"}
+        named |= {"n_shared_experts": "num_shared_experts"}
+        there = {**hf, **{theirs: known[own] for theirs, own in named.items()}, "first_k_dense_replace": first}
+        every = 4 if hf.get("layer_types") else hf.get("sliding_window_pattern", 4)
+        windows = read_rotating_windows(hf, layer_types(hf["num_hidden_layers"], every), 4096)
+        return {**super().read(there), **windows, "ffn.first_dense": first}
+
+    def write(self, ours: Tree) -> Tree:
+        first = {"mlp_layer_types": write_first_dense(ours), "first_k_dense_replace": ours["ffn.first_dense"]}
+        return {**super().write(ours), **write_windows(ours), **first}
+
+    def ffn(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
+        for pair in super().ffn(here, there, ours):
+            yield pair._replace(theirs=tuple(key.replace("mlp.gate.e_score", "mlp.e_score") for key in pair.theirs))
+
+
+FAMILY = ExaoneMoE()

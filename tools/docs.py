@@ -31,6 +31,7 @@ from lm.cli.verb import find
 from lm.cli.views.text import default_text, sentence, type_text
 from lm.cost.count import count
 from lm.hf.io.family import families
+from lm.hf.io.unread import WHY
 from lm.nn.transformer import model_config
 from lm.schema import Config, variants
 from lm.training.config import TrainConfig
@@ -201,6 +202,14 @@ def family_table() -> str:
     return _table(("model_type", "class of transformers", "lines here", "what it is"), rows)
 
 
+def unread() -> str:
+    """A table of models that no family can hold, by the reason."""
+    by_reason: dict[str, list[str]] = {}
+    for name, why in WHY.items():
+        by_reason.setdefault(why, []).append(f"`{name}`")
+    return _table(("model_type", "what has no form in `lm`"), [(", ".join(names), why) for why, names in by_reason.items()])
+
+
 def commands() -> str:
     """What each verb says of itself."""
     found = []
@@ -273,6 +282,7 @@ MADE: dict[str, Callable[[], str]] = {
     "models": models,
     "slots": slots,
     "families": family_table,
+    "unread": unread,
     "functions": functions,
     "plugins": plugins,
     "commands": commands,

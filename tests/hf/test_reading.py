@@ -9,13 +9,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 
-from lm.errors import CheckpointError, ConfigError, NumericsError
-from lm.hf.io.reading import read_hf
-from lm.nn.position.rope import RopeConfig
-from lm.nn.position.scaling import LinearScaling
-from tests.hf.harness import change
+from lm.errors import CheckpointError, ConfigError, NumericsError  # noqa: E402
+from lm.hf.io.family import families  # noqa: E402
+from lm.hf.io.reading import read_hf  # noqa: E402
+from lm.hf.io.unread import WHY  # noqa: E402
+from lm.nn.position.rope import RopeConfig  # noqa: E402
+from lm.nn.position.scaling import LinearScaling  # noqa: E402
+from tests.hf.harness import change  # noqa: E402
 
 
 def test_missing_and_unknown_tensors_are_named(theirs: Path) -> None:
@@ -115,6 +117,10 @@ def test_a_tensor_of_the_index_that_its_shard_lacks_is_refused(theirs: Path) -> 
     [
         ({"model_type": "lama"}, "model_type='lama' is not known. Did you mean 'llama'"),
         ({"model_type": None}, "model_type=None is not known"),
+        ({"model_type": "albert"}, "model_type='albert' has no form in lm: all its layers are one, with the same weights. Import another"),
+        ({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}, "Save that one alone, of model_type='gemma3_text'."),
+        ({"model_type": "llama4", "text_config": {"model_type": "llama4_text"}}, "model_type='llama4_text' has no form in lm: it attends"),
+        ({"model_type": "aria", "text_config": {"model_type": "aria_text"}}, "lm reads models of text. Save that one alone."),
         ({"hidden_act": "mish"}, "hidden_act='mish' is not known"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is set"),
         ({"num_attention_heads": 5, "num_key_value_heads": 5, "head_dim": None}, "d_model=32 is not a multiple of n_heads=5"),
@@ -139,6 +145,10 @@ def test_configs_that_do_not_fit_are_refused(theirs: Path, keys: dict[str, Any],
     assert message in str(error.value)
 
 
+def test_what_is_told_of_models_that_are_not_read_is_of_such_models() -> None:
+    assert WHY.keys() <= set(transformers.CONFIG_MAPPING.keys()) and not WHY.keys() & families().keys()
+
+
 @pytest.mark.parametrize(
     ("keys", "named"),
     [
@@ -151,7 +161,7 @@ def test_configs_that_do_not_fit_are_refused(theirs: Path, keys: dict[str, Any],
         ({"rope_interleave": True}, "rope_interleave=True means something in deepseek_v3"),
         ({"use_parallel_residual": True}, "use_parallel_residual=True means something in gpt_neox"),
         ({"model_type": "gpt2", "n_positions": 8, "n_embd": 32, "n_layer": 2, "n_head": 4, "activation_function": "gelu"},
-         "means something in arcee, and model_type=gpt2 does not know it"),
+         "means something in afmoe, and model_type=gpt2 does not know it"),
     ],
 )  # fmt: skip
 def test_what_only_another_family_knows_is_refused(theirs: Path, keys: dict[str, Any], named: str) -> None:

@@ -13,10 +13,11 @@ from lm.errors import CheckpointError, ConfigError
 from lm.hf.io.family import Family, Pair, families, resolved
 from lm.hf.io.files import Files
 from lm.hf.io.packed import PackedFiles, packing_of
+from lm.hf.io.unread import refusal
 from lm.hf.options.context import changes_at, shortened, stretched_beyond
 from lm.hf.options.keys import unheard
 from lm.nn.transformer import DecoderConfig, ModelConfig, build_model
-from lm.schema import Tree, did_you_mean
+from lm.schema import Tree
 from lm.storage.reading import read_json
 from lm.units import counted
 
@@ -82,7 +83,7 @@ def _family(folder: Path, hf: Tree) -> Family:
     known = families()
     kind = str(hf.get("model_type"))
     if kind not in known:
-        raise ConfigError(f"{folder / CONFIG}: model_type={hf.get('model_type')!r} is not known. {did_you_mean(kind, known)}")
+        raise ConfigError(f"{folder / CONFIG}: {refusal(hf, known)}")
     return known[kind]
 
 

@@ -1,0 +1,54 @@
+"""Well-known models of transformers that no family here can hold, and what of them has no form in lm."""
+
+from collections.abc import Collection
+
+from lm.schema import Tree, did_you_mean
+
+_SPARSE = "most of its tokens attend to a few places only, by a pattern"
+_PER_LAYER = "each layer reads an embedding of the tokens of its own"
+_MAMBA = "its states decay by a rate for each of their numbers (Mamba 1), where Mamba 2 has one for each head"
+WHY: dict[str, str] = {
+    "albert": "all its layers are one, with the same weights",
+    "apertus": "its activation, xIELU, has weights",
+    "big_bird": _SPARSE,
+    "bigbird_pegasus": _SPARSE,
+    "bitnet": "norms stand within its sublayers, before the last matrix",
+    "blenderbot-small": "a norm stands between its decoder's embedding and positions",
+    "dbrx": "queries, keys and values are clipped",
+    "deberta": "its scores add those of contents and of distances, either with a projection of its own",
+    "deberta-v2": "its scores add those of contents and of distances, either with a projection of its own",
+    "deepseek_v32": "a second, small attention chooses which tokens the first may see",
+    "electra": "its embedding is narrower than its layers",
+    "esm": "it scales its embeddings by how many tokens of a row are masked",
+    "falcon_h1": "attention and Mamba are side by side in each layer",
+    "falcon_mamba": _MAMBA,
+    "gemma3n_text": _PER_LAYER,
+    "gemma4_text": _PER_LAYER,
+    "glm_moe_dsa": "a second, small attention chooses which tokens the first may see",
+    "jamba": _MAMBA,
+    "jetmoe": "its attention has experts, too",
+    "kimi_linear": "its states decay by a rate for each channel (Kimi delta attention)",
+    "led": _SPARSE,
+    "llama4_text": "it attends within chunks, and a token's scores scale what its experts read",
+    "longcat_flash": "some of its experts give back what they read, and each layer attends twice",
+    "longformer": _SPARSE,
+    "mamba": _MAMBA,
+    "mpnet": "it has learned positions and a bias of distances at once",
+    "nemotron_h": "a layer is attention, Mamba or a feed-forward, and nothing else",
+    "phimoe": "its router scores each of a token's experts against those that are left (SparseMixer)",
+    "umt5": "each layer has a table of distances of its own",
+    "zamba2": "layers share the weights of one attention",
+}
+"""model_type -> what is particular to it."""
+
+
+def refusal(hf: Tree, known: Collection[str]) -> str:
+    """Returns why a config.json whose model_type is none of the known ones cannot be read, with the remedy."""
+    kind, text = hf.get("model_type"), hf.get("text_config")
+    inner = text.get("model_type") if isinstance(text, dict) else None
+    if name := next((name for name in (kind, inner) if isinstance(name, str) and name in WHY), None):
+        return f"model_type={name!r} has no form in lm: {WHY[name]}. Import another model."
+    if isinstance(text, dict) and text:
+        alone = f", of model_type={inner!r}" if isinstance(inner, str) and inner in known else ""
+        return f"model_type={kind!r} has a text_config beside other inputs, and lm reads models of text. Save that one alone{alone}."
+    return f"model_type={kind!r} is not known. {did_you_mean(str(kind), known)}"

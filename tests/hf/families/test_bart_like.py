@@ -1,4 +1,4 @@
-"""What is like BART: Blenderbot, M2M-100 (NLLB), Marian and PEGASUS."""
+"""What is like BART: Blenderbot, M2M-100 (NLLB), Marian, PEGASUS and PLBART."""
 
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "marian": ("MarianMTModel", {"activation_function": "swish", "scale_embedding": True}),
     "pegasus": ("PegasusForConditionalGeneration", {"activation_function": "relu", "scale_embedding": True}),
     "blenderbot": ("BlenderbotForConditionalGeneration", {"scale_embedding": True}),
+    "plbart": ("PLBartForConditionalGeneration", {}),
     "blenderbot, untied": ("BlenderbotForConditionalGeneration", {"tie_word_embeddings": False, "activation_function": "relu"}),
     "marian, untied": ("MarianMTModel", {"tie_word_embeddings": False}),
     "pegasus, untied": ("PegasusForConditionalGeneration", {"tie_word_embeddings": False}),
@@ -78,7 +79,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 """blenderbot-400M-distill's, nllb-200-distilled-600M's, opus-mt-en-de's and pegasus-xsum's, as their files have them."""
 
 
-@pytest.mark.parametrize("case", cases(CASES, quick=5))
+@pytest.mark.parametrize("case", cases(CASES, quick=6))
 def test_a_family_like_bart(case: str, tmp_path: Path) -> None:
     name, options = CASES[case]
     model = getattr(transformers, name)

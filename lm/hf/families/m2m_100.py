@@ -21,7 +21,8 @@ class M2M100(MBart):
         "start_token": ("decoder_start_token_id", 2),
     }  # fmt: skip
     fixed: ClassVar[Tree] = {**MBart.fixed, **FAIRSEQ, "embed.norm": False, "head.bias": False}
-    fixed_there: ClassVar[Tree] = {key: value for key, value in MBart.fixed_there.items() if key == "is_encoder_decoder"}
+    idle: ClassVar[tuple[str, ...]] = tuple(key for key in MBart.fixed_there if key != "is_encoder_decoder")  # its class reads none of them
+    fixed_there: ClassVar[Tree] = {"is_encoder_decoder": True}
 
 
 FAMILY = M2M100()

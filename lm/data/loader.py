@@ -1,11 +1,12 @@
 """The micro-batches of a run's steps. The order has no state, so loading can start at any step, with any number of ranks and workers."""
 
 import multiprocessing
+import pickle
 import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence, Sized
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
+from lm import plugins
 from lm.data.rows.base import Rows
 from lm.errors import ConfigError, LmError, ResourceError
 from lm.nn.batch import IGNORED, Batch
@@ -68,12 +70,13 @@ class TrainLoader(Sized):
 
     def __init__(self, steps: "Steps", order: range, accumulation: int, workers: int, pinned: bool) -> None:
         start = _leave_signals_to_the_run if workers else None
-        chosen = multiprocessing.get_start_method(allow_none=True)  # by the program, if any
-        fork = "fork" if workers and not chosen and sys.platform == "linux" else None  # the default until Python 3.14: sends no data
+        own = "fork" if sys.platform == "linux" else None  # the default until Python 3.14: sends no data
+        method = (multiprocessing.get_start_method(allow_none=True) or own) if workers else None  # the program's choice, if it has made one
         self._steps = DataLoader(
             steps, batch_size=None, sampler=order, num_workers=workers, collate_fn=_as_is, worker_init_fn=start, pin_memory=pinned,
-            multiprocessing_context=fork,
+            multiprocessing_context=method,
         )  # fmt: skip
+        self._alone = bool(workers) and method != "fork" and b"__main__" not in pickle.dumps(steps)
         self._length = min(len(order) * accumulation, sys.maxsize)  # len() allows no more
 
     def __len__(self) -> int:
@@ -81,7 +84,8 @@ class TrainLoader(Sized):
 
     def __iter__(self) -> Iterator[Batch]:
         others = multiprocessing.active_children()
-        steps: Any = iter(self._steps)
+        with _without_program() if self._alone else nullcontext():
+            steps: Any = iter(self._steps)
         workers = [child for child in multiprocessing.active_children() if child not in others]
         try:
             while (step := _handed_over(steps, workers)) is not None:
@@ -99,7 +103,7 @@ def worker_faults() -> Iterator[None]:
     except RuntimeError as error:
         if "DataLoader worker" not in str(error):
             raise
-        raise ResourceError(f"data.workers: {str(error).splitlines()[0]} Start again, or set data.workers=0.") from None
+        raise ResourceError(f"data.workers: {str(error).splitlines()[0].rstrip('.')}. Start again, or set data.workers=0.") from None
 
 
 @dataclass(frozen=True)
@@ -122,6 +126,28 @@ class Steps(Dataset[list[Batch]]):
         if self.widest_first:
             parts[0] = self.rows.widest(len(parts[0]))
         return _counted([self.rows.batch(part, step) for part in parts])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _with_plugins, (pickle.dumps(tuple(vars(self).values())),)
+
+
+def _with_plugins(fields: bytes) -> Steps:
+    """Makes the `Steps` in a process that was not forked and has no plugins yet, out of which the rows may be."""
+    plugins.load()
+    return Steps(*pickle.loads(fields))
+
+
+@contextmanager
+def _without_program() -> Iterator[None]:
+    """Processes that begin within the block, and are not forks, do not run the program again: it may train where it is not guarded by
+    `if __name__ == "__main__"`, and one that was read from stdin has no file."""
+    names = vars(sys.modules["__main__"])
+    known: dict[str, Any] = {name: names[name] for name in ("__file__", "__spec__") if name in names}
+    names.update(dict.fromkeys(known))
+    try:
+        yield
+    finally:
+        names.update(known)
 
 
 def _counted(batches: list[Batch]) -> list[Batch]:

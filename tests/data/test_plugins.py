@@ -1,6 +1,7 @@
 """Kinds out of a file that a person names: a source, a tokenizer and an objective, cached, split, mixed and resumed like ours."""
 
 import importlib.util
+import multiprocessing
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lm import plugins
 from lm.data.kinds import BPEConfig, BytesConfig, DataConfig, ObjectiveConfig, RecordConfig, TokenizerConfig
+from lm.data.loader import train_loader
 from lm.data.rows.build import build_splits
 from lm.data.sources.base import document
 from lm.data.store.prepare import prepare
@@ -141,6 +144,30 @@ def test_an_objective_of_ones_own_makes_its_rows_and_is_refused_where_it_does_no
     assert batch.labels is not None and batch.labels[0, 1:].equal(batch.tokens[0, :-1])
     with pytest.raises(ValueError, match=r"objective=backwards trains model.kind=decoder, but model.kind is encoder. .*objective=mlm"):
         objective.require_fit("encoder", data)
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_that_are_no_forks_know_the_plugin_and_do_not_run_the_program_again(
+    plugin: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """As on macOS. Seen to fail with either left out: no module lm_plugins, no file <stdin>."""
+    monkeypatch.setattr(plugins, "_loaded", {})
+    monkeypatch.delenv("LM_PLUGINS", raising=False)
+    (tmp_path / "backwards.py").write_text(SOURCE)
+    plugins.load([str(tmp_path / "backwards.py")])
+    data = counting(tmp_path, n=40)
+    prepared = prepare(data, BytesConfig(), log=lambda line: None)
+    rows = build_splits(from_tree(ObjectiveConfig, {"kind": "backwards"}), data, prepared, None, seed=0).train
+    for name, value in (("__file__", str(tmp_path / "<stdin>")), ("__spec__", None)):
+        monkeypatch.setitem(vars(sys.modules["__main__"]), name, value)
+    multiprocessing.set_start_method(method, force=True)
+    try:
+        loader = train_loader(rows, seed=0, global_batch=2, micro_batch=2, rank=0, world=1, start_step=0, max_steps=1, workers=1)
+        [batch] = loader
+    finally:
+        multiprocessing.set_start_method(None, force=True)
+    assert batch.labels is not None and batch.labels[:, 1:].equal(batch.tokens[:, :-1])
+    assert sys.modules["__main__"].__file__ == str(tmp_path / "<stdin>")
 
 
 def test_a_kind_that_no_file_defines_cannot_be_cached(tmp_path: Path, plugin: Any) -> None:

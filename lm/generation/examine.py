@@ -27,6 +27,7 @@ from lm.generation.further import by_source, further
 from lm.generation.load import load
 from lm.generation.rollouts import held_out_rewards
 from lm.nn.transformer import LM
+from lm.ops.defaults import device_unset
 from lm.schema import Config, Tree, did_you_mean, from_tree
 from lm.storage.adapted import Adapted, near, place, placed
 from lm.storage.checkpoint import checkpoints, read_meta
@@ -72,6 +73,7 @@ class Examined(Config):
             ) from None
 
 
+@device_unset()
 def evaluate(
     model: str | os.PathLike[str] | tuple[LM, Tokenizer],
     data: DataConfig | None = None,

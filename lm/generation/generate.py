@@ -14,6 +14,7 @@ from lm.generation.config import GenerateConfig
 from lm.generation.load import drafter_of
 from lm.generation.writer import Completion, Writer
 from lm.nn.transformer import LM
+from lm.ops.defaults import device_unset
 from lm.schema import from_tree
 
 Messages = Sequence[Mapping[str, Any]]
@@ -43,6 +44,7 @@ def generate(
     return texts[0] if _is_one(prompt) and "n" not in options else texts
 
 
+@device_unset()
 def complete(
     model: LM,
     tokenizer: Tokenizer,

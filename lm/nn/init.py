@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from lm.nn.parametrization import Growth, Role
+from lm.ops.defaults import device_unset
 from lm.schema import Config
 
 
@@ -135,6 +136,7 @@ def generator(seed: int, *name: object) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
+@device_unset()
 @torch.no_grad()
 def init_weights(
     model: nn.Module, cfg: InitConfig, growth: Growth, sublayers: Callable[[str], int], seed: int, names: Container[str] | None = None

@@ -45,17 +45,17 @@ def train(cfg: TrainConfig, callbacks: Sequence["Callback"] = (), command: str |
 
 @contextmanager
 def _as_before() -> Iterator[None]:
-    """Within the block, torch's default dtype is float32, as in the process of a command. Behind it, a process that goes on is as it was:
-    with that dtype, a scheduler's environment variables, torch's own random numbers, and the memory and open files that the run held:
-    Lightning's parts refer to each other, and would hold them until some later collection."""
+    """Within the block, torch is set as in the process of a command. Behind it, a process that goes on is as it was: with its own settings,
+    a scheduler's environment variables, torch's own random numbers, and the memory and open files that the run held: Lightning's parts
+    refer to each other, and would hold them until some later collection."""
     import torch
 
-    environment, dtype = dict(os.environ), torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
+    from lm.ops.defaults import unset
+
+    environment = dict(os.environ)
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # no GPU is woken up to be asked
     try:
-        with collector.nothing_left(), torch.random.fork_rng(devices):
+        with unset(), collector.nothing_left(), torch.random.fork_rng(devices):
             yield
     finally:
-        torch.set_default_dtype(dtype)
         os.environ.update({name: value for name, value in environment.items() if name not in os.environ})

@@ -1,0 +1,29 @@
+"""What a program may have set in torch for all that it does next, such as a notebook in its first cell."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+
+import torch
+
+
+@contextmanager
+def device_unset() -> Iterator[None]:
+    """Within the block, or the function that it decorates, tensors without a device are made on the CPU, whatever
+    `torch.set_default_device` has said."""
+    with nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu"):
+        yield
+
+
+@contextmanager
+def unset() -> Iterator[None]:
+    """Within the block tensors are float32 and on the CPU unless made otherwise, without inference mode and autocast, as in the process of
+    a command."""
+    dtype = torch.get_default_dtype()
+    with ExitStack() as stack:
+        stack.callback(torch.set_default_dtype, dtype)
+        torch.set_default_dtype(torch.float32)
+        for block in (device_unset(), torch.inference_mode(False)):
+            stack.enter_context(block)
+        for kind in filter(torch.is_autocast_enabled, ("cpu", "cuda")):
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        yield

@@ -258,6 +258,12 @@ def a_model() -> Any:
         ),
         (lambda: UNTYPED.export(a_model(), "zz"), "model: DecoderLM was given. Give the folder of the run or model."),
         (lambda: UNTYPED.export("runs/a", None), "out: NoneType was given. Give the folder to write."),
+        (lambda: a_model()(torch.zeros(1, 2)), "batch: tokens of torch.float32 were given, and ids are int64 or int32. Give ids.long()."),
+        (
+            lambda: a_model()(torch.tensor([[0, 64, 9]])),
+            "batch: token 64 is not below vocab_size=64. Give ids of the model's own tokenizer.",
+        ),
+        (lambda: a_model()(torch.tensor([[0, -100]])), "batch: token -100 is negative. Give ids of the model's own tokenizer."),
         (lambda: a_model()("abc"), "batch: str was given. Give a Batch, or a tensor of token ids of shape (rows, tokens)."),
         (lambda: UNTYPED.evaluate(a_model()), "model: DecoderLM comes without a tokenizer."),
         (lambda: UNTYPED.evaluate((a_model(),)), "model: NoneType was given. Give a folder, or the pair of model and tokenizer"),

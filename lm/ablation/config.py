@@ -88,9 +88,8 @@ class StudyConfig(RunsConfig):
         for name, overrides in variants.items():
             refuse_own(overrides)
             if not re.fullmatch(NAME, name):
-                raise ValueError(
-                    f"{name[:40]!r} cannot name a variant. Use up to 60 letters, digits and ._+- with a letter or digit first."
-                )
+                rule = "up to 60 letters (a to z, A to Z), digits and ._+- with a letter or digit first"
+                raise ValueError(f"{name[:40]!r} cannot name a variant. Use {rule}.")
         if len(variants) < 2:
             raise ValueError(f"{len(variants)} variants were given, and a comparison takes two. Name another one.")
         return variants

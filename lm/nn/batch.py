@@ -41,13 +41,15 @@ class Batch:
 
     @classmethod
     def of(cls, given: "Batch | Tensor") -> "Batch":
-        """Returns a batch of these tokens; a batch as it is. Raises ConfigError for all else."""
+        """Returns a batch of these tokens; a batch as it is. Raises ConfigError for all else, and for tokens that are no whole numbers."""
         if isinstance(given, Tensor):
             if given.ndim != 2:
                 found, remedy = tuple(given.shape), "Give token ids of shape (rows, tokens): of one row ids.unsqueeze(0)"
                 raise ConfigError(f"batch: a tensor of shape {found} was given. {remedy}.")
-            return cls(given)
+            given = cls(given)
         expect("batch", given, cls, "Give a Batch, or a tensor of token ids of shape (rows, tokens)")
+        if given.tokens.dtype not in (torch.int64, torch.int32):
+            raise ConfigError(f"batch: tokens of {given.tokens.dtype} were given, and ids are int64 or int32. Give ids.long().")
         return given
 
     def require(self, cached: int | None) -> None:

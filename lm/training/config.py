@@ -38,7 +38,7 @@ class RunConfig(Config):
     """Which folder a run lives in."""
 
     name: str
-    """Folder name below `dir`: up to 120 letters, digits and ._,=+@- with a letter or digit first."""
+    """Folder name below `dir`: up to 120 letters (a to z, A to Z), digits and ._,=+@- with a letter or digit first."""
     dir: str = "runs"
     """Folder of all runs."""
 
@@ -46,7 +46,7 @@ class RunConfig(Config):
     @classmethod
     def _stays_inside_dir(cls, name: str) -> str:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._,=+@-]{0,119}", name):
-            rule = "up to 120 letters, digits and ._,=+@- with a letter or digit first"
+            rule = "up to 120 letters (a to z, A to Z), digits and ._,=+@- with a letter or digit first"
             raise ValueError(f"'{name[:40]}' cannot name a run folder. Use {rule}.")
         return name
 

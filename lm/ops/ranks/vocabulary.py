@@ -26,7 +26,12 @@ class Vocabulary:
 
     def embedded(self, weight: Tensor, tokens: Tensor, held: Whole) -> Tensor:
         """Returns the embeddings of the tokens, (b, s, d).  held: how this rank holds the rows of the batch."""
-        return F.embedding(tokens, weight)
+        try:
+            return F.embedding(tokens, weight)
+        except IndexError:
+            wrong = tokens[(tokens < 0) | (tokens >= len(weight))][0]
+            rule = f"token {int(wrong)} is not below vocab_size={len(weight)}" if wrong >= 0 else f"token {int(wrong)} is negative"
+            raise ConfigError(f"batch: {rule}. Give ids of the model's own tokenizer.") from None
 
     def gathered(self, x: Tensor) -> Tensor:
         """Returns x for the tokens of all ranks, given x for this rank's tokens, (n/ranks, ...) -> (n, ...)."""

@@ -88,6 +88,7 @@ MISTAKES = {
     "unknown flag": (["--multi"], ["--multi", "--multirun"]),
     "key with dashes": (["--optim.lr=1"], ["--optim.lr=1: there is no such flag", "key=value"]),
     "run name that leaves the folder": (["run.name=../../etc/x"], ["run.name: '../../etc/x' cannot name a run folder"]),
+    "run name of other letters": (["run.name=größe"], ["run.name: 'größe' cannot name", "letters (a to z, A to Z), digits"]),
     "run name too long": (["run.name=" + "x" * 300], ["run.name", "cannot name a run folder"]),
     "path too long": (["init_from=" + "x" * 300], ["xxx: File name too long. Give the path of a file or folder."]),
 }

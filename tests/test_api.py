@@ -19,7 +19,7 @@ import lm
 from lm.errors import ConfigError
 from lm.training.module import TrainModule
 from tests.conftest import Lm
-from tests.training.conftest import TINY, write_text
+from tests.training.conftest import TINY, settled, write_text
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +71,20 @@ def test_trains_loads_generates_evaluates_and_compares(folder: Path, capsys: pyt
     table = lm.compare([run.path, str(run.path)])
     assert f"{found['val_bits_per_byte']:.4f}" in table and not Path("compare").exists()
     capsys.readouterr()
+
+
+@pytest.mark.parametrize("seq_len", [64, 200])
+def test_a_text_shorter_than_a_row_can_be_evaluated(folder: Path, seq_len: int) -> None:
+    """Seen to fail: refused, with the advice to give more text."""
+    run = lm.train(lm.config(overrides=overrides(folder)))
+    (folder / "poem.txt").write_text("Words that rhyme, from time to time.")
+    more = settled(*overrides(folder, f"data.val_files={folder / 'poem.txt'}", f"data.seq_len={seq_len}"))
+    found = lm.evaluate(run.path, lm.config(overrides=more).data)
+    model, tokenizer = lm.load(run.model, device="cpu")
+    ids = torch.tensor([tokenizer.document("Words that rhyme, from time to time.")])
+    with torch.inference_mode():
+        logp = model(ids)[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None])
+    assert found["tokens"] == logp.numel() < 64 and found["val_loss"] == pytest.approx(-logp.mean().item(), abs=1e-5)
 
 
 def test_what_a_program_has_set_in_torch_is_nothing_of_the_run_and_stays(folder: Path) -> None:

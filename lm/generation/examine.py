@@ -128,7 +128,7 @@ def evaluate(
     where = str(lm.embed.weight.device)
     measure = objective.measure(None if parent is None else lambda: _reference(parent, where, folder))
     evaluator = Evaluator(lm, tokenizer, micro_batch, measure)
-    parts = [(rows, spread(len(rows), data.val_rows)) for rows in split_rows(objective, data, prepared, splits, lm.cfg, seed)]
+    parts = [(rows, spread(len(rows), data.val_rows)) for rows in split_rows(objective, data, prepared, splits, lm.cfg, seed, short=True)]
     whole = reduce(operator.add, [evaluator.totals(rows, ids, closely=True) for rows, ids in parts])
     assert whole.curves is not None
     more = further(evaluator, wanted, objective, data, prepared, splits) | held_out_rewards(evaluator, objective, parts)

@@ -64,11 +64,12 @@ class Packing(Protocol):
 class Windows:
     """Row i holds tokens [i*s, (i+1)*s) of the stream; the last row is padded.
 
-    ahead: 1 where the last token of the stream is only a label, never an input, and so takes no place; else 0.
+    ahead: 1 where the last token of the stream is only a label, never an input, and so takes no place; else 0.  short: the only row may be
+    padded too. Else raises ConfigError where the stream does not fill one.
     """
 
-    def __init__(self, store: TokenStore, seq_len: int, mask_documents: bool, ahead: int) -> None:
-        if store.n_tokens < seq_len + ahead:
+    def __init__(self, store: TokenStore, seq_len: int, mask_documents: bool, ahead: int, short: bool = False) -> None:
+        if store.n_tokens < (1 if short else seq_len) + ahead:
             raise ConfigError(
                 f"data.seq_len={seq_len}: the {store.split} split has {store.n_tokens} tokens, and one row needs {seq_len + ahead}."
                 " Lower data.seq_len or give more text."

@@ -70,7 +70,8 @@ class Rows(ABC):
 class Material:
     """Everything from which an objective makes the rows of one split.
 
-    packed: `split`, `fit` or `none`.  start: start token of an encoder-decoder's decoder; None: the model is no encoder-decoder.
+    packed: `split`, `fit` or `none`.  start: start token of an encoder-decoder's decoder; None: the model is no encoder-decoder.  short: a
+    split that does not fill a row is one row, as to be evaluated on; else it is refused.
     """
 
     store: TokenStore
@@ -79,12 +80,13 @@ class Material:
     packed: str
     start: int | None = None
     seed: int = 0
+    short: bool = False
 
     def packing(self, ahead: int) -> Packing:
         """Returns how documents are laid into rows.  ahead: 1 where a last token is only a label and takes no place; else 0."""
         if self.packed == "fit":
             return BestFit(self.store, self.data.seq_len, ahead)
-        return Windows(self.store, self.data.seq_len, self.data.mask_documents, ahead)
+        return Windows(self.store, self.data.seq_len, self.data.mask_documents, ahead, self.short)
 
 
 class ObjectiveConfig(Slot, group="objective"):

@@ -48,23 +48,39 @@ def _seeds(prepared: Prepared, seed: int) -> dict[str, int]:
 
 
 def split_rows(
-    cfg: ObjectiveConfig, data: DataConfig, prepared: Prepared, splits: Iterable[Split], model: ModelConfig | None, seed: int = 0
+    cfg: ObjectiveConfig,
+    data: DataConfig,
+    prepared: Prepared,
+    splits: Iterable[Split],
+    model: ModelConfig | None,
+    seed: int = 0,
+    short: bool = False,
 ) -> list[Rows]:
     """Returns the rows of each of these splits that has tokens; those of a mixture's sources are concatenated, as in a validation.
 
-    seed: of the objective's random choices in the rows."""
+    seed: of the objective's random choices in the rows.  short: as in `Material`."""
     tokenizer, seeds = prepared.tokenizer, _seeds(prepared, seed)
     stores = [{name: store for name, part in prepared.parts.items() if (store := part.stores[split]).n_tokens} for split in splits]
-    found = [{name: build_rows(cfg, data, store, tokenizer, model, seeds[name]) for name, store in each.items()} for each in stores if each]
+    found = [
+        {name: build_rows(cfg, data, store, tokenizer, model, seeds[name], short) for name, store in each.items()}
+        for each in stores
+        if each
+    ]
     return [rows[""] if "" in rows else MixedRows(rows, tokenizer.pad) for rows in found]
 
 
 def build_rows(
-    cfg: ObjectiveConfig, data: DataConfig, store: TokenStore, tokenizer: Tokenizer, model: ModelConfig | None, seed: int = 0
+    cfg: ObjectiveConfig,
+    data: DataConfig,
+    store: TokenStore,
+    tokenizer: Tokenizer,
+    model: ModelConfig | None,
+    seed: int = 0,
+    short: bool = False,
 ) -> Rows:
     """Returns the rows of one split.  model: tells whether the rows are for an encoder-decoder, and its decoder's start token."""
     start = _start_token(cfg, model, tokenizer)
-    return cfg.rows(Material(store, tokenizer, data, data.packing or cfg.packings[0], start, seed))
+    return cfg.rows(Material(store, tokenizer, data, data.packing or cfg.packings[0], start, seed, short))
 
 
 def _start_token(cfg: ObjectiveConfig, model: ModelConfig | None, tokenizer: Tokenizer) -> int | None:

@@ -136,6 +136,9 @@ def test_a_model_of_a_loop_of_ones_own_is_saved_and_loaded(folder: Path) -> None
         lm.save(lm.load(saved, device="cpu", dtype="saved")[0], tokenizer, folder / "other")
     with pytest.raises(ConfigError, match="model: OptimizedModule was given"):
         lm.save(torch.compile(model), tokenizer, folder / "other")
+    loaded.norm = torch.nn.LayerNorm(loaded.cfg.d_model, bias=False)
+    with pytest.raises(ConfigError, match=r"model\.norm: LayerNorm was put there, .* makes RMSNorm of them"):
+        lm.save(loaded, tokenizer, folder / "other")
 
 
 def test_a_training_leaves_the_process_as_it_was(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

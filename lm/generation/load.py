@@ -70,14 +70,24 @@ def save(model: LM, tokenizer: Tokenizer, out: str | os.PathLike[str], *, overwr
     """Writes a model folder, such as of a model that a loop of one's own has trained, for `load`, `evaluate`, `export` and all verbs.
 
     overwrite: replace a folder that lm has written before. Raises ConfigError for a model that is not as `build_model` makes it (prepared
-    for decoding, or with an adapter) and for a folder that is in the way, NumericsError for weights that are not finite.
+    for decoding, with an adapter or with a module of another class) and for a folder that is in the way, NumericsError for weights that
+    are not finite.
     """
     expect("model", model, LM, "Give what lm.build_model or lm.load returned")
     expect("tokenizer", tokenizer, Tokenizer, "Give that of lm.batches or lm.load")
     weights = dict(model.named_parameters())
-    made = {name: p.shape for name, p in build_model(model.cfg, device="meta").named_parameters()}
-    if made != {name: p.shape for name, p in weights.items()}:
-        raise ConfigError("model: its weights are not those of its config, as of one with a dtype or an adapter. Save it as it was built.")
+    built = build_model(model.cfg, device="meta")
+    made = {name: p.shape for name, p in built.named_parameters()}
+    given = {name: p.shape for name, p in weights.items()}
+    if made != given:
+        first = next(name for name in {**given, **made} if given.get(name) != made.get(name))
+        rule = f"model: its weights are not those of its config (see {first}), as of a model with a dtype or an adapter"
+        raise ConfigError(f"{rule}. Save it as it was built.")
+    kinds = {name: type(module).__name__ for name, module in built.named_modules()}
+    for name, module in model.named_modules():
+        if (found := type(module).__name__) != kinds.get(name):
+            raise ConfigError(f"model.{name}: {found} was put there, and a folder holds weights and config, which makes"
+                              f" {kinds.get(name, 'nothing')} of them. Make it a kind of a plugin, or torch.save the model.")  # fmt: skip
     require_fit(tokenizer, model.vocab_size)
     target, extra = require_free(out, overwrite), {"tokenizer_hash": tokenizer.hash, "plugins": used(model.cfg)}
     save_model(target, model.cfg.tree(), weights, tokenizer.save, extra, overwrite)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence, Sized
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -19,6 +20,8 @@ from lm import plugins
 from lm.data.rows.base import Rows
 from lm.errors import ConfigError, LmError, ResourceError
 from lm.nn.batch import IGNORED, Batch
+
+_IGNORED_SIGNALS = (signal.SIGINT, signal.SIGHUP)  # by workers
 
 
 def micro_batches(global_batch: int, world: int, micro_batch: int) -> tuple[int, int]:
@@ -76,7 +79,8 @@ class TrainLoader(Sized):
             steps, batch_size=None, sampler=order, num_workers=workers, collate_fn=_as_is, worker_init_fn=start, pin_memory=pinned,
             multiprocessing_context=method,
         )  # fmt: skip
-        self._alone = bool(workers) and method != "fork" and b"__main__" not in pickle.dumps(steps)
+        self._new = bool(workers) and method != "fork"  # workers begin as new processes
+        self._alone = self._new and b"__main__" not in pickle.dumps(steps)
         self._length = min(len(order) * accumulation, sys.maxsize)  # len() allows no more
 
     def __len__(self) -> int:
@@ -84,7 +88,7 @@ class TrainLoader(Sized):
 
     def __iter__(self) -> Iterator[Batch]:
         others = multiprocessing.active_children()
-        with _without_program() if self._alone else nullcontext():
+        with _undisturbed() if self._new else nullcontext(), _without_program() if self._alone else nullcontext():
             steps: Any = iter(self._steps)
         workers = [child for child in multiprocessing.active_children() if child not in others]
         try:
@@ -138,6 +142,17 @@ def _with_plugins(fields: bytes) -> Steps:
 
 
 @contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Keeps back what a worker ignores, in the processes too that begin within the block: they import torch before they can ignore it."""
+    resource_tracker.ensure_running()  # else the first process starts it, which lets SIGINT through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
 def _without_program() -> Iterator[None]:
     """Processes that begin within the block, and are not forks, do not run the program again: it may train where it is not guarded by
     `if __name__ == "__main__"`, and one that was read from stdin has no file."""
@@ -179,8 +194,8 @@ def _parts(ids: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
 def _leave_signals_to_the_run(worker: int) -> None:
     """Makes a worker ignore Ctrl-C and the end of a job, which reach every process: the run still needs the worker's batches to finish its
     step. Workers end with the run, or a minute after SIGTERM."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    for number in _IGNORED_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: signal.alarm(60))
 
 

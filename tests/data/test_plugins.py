@@ -2,6 +2,7 @@
 
 import importlib.util
 import multiprocessing
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,6 +69,12 @@ class Backwards(CausalRows):
         found.labels = found.tokens.roll(1, dims=1)
         return found
 '''
+
+CTRL_C = """
+import os, signal
+if os.getpid() != {}:
+    os.kill(os.getpid(), signal.SIGINT)
+"""
 
 
 @pytest.fixture
@@ -150,10 +157,11 @@ def test_an_objective_of_ones_own_makes_its_rows_and_is_refused_where_it_does_no
 def test_workers_that_are_no_forks_know_the_plugin_and_do_not_run_the_program_again(
     plugin: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    """As on macOS. Seen to fail with either left out: no module lm_plugins, no file <stdin>."""
+    """As on macOS. Seen to fail with either left out: no module lm_plugins, no file <stdin>; and with KeyboardInterrupt of a Ctrl-C that
+    comes while they begin."""
     monkeypatch.setattr(plugins, "_loaded", {})
-    monkeypatch.delenv("LM_PLUGINS", raising=False)
-    (tmp_path / "backwards.py").write_text(SOURCE)
+    monkeypatch.setenv("LM_PLUGINS", "")  # and not as it will be set here, behind the test
+    (tmp_path / "backwards.py").write_text(SOURCE + CTRL_C.format(os.getpid()))
     plugins.load([str(tmp_path / "backwards.py")])
     data = counting(tmp_path, n=40)
     prepared = prepare(data, BytesConfig(), log=lambda line: None)

@@ -18,12 +18,14 @@ from lm.hf.io.reading import read_hf
 from lm.hf.io.writing import family_for
 from lm.hf.io.written import Written
 from lm.nn.transformer import model_config
+from lm.ops.defaults import device_unset
 from lm.storage.adapted import read_merged
 from lm.storage.model_folder import IMPORTED, folder_hash, read_config, resolve_model, save_model
 from lm.storage.out import require_free
 from lm.units import counted
 
 
+@device_unset()
 def import_model(
     source: str | Path,
     out: str | Path,

@@ -34,6 +34,7 @@ from lm.nn.batch import Batch
 from lm.nn.head import last_position
 from lm.nn.stack import ModelConfig
 from lm.nn.transformer import LM, EncoderConfig, EncoderDecoderConfig, build_model
+from lm.ops import entropy
 from lm.ops.attention import flex
 from lm.schema import Tree
 from lm.training.config import TrainConfig
@@ -144,13 +145,15 @@ def outcome(run: Callable[[], object]) -> str:
 
 @contextmanager
 def pretended() -> Iterator[None]:
-    """What asks for the GPU's kind gets one that has every kernel; FlexAttention is not compiled, which would want the GPU itself."""
+    """What asks for the GPU's kind gets one that has every kernel; FlexAttention and the loss are not compiled, which would want the GPU
+    itself."""
     with ExitStack() as stack:
         for where, name, value in (
             (torch.cuda, "is_bf16_supported", lambda including_emulation=True: True),
             (torch.cuda, "get_device_capability", lambda device=None: CAPABILITY),
             *((nn.init, name, lambda tensor, *_, **__: tensor) for name in ("kaiming_uniform_", "uniform_", "normal_")),  # a GPU's numbers
             (flex, "compiled_flex", lambda: flex.Flex(flex_attention, create_block_mask)),
+            (entropy, "_compiled", lambda: entropy.entropy_),
         ):
             stack.callback(setattr, where, name, getattr(where, name))
             setattr(where, name, value)

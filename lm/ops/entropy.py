@@ -1,4 +1,4 @@
-"""The cross-entropy of a chunk of logits and its gradient in two passes over them, which a GPU's compiler makes of plain torch."""
+"""The cross-entropy of a chunk of logits and its gradient: plain torch, of which a GPU's compiler makes one kernel over the rows."""
 
 from collections.abc import Callable
 from functools import cache
@@ -19,8 +19,8 @@ def entropy_(logits: Tensor, labels: Tensor, answers: Tensor | None, label_smoot
     """
     wide = logits.to(wide_dtype(logits))
     log_z = wide.logsumexp(-1)
-    at, counted = labels.clamp(min=0), (labels >= 0).to(wide.dtype)  # (n,)
-    nll = ((log_z - wide.gather(-1, at.unsqueeze(-1)).squeeze(-1)) * counted).sum()
+    wanted, counted = _one_of(labels, wide), (labels >= 0).to(wide.dtype)
+    nll = ((log_z - _picked(wide, wanted)) * counted).sum()
     total, share = nll, counted
     if label_smoothing:
         total = (1 - label_smoothing) * nll + label_smoothing * ((log_z - wide.mean(-1)) * counted).sum()
@@ -28,7 +28,6 @@ def entropy_(logits: Tensor, labels: Tensor, answers: Tensor | None, label_smoot
         total = total + z_loss * (log_z.square() * counted).sum()
         share = counted * (1 + 2 * z_loss * log_z)
     sums = [total, nll, *_answered(wide, log_z, answers)]
-    wanted = torch.arange(logits.shape[1], device=logits.device) == at.unsqueeze(-1)  # (n, v)
     target = label_smoothing / logits.shape[1] + (1 - label_smoothing) * wanted.to(wide.dtype)
     logits.copy_((wide - log_z.unsqueeze(-1)).exp() * share.unsqueeze(-1) - target * counted.unsqueeze(-1))
     return torch.stack(sums).float()
@@ -37,9 +36,20 @@ def entropy_(logits: Tensor, labels: Tensor, answers: Tensor | None, label_smoot
 def _answered(wide: Tensor, log_z: Tensor, answers: Tensor | None) -> list[Tensor]:
     if answers is None:
         return [log_z.new_zeros(())] * 3
-    at, counted = answers.clamp(min=0), (answers >= 0).to(wide.dtype)
-    nats = (log_z - wide.gather(-1, at.unsqueeze(-1)).squeeze(-1)) * counted
-    return [nats.sum(), ((wide.argmax(-1) == at) * counted).sum(), counted.sum()]
+    counted = (answers >= 0).to(wide.dtype)
+    nats = (log_z - _picked(wide, _one_of(answers, wide))) * counted
+    return [nats.sum(), ((wide.argmax(-1) == answers) * counted).sum(), counted.sum()]
+
+
+def _one_of(labels: Tensor, logits: Tensor) -> Tensor:
+    """Returns which logit is the label's, (n, v); a negative label has none."""
+    return torch.arange(logits.shape[1], device=logits.device) == labels.unsqueeze(-1)
+
+
+def _picked(logits: Tensor, wanted: Tensor) -> Tensor:
+    """Returns the labels' logits, (n,), as sums over rows: a gather would have to come between log Z and the gradient that is written over
+    the logits, which makes two kernels of one."""
+    return torch.where(wanted, logits, 0).sum(-1)
 
 
 def entropy_here(device: torch.device) -> Callable[..., Tensor] | None:

@@ -3,6 +3,7 @@
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from typing import Literal
 
 import torch
@@ -29,6 +30,10 @@ class AdapterConfig(Slot, group="adapter"):
     @abstractmethod
     def apply(self, model: LM) -> None:
         """Puts the adapter into the model, whose other weights are frozen.  Raises ValueError where it does not fit."""
+
+    def own(self, model: LM) -> dict[str, nn.Parameter]:
+        """Returns by name what is trained and saved, of a model that has the adapter: its own parameters, and any others that it trains."""
+        return adapting(model)
 
     @abstractmethod
     def round(self, weights: dict[str, Tensor], own: Mapping[str, Tensor]) -> None:
@@ -81,6 +86,9 @@ class LoRAConfig(AdapterConfig):
     Dettmers et al. 2023, arXiv:2305.14314, which has 4 bits). Stacked experts stay as they are."""
     targets: list[str] | None = Field(None, min_length=1)
     """Matrices by slots or patterns: attention, ffn, experts, attention.q, blocks.0.*. null: all of at least such a rank."""
+    whole: list[str] = []
+    """Weights that are trained whole, by patterns or parts of names: embed, head, norm. They get no adapter, and are saved with it (peft's
+    modules_to_save)."""
 
     @property
     def scale(self) -> float:
@@ -88,12 +96,15 @@ class LoRAConfig(AdapterConfig):
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
     def apply(self, model: LM) -> None:
-        known = dict(_matrices(model))
+        known, whole = dict(_matrices(model)), self._whole(model)
         found = {path: shape for path, shape in known.items() if any(means(target, path) for target in self.targets or SLOTS)}
         for target in self.targets or ():
             if not any(means(target, path) for path in found):
                 names = dict.fromkeys(path.split("blocks.")[-1].partition(".")[2] for path in known)
                 raise ValueError(f"adapter.targets names '{target}', and no matrix is called so. There are {', '.join(names)}.")
+        found = {path: shape for path, shape in found.items() if not {path, f"{path}.weight"} & whole}
+        if not found:
+            raise ValueError("adapter.whole names all matrices of adapter.targets, so that nothing is of low rank. Set adapter=null.")
         self._leave_out_narrow(found)
         if self.dora and (stacked := next((path for path, shape in found.items() if len(shape) > 2), None)) is not None:
             raise ValueError(
@@ -107,6 +118,24 @@ class LoRAConfig(AdapterConfig):
                 given = (self.rank, self.scale, self.dropout)
                 linear = LINEAR[self.base, self.dora]
                 model.set_submodule(path, linear(module, *given) if isinstance(module, nn.Linear) else LoRAExperts(module, mine, *given))
+        for name, p in model.named_parameters():
+            if name in whole:
+                p.requires_grad_(True)
+
+    def own(self, model: LM) -> dict[str, nn.Parameter]:
+        whole = self._whole(model)
+        return adapting(model) | {name: p for name, p in model.named_parameters() if name in whole}
+
+    def _whole(self, model: LM) -> set[str]:
+        """Returns the names of the weights that are trained whole. Raises ValueError for a pattern that means none."""
+        others = adapting(model).keys() | model.steered().keys()
+        names = [name for name, _ in model.named_parameters() if name not in others]
+        for pattern in self.whole:
+            if not any(means(pattern, name) for name in names):
+                near = ", ".join(get_close_matches(pattern, names, 5, 0))
+                tied = " The head is the embedding here." if model.cfg.head.tied and "head" in pattern else ""
+                raise ValueError(f"adapter.whole names '{pattern}', and no weight is called so.{tied} Near are {near}.")
+        return {name for name in names if any(means(pattern, name) for pattern in self.whole)}
 
     def _leave_out_narrow(self, found: dict[str, torch.Size]) -> None:
         """Deletes matrices narrower than the rank from `found`. Raises ValueError where targets name them, or none would be left."""
@@ -121,13 +150,18 @@ class LoRAConfig(AdapterConfig):
             del found[path]
 
     def merge(self, weights: dict[str, Tensor], own: Mapping[str, Tensor]) -> None:
-        """In float32: (out, in) + (out, r) (r, in), or the same with experts in front."""
+        """In float32: (out, in) + (out, r) (r, in), or the same with experts in front. What was trained whole takes its place."""
         self.round(weights, own)
+        weights |= self.whole_of(own)
         for name, a, b in self.low(own):
             merged = weights[name].float() + self.scale * (b.float() @ a.float())
             if self.dora:
                 merged = of_lengths(merged, self.magnitude(name, weights, own))
             weights[name] = merged.to(weights[name].dtype)
+
+    def whole_of(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Returns those of the adapter's weights that were trained whole."""
+        return {name: weight for name, weight in own.items() if not name.endswith((A, B, M))}
 
     def magnitude(self, name: str, weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Tensor:
         """Returns DoRA's m, (out,); for a matrix without an adapter, the lengths of its rows."""

@@ -11,7 +11,6 @@ from lightning import LightningModule
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lm.adapters.adapter import adapting
 from lm.cost.count import Counts, count
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM
@@ -59,7 +58,7 @@ class TrainModule(LightningModule):
         super().__init__()
         self.cfg, self.model, self.strategy, self.fill, self.reader = cfg, model, strategy, fill, reader
         self.step = int(reader.meta["step"]) if reader is not None else 0
-        self._saved = {*(dict(model.named_parameters()) if cfg.adapter is None else adapting(model))}  # the rest is the parent's
+        self._saved = {*(dict(model.named_parameters()) if cfg.adapter is None else cfg.adapter.own(model))}  # the rest is the parent's
         frozen = freeze(model, cfg.trainer.freeze)
         self._still = _unmoved(model, frozen if cfg.adapter is None else frozen | model.steered().keys())
         self._traits = traits_of(model, cfg.optim.groups, cfg.optim.layer_decay)  # before the strategy shards the weights

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lm import plugins
-from lm.adapters.adapter import adapting
 from lm.data.kinds import TokenizerFileConfig
 from lm.data.store.prepare import Prepared, changed_files
 from lm.errors import CheckpointError, ConfigError
@@ -129,7 +128,7 @@ def _require_same_weights(reader: CheckpointReader, run: TrainConfig) -> None:
     )
     if run.adapter is not None:
         run.adapter.apply(full)
-    model = {name: tuple(p.shape) for name, p in (full.named_parameters() if run.adapter is None else adapting(full).items())}
+    model = {name: tuple(p.shape) for name, p in (full.named_parameters() if run.adapter is None else run.adapter.own(full).items())}
     there = {name: reader.shape(name) for name in reader.names() if "weight" in reader.kinds(name)}
     require_same_shapes(model, there, str(reader.folder))
 

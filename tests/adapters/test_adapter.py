@@ -12,6 +12,7 @@ from lm.adapters.lowrank import LINEAR, DoRALinear, LoRAOnInt8
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM, build_model, model_config
 from lm.ops.int8 import of_int8_rows
+from lm.spelling import means
 from lm.storage.model_folder import copy_weights
 from lm.testing.models import BASE, redraw, same, tokens
 from tests.nn.models import CONV, DELTA, MAMBA2, MIXTURES, MLA
@@ -45,8 +46,9 @@ def adapted(changes: dict[str, Any], cfg: LoRAConfig) -> LM:
 
 def merged(model: LM, cfg: LoRAConfig) -> LM:
     """The model without an adapter that computes the same."""
-    own = {name: p.detach() for name, p in adapting(model).items()}
-    weights = {name: p.detach().clone() for name, p in model.named_parameters() if name not in own}
+    own, added = {name: p.detach() for name, p in cfg.own(model).items()}, adapting(model)
+    weights = {name: p.detach().clone() for name, p in model.named_parameters() if name not in added}
+    weights |= {name: torch.zeros_like(p) for name, p in weights.items() if name in own}
     cfg.merge(weights, own)
     bare = build_model(model.cfg, seed=1).eval()
     copy_weights(bare.named_parameters(), weights, "merged")
@@ -160,6 +162,44 @@ def test_beside_a_base_in_int8_it_computes_and_learns_as_beside_the_rounded_one(
     for n in [n for n in own if n.endswith(".lora_a")]:
         stem = n.removesuffix("lora_a")
         same(own[n].grad, cfg.scale * own[f"{stem}lora_b"].mT @ of[f"{stem}weight"].grad)
+
+
+WHOLE = {
+    "dense": ["embed", "norm", "blocks.1.attention.q"],
+    "latents": ["*.bias"],
+    "experts with biases": ["embed", "experts.up", "router"],
+    "mamba 2": ["embed", "recurrent.kernel", "norm"],
+    "encoder-decoder": ["embed", "encoder.norm", "cross"],
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_what_is_trained_whole_learns_as_in_the_bare_model_and_gets_no_adapter(name: str) -> None:
+    """The others stay frozen.  Seen to fail with the merge of low-rank weights alone."""
+    cfg = LoRAConfig(rank=3, alpha=2.0, whole=WHOLE[name])
+    model = adapted(MODELS[name], cfg)
+    own, bare = cfg.own(model), merged(model, cfg)
+    whole = own.keys() - adapting(model).keys()
+    assert {n for n, p in model.named_parameters() if p.requires_grad} == own.keys()
+    assert {pattern for pattern in WHOLE[name] if any(means(pattern, n) for n in whole)} == set(WHOLE[name])
+    assert not any(means(pattern, n) for pattern in WHOLE[name] for n in adapting(model) if "bias" not in pattern)
+    same(logits(model, False), logits(bare, False))
+    for each in (model, bare):
+        logits(each, False).square().sum().backward()
+    of = dict(bare.named_parameters())
+    for n in whole:
+        same(own[n].grad, of[n].grad)
+
+
+def test_whole_names_weights_that_there_are() -> None:
+    model = build_model(model_config(BASE), device="meta")
+    for whole, message in (
+        (["embd"], r"adapter\.whole names 'embd', and no weight is called so\. Near are embed\.weight"),
+        (["head"], r"no weight is called so\. The head is the embedding here\."),
+        (["blocks"], r"adapter\.whole names all matrices of adapter\.targets, so that nothing is of low rank\. Set adapter=null"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            LoRAConfig(rank=2, whole=whole).apply(model)
 
 
 @pytest.mark.parametrize(

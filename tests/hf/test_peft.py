@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import pytest
@@ -57,7 +58,7 @@ def adapted(preset: str, cfg: LoRAConfig, folder: Path, **about: str) -> Path:
     model.load_state_dict({name: torch.zeros_like(p) for name, p in adapting(model).items()}, strict=False)
     redraw(model, seed=1)
     extra = {"adapter": cfg.tree(), "parent": str(folder / "parent"), "parent_hash": folder_hash(folder / "parent")}
-    save_model(folder / "adapter", model.cfg.tree(), {n: 0.15 * p for n, p in adapting(model).items()}, tokenizer.save, extra)
+    save_model(folder / "adapter", model.cfg.tree(), {n: 0.15 * p for n, p in cfg.own(model).items()}, tokenizer.save, extra)
     return folder / "adapter"
 
 
@@ -67,6 +68,18 @@ CASES |= {
     f"dora of {preset}": (preset, FUSED.replace(dora=True))
     for preset in ("llama3_8b", "gpt2", "gpt_neox_20b", "phi3_mini", "t5_small", "olmo_hybrid_7b", "nanochat_d20")
 }
+WHOLE = {
+    **{
+        preset: ["embed", "head", "norm"]
+        for preset in ("llama3_8b", "gpt_neox_20b", "olmo2_1b", "deepseek_v3", "mixtral_8x7b", "olmo_hybrid_7b")
+    },
+    **{preset: ["embed", "norm"] for preset in ("gpt2", "bloom_560m")},
+    "phi3_mini": ["embed", "head", "blocks.0.attention"],
+    "nanochat_d20": ["embed", "head"],
+    "bert_base": ["norm"],
+}
+"""Of a tied embedding too, of norms with biases, and of parts of what is one matrix there."""
+CASES |= {f"whole of {preset}": (preset, LoRAConfig(rank=2, whole=whole)) for preset, whole in WHOLE.items()}
 CASES["dora of parts"] = ("gpt2", LoRAConfig(rank=2, alpha=3.0, dora=True, targets=PARTS["gpt2"]))
 
 
@@ -88,7 +101,7 @@ def test_peft_computes_our_logits_from_our_adapter_on_our_exported_model(case: s
     batch = Batch(ids, source_tokens=ids.flip(1) if ours.cfg.kind == "encoder_decoder" else None)
     assert (plain(batch) - ours(batch)).abs().max() > 1e-2 * found.check.spread
     config = json.loads((tmp_path / "out" / CONFIG).read_text())
-    assert config["base_model_name_or_path"] == str(tmp_path / "parent") and config["modules_to_save"] is None
+    assert config["base_model_name_or_path"] == str(tmp_path / "parent") and bool(config["modules_to_save"]) == ("whole" in case)
 
 
 def test_parts_of_one_matrix_there_are_blocks_of_one_adapter(tmp_path: Path) -> None:
@@ -143,9 +156,10 @@ def test_gate_and_up_of_experts_come_back_as_they_were() -> None:
 BACK = [case for case in CASES if not any(name in case for name in ("moe", "mixtral", "deepseek", "oss", "switch"))]
 
 
-@pytest.mark.parametrize(
-    "case", [case if case in ("parts of gpt2", "dora of olmo_hybrid_7b") else pytest.param(case, marks=pytest.mark.slow) for case in BACK]
-)
+QUICK = ("parts of gpt2", "dora of olmo_hybrid_7b", "whole of gpt2")
+
+
+@pytest.mark.parametrize("case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in BACK])
 def test_an_exported_adapter_comes_back_with_its_logits(case: str, tmp_path: Path) -> None:
     """Where several matrices are one there too, of which each gets all of A. Seen to fail with the rows of B in another order."""
     folder = adapted(*CASES[case], tmp_path)
@@ -252,13 +266,72 @@ def test_an_adapter_that_peft_has_made_computes_its_logits_here(preset: str, mod
     torch.testing.assert_close(load(tmp_path / "back", "cpu")[0](ids), wanted, rtol=0.0, atol=1e-5 * max(1.0, wanted.std().item()))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("preset", "more"),
+    [
+        ("llama3_8b", {"modules_to_save": ["embed_tokens", "lm_head", "input_layernorm"]}),
+        ("llama3_8b", {"modules_to_save": ["model.norm"], "trainable_token_indices": {"embed_tokens": [7, 3], "lm_head": [9]}}),
+        ("gpt2", {"trainable_token_indices": {"wte": [7, 3]}}),
+    ],
+)
+def test_what_peft_has_trained_whole_computes_its_logits_here(preset: str, more: dict[str, Any], tmp_path: Path) -> None:
+    """Rows of a tied embedding are those of the head, too. Seen to fail with the rows in another order."""
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    adapted(preset, FUSED, tmp_path)
+    export(tmp_path / "parent", tmp_path / "base", check=False)
+    base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
+    targets = {"target_modules": ["c_attn"], "fan_in_fan_out": True} if preset == "gpt2" else {"target_modules": ["q_proj"]}
+    made = peft.get_peft_model(base, peft.LoraConfig(r=3, init_lora_weights=False, **targets, **more))
+    trained = [p for name, p in made.named_parameters() if p.requires_grad and "lora" not in name]
+    assert trained
+    for p in trained:
+        p.data += torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel()))
+    made.save_pretrained(tmp_path / "peft")
+    import_adapter(tmp_path / "peft", tmp_path / "back", base=tmp_path / "parent")
+    ids = torch.tensor([[3, 7, 9, 2, 7, 11, 3]])
+    wanted = made.eval()(ids).logits.detach()
+    torch.testing.assert_close(load(tmp_path / "back", "cpu")[0](ids), wanted, rtol=0.0, atol=1e-5 * max(1.0, wanted.std().item()))
+
+
+def test_what_was_trained_whole_and_has_no_place_is_refused(tmp_path: Path) -> None:
+    """In peft: a bias beside an adapted matrix, experts, an embedding that several modules read. Here: an embedding that was trained apart
+    from the head, which it is."""
+    for preset, whole, said in (
+        (
+            "gpt2",
+            "attention.q.bias",
+            r"blocks\.0\.attention\.q\.bias was trained whole, and it is a part of transformer\.h\.0\.attn\.c_attn",
+        ),
+        ("mixtral_8x7b", "experts", r"blocks\.0\.ffn\.experts\.gate was trained whole, and it is no module there"),
+        ("t5_small", "embed", r"embed\.weight was trained whole, and it is no module there, or several"),
+        ("bert_base", "embed", "belongs to a head that is several modules there"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            export_adapter(adapted(preset, LoRAConfig(rank=2, whole=[whole]), tmp_path / preset), tmp_path / "out", check=False)
+    folder = adapted("gpt2", LoRAConfig(rank=2, whole=["embed"]), tmp_path / "tied")
+    export_adapter(folder, tmp_path / "out", check=False)
+    tensors, head = load_file(tmp_path / "out" / WEIGHTS), "base_model.model.lm_head.weight"
+    for change, said in (
+        ({name: t for name, t in tensors.items() if name != head}, "modules_to_save names lm_head, and no tensor is of that"),
+        (tensors | {head: tensors[head] + 1}, "it has trained embedding and head apart, which are one matrix in the base"),
+        (
+            tensors | {"base_model.model.lm_hed.weight": tensors[head].clone()},
+            r"it has trained lm_hed\.weight, which is no weight of the base",
+        ),
+    ):
+        save_file(change, tmp_path / "out" / WEIGHTS)
+        with pytest.raises(ConfigError, match=said):
+            import_adapter(tmp_path / "out", tmp_path / "back", base=tmp_path / "tied" / "parent")
+
+
 def test_adapters_that_have_no_place_here_are_refused(tmp_path: Path) -> None:
     folder = adapted("gpt2", LoRAConfig(rank=2, targets=["attention.o"]), tmp_path)
     export_adapter(folder, tmp_path / "out", check=False)
     told = json.loads((tmp_path / "out" / CONFIG).read_text())
     for change, said in (
         ({"use_dora": True}, "use_dora and the magnitude of transformer.h.0.attn.c_proj do not fit each other"),
-        ({"modules_to_save": ["lm_head"]}, "modules_to_save is"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save names lm_head, and no tensor is of that"),
         ({"init_lora_weights": "pissa_niter_16"}, "which changes the base as well"),
         ({"alora_invocation_tokens": [1, 2]}, "alora_invocation_tokens is"),
         ({"alpha_pattern": {r"h\.0.*c_proj": 3}}, "alpha_pattern has the regex"),
@@ -286,7 +359,7 @@ def test_adapters_that_have_no_place_here_are_refused(tmp_path: Path) -> None:
             {name: torch.zeros(40, 32) if "lora_A" in name else torch.zeros(32, 40) for name in tensors},
             r"it has no form here, since adapter\.rank=40 is over the rank of .*, which is 32 -> 32\. Merge it with peft\.",
         ),
-        (tensors | {"base_model.model.lm_head.weight": torch.ones(2, 2)}, r"lm_head\.weight is no lora_A or lora_B"),
+        (tensors | {"base_model.model.transformer.ln_f.weight": torch.ones(2)}, "its matrices are not of the shapes that the base has"),
     ):
         save_file({name: t.contiguous() for name, t in change.items()}, tmp_path / "out" / WEIGHTS)
         with pytest.raises((ConfigError, CheckpointError), match=said):

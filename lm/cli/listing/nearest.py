@@ -12,6 +12,7 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
     "adapter.rank": "lora_r lora_rank r",
     "adapter.rslora": "use_rslora",
     "adapter.targets": "lora_target lora_target_modules target_modules",
+    "adapter.whole": "additional_target lora_modules_to_save modules_to_save trainable_token_indices",
     "adapter=lora": "finetuning_type lora peft peft_config qlora use_lora use_peft",
     "checkpoint.best": "load_best_model_at_end save_best",
     "checkpoint.every": "checkpoint_every checkpoint_interval ckpt_every ckpt_interval save_every save_interval save_steps save_strategy",

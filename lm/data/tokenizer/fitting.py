@@ -1,8 +1,10 @@
-"""A published tokenizer without the tokens that its model has no row for."""
+"""A published tokenizer without the tokens that its model has no row for; and one with further special tokens."""
 
 import json
+from collections.abc import Sequence
 
 from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.errors import ConfigError
 from lm.schema import Tree
 
 
@@ -23,3 +25,34 @@ def fitted(tokenizer: Tokenizer, rows: int) -> tuple[Tokenizer, list[str]]:
     found = Tokenizer(RawTokenizer.from_str(json.dumps(content)), kept, adds_bos=bool(tokenizer.prefix))
     found.chat_template = tokenizer.chat_template
     return (found, beyond) if found.vocab_size <= rows else (tokenizer, [])
+
+
+def grown(tokenizer: Tokenizer, names: Sequence[str]) -> Tokenizer:
+    """Returns the tokenizer with these special tokens too, the new ones behind all others; itself where it has them all. Raises
+    ConfigError where the library would give a new one the id of another token."""
+    if all(tokenizer.special([name]) is not None for name in names):
+        return tokenizer
+    from tokenizers import AddedToken
+    from tokenizers import Tokenizer as RawTokenizer
+
+    raw = RawTokenizer.from_str(json.dumps(tokenizer.content()))
+    before = raw.get_vocab(with_added_tokens=True)
+    raw.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    found = Tokenizer(raw, tokenizer.specials, adds_bos=tokenizer.adds_bos)
+    found.chat_template, found.further_ends = tokenizer.chat_template, tokenizer.further_ends
+    if taken := [name for name in names if name not in before and raw.token_to_id(name) in before.values()]:
+        raise ConfigError(
+            f"tokenizer.specials: {taken[0]} would get the id {raw.token_to_id(taken[0])}, which another token has: the ids of this"
+            " tokenizer have gaps. Name special tokens that it has."
+        )
+    return found
+
+
+def new_ids(before: Tokenizer, now: Tokenizer) -> list[int]:
+    """Returns the ids of tokens that `grown` has added."""
+    if before.hash == now.hash:
+        return []
+    from tokenizers import Tokenizer as RawTokenizer
+
+    known = set(RawTokenizer.from_str(json.dumps(before.content())).get_vocab(with_added_tokens=True).values())
+    return sorted(now.special_names.keys() - known)

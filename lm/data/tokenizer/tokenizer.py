@@ -64,7 +64,7 @@ class Tokenizer:
         self.pad: int = next((i for i in (pad, self.eos, self.bos) if i is not None), 0)
         vocab = raw.get_vocab(with_added_tokens=True)
         self.vocab_size: int = max(vocab.values()) + 1
-        self._adds_bos, state = adds_bos, self.content()
+        self.adds_bos, state = adds_bos, self.content()
         decides = [state, specials] if adds_bos else [state, specials, adds_bos]
         self.hash: str = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
         self.added_names = {i: token.content for i, token in raw.get_added_tokens_decoder().items()}
@@ -148,7 +148,7 @@ class Tokenizer:
     @property
     def prefix(self) -> list[int]:
         """The ids that start a document."""
-        return [self.bos] if self._adds_bos and self.bos is not None and (self.bos != self.eos or self._begins) else []
+        return [self.bos] if self.adds_bos and self.bos is not None and (self.bos != self.eos or self._begins) else []
 
     @property
     def start(self) -> int:
@@ -184,7 +184,7 @@ class Tokenizer:
         names |= {"mask_token": self.special_names[self.mask]} if self.mask is not None else {}
         names |= {"chat_template": self.chat_template} if self.chat_template is not None else {}
         names |= {"further_ends": self.further_ends} if self.further_ends else {}
-        names |= {} if self._adds_bos else {"add_bos_token": False}
+        names |= {} if self.adds_bos else {"add_bos_token": False}
         config: Tree = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **names}
         (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 

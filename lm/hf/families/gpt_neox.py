@@ -18,6 +18,7 @@ class GPTNeoX(Family):
     theta = 10000.0
     ignored = (r"(gpt_neox\.)?layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",)
     partial = True
+    built: ClassVar[dict[str, str]] = {"embed_out.": "lm_head."}
     fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
         "vocab_size": "vocab_size",
         "max_seq_len": ("max_position_embeddings", 2048),

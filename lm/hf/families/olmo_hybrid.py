@@ -24,6 +24,7 @@ class OLMoHybrid(OLMo2):
     hybrid = True
     theta = None  # `read` asks whether there are positions
     older_endings: ClassVar[dict[str, str]] = {"post_attention_layernorm.weight": "feedforward_layer_norm.weight"}  # in its own files
+    built: ClassVar[dict[str, str]] = {"attention_layer_norm": "input_layernorm", "feedforward_layer_norm": "post_attention_layernorm"}
     fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
         **{ours: theirs for ours, theirs in OLMo2.fields.items() if ours != "attention.head_dim"}, "norm.eps": ("rms_norm_eps", 1e-6),
     }  # fmt: skip

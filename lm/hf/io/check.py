@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from lm.errors import ConfigError
 from lm.hf.io.family import Family
 from lm.hf.options.context import changes_at, shortened
 from lm.nn.batch import Batch
@@ -43,6 +44,13 @@ def compare(folder: Path, family: Family, model: LM, adapter: Path | None = None
     if adapter is not None:
         import peft
 
+        there = dict(theirs.named_modules())
+        whole = peft.PeftConfig.from_pretrained(str(adapter)).modules_to_save
+        if missing := [name for name in whole or () if name not in there]:  # peft would leave it aside without a word
+            raise ConfigError(
+                f"format=peft: {missing[0]} was trained whole, and transformers builds no module of that name. Use format=hf, which merges"
+                " it into the model."
+            )
         theirs = peft.PeftModel.from_pretrained(theirs, adapter)
     rows, tokens, left_out = 2, min(TOKENS, model.max_seq_len), None
     original = changes_at(model.cfg)

@@ -10,8 +10,10 @@ import torch
 
 from lm import printing
 from lm.adapters.adapter import LoRAConfig
-from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.data.tokenizer.fitting import new_ids
+from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import CheckpointError, ConfigError, expect
+from lm.generation.growing import grown_weights
 from lm.generation.load import load
 from lm.hf.gguf.vocabulary import normalises, unnamed_ends
 from lm.hf.gguf.writing import FILE, TYPES, architecture_for, require_gguf, write_gguf
@@ -20,6 +22,7 @@ from lm.hf.io.card import model_card
 from lm.hf.io.family import TRAINING_ONLY, Family, alike, differs, resolved
 from lm.hf.io.handing_on import uses_of_gguf, uses_of_hf
 from lm.hf.io.peft import write_peft
+from lm.hf.io.tokenizer import save_tokenizer
 from lm.hf.io.writing import drop_mtp, family_for, write_hf
 from lm.hf.io.written import Written
 from lm.hf.options.context import changes_at, settled
@@ -108,12 +111,13 @@ def _settle(model: LM, say: Say) -> None:
 
 
 def _not_of(base: ModelConfig, cfg: ModelConfig) -> str | None:
-    """Returns the first option by which a model computes otherwise than the base of its adapter does; None where there is none."""
+    """Returns the first option by which a model computes otherwise than the base of its adapter does; None where there is none. A longer
+    vocabulary has come with rows for it."""
     ours, theirs = (
         resolved(settled(each.replace(position=each.position.shortened(each.max_seq_len or 0)))) | {"max_seq_len": changes_at(each)}
         for each in (cfg, base)
     )
-    keys = [key for key in dict.fromkeys([*ours, *theirs]) if not key.startswith((*TRAINING_ONLY, "mtp"))]
+    keys = [key for key in dict.fromkeys([*ours, *theirs]) if not key.startswith((*TRAINING_ONLY, "mtp", "vocab_size"))]
     return next((differs(key, ours, theirs) for key in keys if not alike(ours.get(key), theirs.get(key))), None)
 
 
@@ -167,13 +171,18 @@ def export_adapter(
     _settle(found, say)
     home = family_for(found.cfg, family, imported=tree.get("family"))
     named = base or str((about.get("parent") if "parent_hash" not in about else None) or adapted.parent)  # an import's parent is its source
-    weights = read_merged(parent)[1]
+    before = load_tokenizer(parent)
+    weights = grown_weights(read_merged(parent)[1], before, tokenizer)
     adapted.adapter.round(weights, own)
     with out_folder(folder, overwrite, sum(tensor.nbytes for tensor in own.values())) as half:
         write_peft(half, home, found.cfg, adapted.adapter, own, weights, named)
         compared = None
-        if adapted.adapter.dora:
-            say("vLLM refuses adapters with DoRA; the merged model (format=hf) has no such limit")
+        for what in ["DoRA"] * adapted.adapter.dora + ["modules_to_save"] * bool(adapted.adapter.whole):
+            say(f"vLLM refuses adapters with {what}; the merged model (format=hf) has no such limit")
+        if new := len(new_ids(before, tokenizer)):
+            save_tokenizer(half, tokenizer, found.cfg)
+            more = f"with {counted(new, 'token')} more than the base's: before peft loads it, call"
+            say(f"tokenizer: written too, {more} model.resize_token_embeddings({found.vocab_size})")
         if check and theirs.available("peft"):
             with TemporaryDirectory() as beside:
                 write_hf(Path(beside), home, found.cfg, {name: weights[name] for name, _ in found.named_parameters()}, tokenizer)

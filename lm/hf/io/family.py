@@ -90,6 +90,7 @@ class Family(ABC):
     local_theta: ClassVar[float | None] = None  # the same of layers with a window, which no scaling changes; None: all have one base
     partial: ClassVar[bool] = False  # transformers' class can rotate a part of each head; others ignore the key, or fail
     unadapted: ClassVar[tuple[str, ...]] = ()  # ends of the paths of modules there to which peft adds no adapter
+    built: ClassVar[dict[str, str]] = {}  # parts of names in the file -> in the modules that transformers builds, where these differ
     pad: ClassVar[int | None] = None  # id of the padding token, where positions there begin at id + 1; None: they begin at 0
     further: ClassVar[tuple[str, ...]] = ()  # keys of config.json that `read` and `write` handle
     idle: ClassVar[tuple[str, ...]] = ()  # keys of config.json without effect here, which so say nothing in files of other families either

@@ -5,16 +5,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lm import printing
-from lm.data.tokenizer.fitting import fitted
-from lm.data.tokenizer.tokenizer import load_tokenizer
+from lm.data.tokenizer.fitting import fitted, grown, new_ids
+from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import ConfigError, expect
 from lm.generation.text import require_fit
 from lm.hf.io.generation import GENERATION, further_ends, sampling
 from lm.hf.io.hub import local_folder
 from lm.hf.io.older import read_foreign
 from lm.hf.io.peft import CONFIG as ADAPTER
-from lm.hf.io.peft import read_peft
+from lm.hf.io.peft_reading import read_peft
 from lm.hf.io.reading import read_hf
+from lm.hf.io.whole import with_rows_of
 from lm.hf.io.writing import family_for
 from lm.hf.io.written import Written
 from lm.nn.transformer import model_config
@@ -79,10 +80,28 @@ def import_adapter(
     target, parent = require_free(out, overwrite, source, base), resolve_model(str(base))
     known, tokenizer = read_config(parent), load_tokenizer(parent)
     tree = known["model"]
-    cfg = model_config(tree, f"{parent}: model")
+    cfg, folder = model_config(tree, f"{parent}: model"), local_folder(str(source), revision)
     home = family_for(cfg, imported=known.get("family"))
-    adapter, own = read_peft(local_folder(str(source), revision), home, cfg, read_merged(parent)[1])
+    adapter, own = read_peft(folder, home, cfg, read_merged(parent)[1])
+    tokenizer, cfg = _grown_beside(tokenizer, folder), with_rows_of(cfg, own)
+    assert cfg.vocab_size is not None
+    require_fit(tokenizer, cfg.vocab_size, str(folder / "tokenizer.json"))
     extra = {"adapter": adapter.tree(), "parent": str(base), "parent_hash": folder_hash(parent), "tokenizer_hash": tokenizer.hash}
     extra |= {key: known[key] for key in IMPORTED if known.get(key) is not None}
-    save_model(target, tree, own, tokenizer.save, extra, overwrite)
+    save_model(target, tree | {"vocab_size": cfg.vocab_size}, own, tokenizer.save, extra, overwrite)
     return Written(target, f"adapter of {home.name}", sum(tensor.numel() for tensor in own.values()))
+
+
+def _grown_beside(tokenizer: Tokenizer, adapter: Path) -> Tokenizer:
+    """Returns the base's tokenizer with the special tokens that only the one in the adapter's folder has, and that one's chat template."""
+    if not (adapter / "tokenizer.json").is_file():
+        return tokenizer
+    theirs = load_tokenizer(adapter, foreign=True)
+    names = {i: theirs.special_names[i] for i in new_ids(tokenizer, theirs)}
+    if not names:
+        return tokenizer
+    found = grown(tokenizer, [*names.values()])
+    if any(found.special([name]) != i for i, name in names.items()):
+        raise ConfigError(f"{adapter}: its tokenizer is not that of the base with further special tokens. Give the base that it is of.")
+    found.chat_template = theirs.chat_template or found.chat_template
+    return found

@@ -24,6 +24,7 @@ from lm.errors import CheckpointError, ConfigError, NumericsError, expect
 from lm.generation.config import Dtype, EvalConfig, why_no_places
 from lm.generation.evaluate import Evaluation, Evaluator
 from lm.generation.further import by_source, further
+from lm.generation.growing import grown_model
 from lm.generation.load import load
 from lm.generation.rollouts import held_out_rewards
 from lm.nn.transformer import LM
@@ -126,7 +127,7 @@ def evaluate(
         log(f"{changed[0]}{others} since the run read it, so these figures are not of what it validated on.")
     splits = [of for of in SPLITS if split in (of, "all") and prepared.n_tokens(of)]
     where = str(lm.embed.weight.device)
-    measure = objective.measure(None if parent is None else lambda: _reference(parent, where, folder))
+    measure = objective.measure(None if parent is None else lambda: _reference(parent, where, folder, tokenizer))
     evaluator = Evaluator(lm, tokenizer, micro_batch, measure)
     parts = [(rows, spread(len(rows), data.val_rows)) for rows in split_rows(objective, data, prepared, splits, lm.cfg, seed, short=True)]
     whole = reduce(operator.add, [evaluator.totals(rows, ids, closely=True) for rows, ids in parts])
@@ -169,9 +170,10 @@ def _require_fit(model: LM, data: DataConfig, objective: ObjectiveConfig, wanted
         raise ConfigError(refused)
 
 
-def _reference(parent: str | Path, device: str, folder: Path | None) -> LM:
-    """Returns the parent as reference model. For a folder that holds an adapter, its weights are rounded as in the adapter's training."""
-    model = load(parent, device)[0]
+def _reference(parent: str | Path, device: str, folder: Path | None, tokenizer: Tokenizer) -> LM:
+    """Returns the parent as reference model, with rows for special tokens that only `tokenizer` has. For a folder that holds an adapter,
+    its weights are rounded as in the adapter's training."""
+    model = grown_model(*load(parent, device), tokenizer)
     if folder is not None and (adapted := Adapted.of(folder, read_config(folder))) is not None:
         round_beside(model, adapted.adapter)
     return model

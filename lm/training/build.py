@@ -25,7 +25,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 def build_module(cfg: TrainConfig, data: Prepared, reader: CheckpointReader | None) -> TrainModule:
     """Returns the module with initialized weights, or with its model on the meta device where the strategy fills it part by part."""
     strategy = cfg.strategy.build(cfg)
-    fill, model_cfg = _fill(cfg, reader), _model_config(cfg, data)
+    fill, model_cfg = _fill(cfg, data, reader), _model_config(cfg, data)
     device = "cuda" if on_cuda(cfg.trainer.device, cfg.launch.devices) else "cpu"
     require_room(estimate(cfg, model_cfg).on_device(cfg.strategy.offload), device, "a step, by formula,")
     model = build_model(model_cfg, device="meta" if strategy.meta or cfg.adapter is not None else "cpu")
@@ -42,11 +42,12 @@ def build_module(cfg: TrainConfig, data: Prepared, reader: CheckpointReader | No
     return TrainModule(cfg, model, strategy, fill if strategy.meta else empty, reader)  # `fill` keeps the parent's weights in memory
 
 
-def _fill(cfg: TrainConfig, reader: CheckpointReader | None) -> Fill:
+def _fill(cfg: TrainConfig, data: Prepared, reader: CheckpointReader | None) -> Fill:
     own = empty if reader is not None else drawn(cfg.seeds.init)
     if cfg.init_from is None or (reader is not None and cfg.adapter is None):
         return own
-    return copied(cfg.init_from) if cfg.adapter is None else beside(copied(cfg.init_from), own)
+    base = copied(cfg.init_from, data.tokenizer)
+    return base if cfg.adapter is None else beside(base, own)
 
 
 def _model_config(run: TrainConfig, data: Prepared) -> ModelConfig:

@@ -21,7 +21,7 @@ def plan(cfg: TrainConfig, say: Callable[[str], None]) -> None:
     trainer.float8; CheckpointError where init_from does not fit the model."""
     model = _filled(cfg)
     if cfg.init_from is not None:
-        require_fit(build_model(model, device="meta"), cfg.init_from)
+        require_fit(build_model(model, device="meta"), cfg)
     counts, built = count(model, cfg.data.seq_len), on_meta(cfg, model)
     float8 = multiply_in_float8(built) if cfg.trainer.float8 else None
     step_s, how = _step_s(cfg, counts), cfg.setting()

@@ -16,13 +16,13 @@ from lm.adapters.float8 import multiply_in_float8, require_float8
 from lm.data.loader import micro_batches, train_loader, worker_faults
 from lm.data.rows.build import build_splits
 from lm.data.store.prepare import Prepared, prepare
-from lm.data.tokenizer.tokenizer import load_tokenizer
+from lm.data.tokenizer.config import TokenizerConfig
+from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import Interrupted
 from lm.progress import quiet
 from lm.schema import Tree
 from lm.storage.atomic import remove
 from lm.storage.checkpoint import CheckpointReader, step_folder
-from lm.storage.model_folder import resolve_model
 from lm.storage.run_folder import RunFolder
 from lm.training.callbacks.console import Console
 from lm.training.commit import commit
@@ -35,6 +35,7 @@ from lm.training.launch.signals import Signals
 from lm.training.resume import finished, imported, open_run, parent_hash, require_same_data
 from lm.training.state import Counters, RunState, Saved
 from lm.training.weights.export import export_model
+from lm.training.weights.initial import tokenizer_of
 from lm.units import counted, si
 
 if TYPE_CHECKING:
@@ -101,8 +102,10 @@ def _train(
 
 def _prepare(cfg: TrainConfig, folder: RunFolder, reader: CheckpointReader | None, console: Console) -> Prepared:
     """Returns the tokenized data. The tokenizer is that of the checkpoint or the parent model where there is one, else the config's."""
-    source = str(reader.folder) if reader is not None else cfg.init_from
-    tokenizer = load_tokenizer(resolve_model(source)) if source is not None else cfg.tokenizer
+    if reader is not None:
+        tokenizer: Tokenizer | TokenizerConfig = load_tokenizer(reader.folder)
+    else:
+        tokenizer = tokenizer_of(cfg) if cfg.init_from is not None else cfg.tokenizer
     data = prepare(cfg.data, tokenizer, log=console.say, specials=cfg.objective.specials(), seed=cfg.seeds.data)
     if reader is not None:
         require_same_data(folder, cfg, reader.meta, data)

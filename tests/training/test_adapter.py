@@ -13,6 +13,7 @@ from torch import Tensor
 from lm.adapters.adapter import LoRAConfig, adapting
 from lm.cli.compose.compose import compose_config
 from lm.cli.main import main
+from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import CheckpointError, ConfigError
 from lm.generation.examine import _reference
 from lm.generation.load import load
@@ -230,9 +231,13 @@ def test_one_adapter_is_merged_into_its_model(trained: Path, tmp_path: Path, mon
         merge([whole], tmp_path / "again")
 
 
+def own_tokenizer(trained: Path) -> Tokenizer:
+    return load_tokenizer(trained / "parent" / "model")
+
+
 def test_what_a_run_compares_with_is_rounded_as_what_it_is_trained_beside(trained: Path) -> None:
     adapter = LoRAConfig(rank=2, base="int8")
-    plain, beside_it = (parent(str(trained / "parent"), given) for given in (None, adapter))
+    plain, beside_it = (parent(str(trained / "parent"), given, own_tokenizer(trained)) for given in (None, adapter))
     weights = {name: p.data.clone() for name, p in plain.named_parameters()}
     adapted = build_model(plain.cfg, seed=0)
     adapter.apply(adapted)
@@ -246,8 +251,8 @@ def test_eval_compares_with_what_the_run_did(lora: Configure, trained: Path, tmp
     """Seen to fail: the parent as it was saved, where the run had it in int8."""
     cfg = lora("adapter.base=int8", "trainer.max_steps=1", "schedule.warmup_steps=0")
     train(cfg)
-    source = str(trained / "parent")
-    found, plain = (dict(_reference(source, "cpu", folder).named_parameters()) for folder in (tmp_path / "run" / "model", None))
-    right = dict(parent(source, cfg.adapter).named_parameters())
+    source, tokenizer = str(trained / "parent"), own_tokenizer(trained)
+    found, plain = (dict(_reference(source, "cpu", folder, tokenizer).named_parameters()) for folder in (tmp_path / "run" / "model", None))
+    right = dict(parent(source, cfg.adapter, tokenizer).named_parameters())
     assert all(torch.equal(found[name], weight) for name, weight in right.items())
     assert not all(torch.equal(plain[name], weight) for name, weight in right.items())

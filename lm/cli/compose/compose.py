@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lm import plugins, printing
 from lm.cli.compose import catalog
 from lm.cli.compose.choices import Choices, choices_of
-from lm.cli.compose.finetune import gentle_choices, gentle_source, gentle_values, parent_of, parent_values, with_one_parent
+from lm.cli.compose.finetune import SPECIALS, gentle_choices, gentle_source, gentle_values, parent_of, parent_values, with_one_parent
 from lm.cli.compose.keys import at, check_key, chosen_as_value, of_another_kind, require_section
 from lm.cli.compose.naming import run_name
 from lm.cli.compose.overrides import Given, parse
@@ -177,10 +177,15 @@ def _of_sections(layers: list[Layer], sections: set[str]) -> list[Layer]:
 
 def _with_parent(layers: list[Layer], parent: str, given: Sequence[Given], recipe: str | None) -> list[Layer]:
     """Returns the layers with the checkpoint's model and tokenizer instead of the files', and data.seq_len within its context."""
-    values = parent_values(parent, given, recipe)
     for layer in layers:
-        layer.values = {path: value for path, value in layer.values.items() if path.split(".")[0] not in ("model", "tokenizer")}
-    context, rows = values.get("model.max_seq_len"), at(_tree(layers), ["data", "seq_len"])
+        added = {SPECIALS: layer.values[SPECIALS]} if {SPECIALS, "init_from"} <= layer.values.keys() else {}  # of a recipe for fine-tuning
+        layer.values = {path: value for path, value in layer.values.items() if path.split(".")[0] not in ("model", "tokenizer")} | added
+    said = [layer.values[SPECIALS] for layer in layers if SPECIALS in layer.values]
+    values = parent_values(parent, given, recipe, next((item.value for item in given if item.key == SPECIALS), (said or [None])[-1]))
+    tree = _tree(layers)
+    if "adapter.whole" in values and ("adapter" not in tree or at(tree, ["adapter", "whole"]) is not None):
+        del values["adapter.whole"]
+    context, rows = values.get("model.max_seq_len"), at(tree, ["data", "seq_len"])
     if isinstance(context, int) and isinstance(rows, int) and rows > context:
         values["data.seq_len"] = context
     return [*layers, Layer("checkpoint", parent, values)]

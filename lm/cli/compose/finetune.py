@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from lm.cli.compose import catalog
 from lm.cli.compose.overrides import Given
@@ -60,11 +61,14 @@ def _gentle() -> Tree:
     return catalog.read(gentle_source())
 
 
-def parent_values(init_from: str, given: Sequence[Given], recipe: str | None) -> Tree:
+SPECIALS = "tokenizer.specials"  # the one option of the tokenizer that a run with init_from has: what it adds
+
+
+def parent_values(init_from: str, given: Sequence[Given], recipe: str | None, specials: object) -> Tree:
     """Returns the checkpoint's values of `model` and `tokenizer`, by dotted path. Raises ConfigError where the command line chooses others,
     CheckpointError where there is no checkpoint.
 
-    recipe: the recipe that has set init_from, where the command line has not.
+    recipe: the recipe that has set init_from, where the command line has not.  specials: what the run says of SPECIALS.
     """
     try:
         folder = resolve_model(init_from)
@@ -76,8 +80,11 @@ def parent_values(init_from: str, given: Sequence[Given], recipe: str | None) ->
         raise CheckpointError(f"recipes={recipe}: init_from={error.sentence}{makes}") from error
     for item in given:
         section = item.key.replace("/", ".").split(".")[0]
-        if section == "tokenizer":
-            raise ConfigError(f"{item.text}: init_from={init_from} brings its own tokenizer, which its weights belong to. Leave it out.")
+        if section == "tokenizer" and item.key != SPECIALS:
+            raise ConfigError(
+                f"{item.text}: init_from={init_from} brings its own tokenizer, which its weights belong to. Leave it out, or add special"
+                f" tokens to it by {SPECIALS}."
+            )
         if section == "model" and item.is_group:
             raise ConfigError(
                 f"{item.text}: init_from={init_from} brings its own model. Leave it out, or set single keys such as model.dropout."
@@ -85,4 +92,19 @@ def parent_values(init_from: str, given: Sequence[Given], recipe: str | None) ->
     model = read_config(folder).get("model")
     if not isinstance(model, dict):
         raise CheckpointError(f"{folder}: its config names no model. Use a folder that lm wrote.")
-    return flatten(model, "model.") | {"tokenizer.kind": "file", "tokenizer.path": str(folder / "tokenizer.json")}
+    found = flatten(model, "model.") | {"tokenizer.kind": "file", "tokenizer.path": str(folder / "tokenizer.json")}
+    return found | (_with_rows(found, folder, specials) if isinstance(specials, list) and specials else {})
+
+
+def _with_rows(values: Tree, folder: Path, specials: list[Any]) -> Tree:
+    """Returns the vocabulary's size with rows for special tokens that are added, and what an adapter must train for these to be learned.
+    Rows beyond the tokenizer's tokens are used first."""
+    from lm.data.tokenizer.fitting import grown  # brings the library, which other configs need not wait for
+    from lm.data.tokenizer.tokenizer import load_tokenizer
+
+    before = load_tokenizer(folder)
+    found = grown(before, [str(name) for name in specials])
+    if found is before:
+        return {}
+    rows = ["embed.weight"] + ["head.weight"] * (not values["model.head.tied"]) + ["head.bias"] * bool(values["model.head.bias"])
+    return {"model.vocab_size": max(values["model.vocab_size"], found.vocab_size), "adapter.whole": rows}

@@ -63,6 +63,7 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
     "strategy=ddp": "ddp",
     "strategy=fsdp": "fsdp",
     "strategy=zero2": "deepspeed zero",
+    "tokenizer.specials": "add_special_tokens add_tokens additional_special_tokens extra_special_tokens new_special_tokens special_tokens",
     "tokenizer.vocab_size": "vocab vocab_size vocabulary vocabulary_size",
     "trainer.early_stop": "early_stopping early_stopping_patience patience",
     "trainer.log_every": "log_interval log_steps logging_steps logging_strategy",

@@ -119,7 +119,7 @@ def find_tokenizer(
     if missing := [name for name in asked if tokenizer.special([name]) is None]:
         raise ConfigError(
             f"data.record.template: it writes {missing[0]}, which is no special token of the tokenizer, so no answer would end. Leave it"
-            f" out, or train a tokenizer and a model with tokenizer.specials=[{','.join(asked)}]."
+            f" out, or train with tokenizer.specials=[{','.join(asked)}], which adds them."
         )
     if (template := data.chat_template(tokenizer)) is not None:
         from lm.data.tokenizer.chat import never_ends  # brings jinja2, which texts need not wait for

@@ -35,7 +35,7 @@ class TokenizerConfig(Slot, group="tokenizer"):
     def build(self, texts: Iterable[str] = (), extra: Sequence[str] = ()) -> "Tokenizer":
         """Builds the tokenizer.  texts: training texts; only kinds with `n_chars` above 0 read them.
 
-        extra: special tokens beside bos, eos and pad, for tokenizers made here; a tokenizer from a given file does not get them.
+        extra: special tokens beside bos, eos and pad, for tokenizers made here; a tokenizer from a given file has those of its config.
         """
 
     def n_chars(self) -> int:
@@ -48,17 +48,11 @@ class TokenizerConfig(Slot, group="tokenizer"):
         return None
 
 
-class TrainedConfig(TokenizerConfig):
-    """Tokenizers trained on the training split, over bytes, so that every text comes back; specials <|bos|>, <|eos|>, <|pad|>."""
+class FurtherSpecials(TokenizerConfig):
+    """Tokenizers with special tokens of a user's choice."""
 
-    vocab_size: int = Field(4096, ge=260, le=MOST)
-    """Size of the vocabulary, with the 256 bytes and the special tokens."""
-    pattern: Pattern = "gpt2"
-    """How text is cut into words before: as by the tokenizers of these models; own: GPT-4's way, with whole indentations."""
     specials: list[str] = []
     """Further special tokens."""
-    max_chars: int = Field(1 << 28, gt=0)
-    """Characters to train on; of a larger corpus an even sample of its documents."""
 
     @field_validator("specials")
     @classmethod
@@ -68,6 +62,17 @@ class TrainedConfig(TokenizerConfig):
         if byte := next((name for name in specials if name in ALPHABET), None):
             raise ValueError(f"{byte!r} is how the vocabulary writes a byte, which texts would lose to it. Choose a longer name.")
         return specials
+
+
+class TrainedConfig(FurtherSpecials):
+    """Tokenizers trained on the training split, over bytes, so that every text comes back; specials <|bos|>, <|eos|>, <|pad|>."""
+
+    vocab_size: int = Field(4096, ge=260, le=MOST)
+    """Size of the vocabulary, with the 256 bytes and the special tokens."""
+    pattern: Pattern = "gpt2"
+    """How text is cut into words before: as by the tokenizers of these models; own: GPT-4's way, with whole indentations."""
+    max_chars: int = Field(1 << 28, gt=0)
+    """Characters to train on; of a larger corpus an even sample of its documents."""
 
     def build(self, texts: Iterable[str] = (), extra: Sequence[str] = ()) -> "Tokenizer":
         from lm.data.tokenizer.train import train_tokenizer
@@ -142,7 +147,7 @@ class BytesConfig(TokenizerConfig):
         return 259 + len(specials)
 
 
-class TokenizerFileConfig(TokenizerConfig):
+class TokenizerFileConfig(FurtherSpecials):
     """A given tokenizer.json of the `tokenizers` library."""
 
     kind: Literal["file"] = "file"
@@ -154,14 +159,18 @@ class TokenizerFileConfig(TokenizerConfig):
     """Text of the end-of-document token. null: found among the usual names."""
     pad: str | None = None
     """Text of the padding token. null: found among the usual names, else eos."""
+    specials: list[str] = []
+    """Further special tokens, which are added where the file lacks them. With init_from the model gets a row for each, which starts as the
+    mean of the rows of its tokens."""
 
     def build(self, texts: Iterable[str] = (), extra: Sequence[str] = ()) -> "Tokenizer":
+        from lm.data.tokenizer.fitting import grown
         from lm.data.tokenizer.tokenizer import Specials, load_tokenizer, read_tokenizer
         from lm.storage.atomic import MANIFEST
 
         file, named = self._file(), Specials(self.bos, self.eos, self.pad)
         of_model = file.name == "tokenizer.json" and (file.parent / MANIFEST).is_file() and not any(named)
-        return load_tokenizer(file) if of_model else read_tokenizer(file, named)
+        return grown(load_tokenizer(file) if of_model else read_tokenizer(file, named), self.specials)
 
     def gave(self, hash: str) -> bool:
         """Returns whether the file is that of a tokenizer with this hash: as `build` reads it, or, for older runs, without

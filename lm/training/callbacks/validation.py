@@ -97,7 +97,7 @@ class Validation(RunCallback):
         run, cfg = module.run, module.cfg
         found: Tree = {}
         start, closely = cfg.init_from, documents is not None
-        measure = cfg.objective.measure(None if start is None else lambda: parent(start, cfg.adapter))
+        measure = cfg.objective.measure(None if start is None else lambda: parent(start, cfg.adapter, run.data.tokenizer))
         evaluator = Evaluator(module.model, run.data.tokenizer, cfg.trainer.micro_batch, measure, run.eval_ranks)
         with module.exported_weights():
             for suffix, rows, ids in wanted:

@@ -13,7 +13,6 @@ from lm.data.layout.examples import Example, joined_batch
 from lm.data.rewards.base import Answer, scores, total
 from lm.data.rows.policy import GRPOConfig, PolicyConfig, RLOOConfig
 from lm.data.rows.seq2seq import rounded
-from lm.data.tokenizer.tokenizer import load_tokenizer
 from lm.generation.decode import eager
 from lm.generation.rollouts import Rollout, Sampler, asked_of
 from lm.losses.likelihoods import label_likelihoods
@@ -21,10 +20,9 @@ from lm.losses.measure import Reference
 from lm.losses.tokens import LossSums, mean_of
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import LM
-from lm.storage.model_folder import resolve_model
 from lm.training.config import TrainConfig
 from lm.training.objectives.base import loss_of
-from lm.training.weights.initial import parent
+from lm.training.weights.initial import parent, tokenizer_of
 
 _EPS = 1e-4  # added to the standard deviation of a group's rewards
 C = TypeVar("C", bound=PolicyConfig)
@@ -122,13 +120,12 @@ def _rloo(cfg: RLOOConfig, run: TrainConfig) -> RLOO:
 
 
 def _parts(cfg: PolicyConfig, run: TrainConfig) -> tuple[Sampler, Callable[[], LM], int, int, bool]:
-    """Returns the arguments of `Policy` after its config. The sampler has the tokenizer of the model that training starts from."""
-    start = str(run.init_from)
-    tokenizer = load_tokenizer(resolve_model(start))
+    """Returns the arguments of `Policy` after its config."""
+    start, tokenizer = str(run.init_from), tokenizer_of(run)
     if (template := run.data.chat_template(tokenizer)) is not None:
         tokenizer.chat_template = template
     sampler = Sampler(tokenizer, cfg, in_step=run.strategy.stage == 3)
-    return sampler, lambda: parent(start, run.adapter), tokenizer.pad, run.seeds.dropout, run.trainer.compile
+    return sampler, lambda: parent(start, run.adapter, tokenizer), tokenizer.pad, run.seeds.dropout, run.trainer.compile
 
 
 def _rows(rollouts: Sequence[Rollout], pad: int) -> Batch:

@@ -10,7 +10,7 @@ from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import LM
 from lm.training.config import TrainConfig
 from lm.training.objectives.base import loss_of
-from lm.training.weights.initial import parent
+from lm.training.weights.initial import parent, tokenizer_of
 
 
 class Preferences:
@@ -31,4 +31,4 @@ class Preferences:
 
 @loss_of(PreferenceConfig)
 def _preferences(cfg: PreferenceConfig, run: TrainConfig) -> Preferences:
-    return Preferences(cfg, lambda: parent(str(run.init_from), run.adapter))
+    return Preferences(cfg, lambda: parent(str(run.init_from), run.adapter, tokenizer_of(run)))

@@ -7,13 +7,19 @@ import torch
 from torch import nn
 
 from lm.adapters.adapter import AdapterConfig, adapting, round_beside
-from lm.errors import CheckpointError
+from lm.data.tokenizer.config import TokenizerFileConfig
+from lm.data.tokenizer.fitting import grown
+from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from lm.errors import CheckpointError, ConfigError
+from lm.generation.growing import ROWS, grown_model, grown_weights
 from lm.generation.load import load
 from lm.nn.init import init_weights
 from lm.nn.transformer import LM, build_model, model_config
 from lm.storage.adapted import read_merged
 from lm.storage.checkpoint import CheckpointReader, Piece
 from lm.storage.model_folder import copy_weights, read_config, require_same_shapes, resolve_model
+from lm.training.config import TrainConfig
+from lm.training.weights.freeze import on_meta
 
 Fill = Callable[[LM, Container[str]], None]  # writes the named parameters, which are whole and on a device
 
@@ -27,10 +33,28 @@ def drawn(seed: int) -> Fill:
     return fill
 
 
-def copied(path: str) -> Fill:
-    """Returns a fill with the weights of a run, model or checkpoint folder; the fill raises CheckpointError where shapes differ."""
+def tokenizer_of(cfg: TrainConfig) -> Tokenizer:
+    """Returns the tokenizer of a run with init_from: the parent's, with the special tokens that the run adds. Raises ConfigError where the
+    run freezes the rows of these."""
+    own = load_tokenizer(resolve_model(str(cfg.init_from)))
+    found = grown(own, cfg.tokenizer.specials) if isinstance(cfg.tokenizer, TokenizerFileConfig) else own
+    built = on_meta(cfg, cfg.model.sized(found.vocab_size, cfg.data.seq_len)) if found is not own else None
+    if built is not None and (still := [name for name, p in built.named_parameters() if name in ROWS and not p.requires_grad]):
+        remedy = "Name it in adapter.whole" if cfg.adapter is not None else "Leave it out of trainer.freeze"
+        raise ConfigError(
+            f"tokenizer.specials: new tokens start as one and the same row of {still[0]}, and this run freezes it. {remedy}, so that they"
+            " are told apart."
+        )
+    return found
+
+
+def copied(path: str, tokenizer: Tokenizer) -> Fill:
+    """Returns a fill with the weights of a run, model or checkpoint folder; the fill raises CheckpointError where shapes differ.
+
+    tokenizer: may have more special tokens than the folder's.
+    """
     source = resolve_model(path)
-    _, weights = read_merged(source)
+    weights = grown_weights(read_merged(source)[1], load_tokenizer(source), tokenizer)
     fits = False
 
     def fill(model: LM, names: Container[str]) -> None:
@@ -44,10 +68,13 @@ def copied(path: str) -> Fill:
     return fill
 
 
-def require_fit(model: LM, path: str) -> None:
+def require_fit(model: LM, cfg: TrainConfig) -> None:
     """Raises CheckpointError where the shapes in `copied` would differ, from configs alone."""
-    source = resolve_model(path)
-    require_same_shapes(_shapes(model), _shapes(build_model(model_config(read_config(source)["model"]), device="meta")), str(source))
+    source = resolve_model(str(cfg.init_from))
+    before = model_config(read_config(source)["model"])
+    if isinstance(cfg.tokenizer, TokenizerFileConfig) and cfg.tokenizer.specials:
+        before = before.replace(vocab_size=max(before.vocab_size or 0, tokenizer_of(cfg).vocab_size))
+    require_same_shapes(_shapes(model), _shapes(build_model(before, device="meta")), str(source))
 
 
 def beside(base: Fill, own: Fill) -> Fill:
@@ -64,13 +91,15 @@ def beside(base: Fill, own: Fill) -> Fill:
 _parents: WeakValueDictionary[str, LM] = WeakValueDictionary()
 
 
-def parent(path: str, adapter: AdapterConfig | None) -> LM:
+def parent(path: str, adapter: AdapterConfig | None, tokenizer: Tokenizer) -> LM:
     """Returns the frozen model that a run started from, on the CPU; all callers share one instance.  adapter: where given, the matrices
-    are rounded as they are in training beside this adapter."""
-    model = _parents.get(f"{path} {adapter}")
+    are rounded as they are in training beside this adapter.  tokenizer: as in `copied`."""
+    key = f"{path} {adapter} {tokenizer.hash}"
+    model = _parents.get(key)
     if model is None:
         with torch.inference_mode(False):  # a validation may be the first to ask
-            model = _parents[f"{path} {adapter}"] = load(path, "cpu")[0].requires_grad_(False)
+            own, before = load(path, "cpu")
+            model = _parents[key] = grown_model(own, before, tokenizer).requires_grad_(False)
             if adapter is not None:
                 round_beside(model, adapter)
     return model

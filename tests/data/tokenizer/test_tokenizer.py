@@ -11,8 +11,9 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from lm.data.kinds import BPEConfig, BytesConfig, TokenizerFileConfig, UnigramConfig, WordPieceConfig
 from lm.data.tokenizer import tokenizer as module
+from lm.data.tokenizer.fitting import grown
 from lm.data.tokenizer.stream import Stream
-from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer, split_text
+from lm.data.tokenizer.tokenizer import Specials, Tokenizer, load_tokenizer, split_text
 from lm.data.tokenizer.train import _LONGEST as LONGEST
 from lm.data.tokenizer.train import _shortened
 from lm.errors import ConfigError
@@ -337,3 +338,11 @@ def test_an_id_of_billions_is_refused_before_the_library_asks_for_their_memory(w
     file.write_text(json.dumps(tree))
     with pytest.raises(ConfigError, match="has the id 2,147,483,648, and ids are below 16,777,216"):
         load_tokenizer(tmp_path)
+
+
+def test_a_special_token_whose_id_another_token_has_is_refused() -> None:
+    """The library counts tokens to choose an id. Seen to fail: the new one took the place of c."""
+    holes = Tokenizer(RawTokenizer(models.BPE(vocab={"a": 0, "b": 1, "c": 3}, merges=[])), Specials(None, None, None))
+    assert grown(holes, []) is holes
+    with pytest.raises(ConfigError, match=r"tokenizer\.specials: <\|x\|> would get the id 3, which another token has"):
+        grown(holes, ["<|x|>"])

@@ -1,9 +1,13 @@
 """The usual forms of chat records, recognised by a record's fields."""
 
+import re
 from typing import NamedTuple
 
 from lm.data.records.base import Values
 from lm.data.records.fields import bad_record, listed, names
+from lm.data.sources.base import ASSISTANT, Turn
+
+_SPEAKERS = {"Human": "user", "Assistant": ASSISTANT}
 
 
 class Form(NamedTuple):
@@ -23,6 +27,14 @@ CHATS = (
     Form("prompt and response", ("prompt", "response")),
     Form("question and answer", ("question", "answer")),
 )
+
+
+def dialogue(text: str) -> list[Turn]:
+    """Returns the turns of a text that is a whole chat, as of hh-rlhf: "\\n\\nHuman: ...\\n\\nAssistant: ..."; [] where it is none."""
+    before, *parts = re.split(r"(?:^|\n\n)(Human|Assistant):", text)
+    if before.strip() or parts[:1] != ["Human"]:
+        return []
+    return [Turn(_SPEAKERS[who], said.strip()) for who, said in zip(parts[::2], parts[1::2], strict=True)]
 
 
 def system_field(values: Values) -> str | None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from lm.data.records.base import GIVEN, LEARNED, OTHER, Values
 from lm.data.records.fields import bad_record, names, text_of, value_of
-from lm.data.records.forms import history_field, system_field
+from lm.data.records.forms import dialogue, history_field, system_field
 from lm.data.records.messages import MessagesRecord, tools_of
 from lm.data.sources.base import ASSISTANT, THOUGHTS, Turn
 
@@ -29,7 +29,8 @@ class PreferenceRecord(MessagesRecord):
     kind: Literal["preference"] = "preference"
     prompt: str | None = None
     """Field of the prompt, a text or messages. null: chosen and rejected are messages that begin with it, or else the field prompt or
-    question or instruction, with input below it, or conversations where there is none of these."""
+    question or instruction, with input below it, or conversations where there is none of these; or else they are texts that begin with it,
+    of turns of Human: and Assistant:, as in hh-rlhf."""
     chosen: str = "chosen"
     """Field of the better answer."""
     rejected: str = "rejected"
@@ -44,6 +45,8 @@ class PreferenceRecord(MessagesRecord):
             raise bad_record(f"{where}: fields {fields} do not begin with the same messages. Fix the record")
         if not before or (before[0].role in (ASSISTANT, "tool") and (self.prompt or _prompts(values))):
             asked = self.asked(values, [self._prompt_field(values, where), *self._between(values)], "data.record.prompt", where)
+            if len(asked) == 1 and (said := dialogue(asked[0].text)) and said[-1] == Turn(ASSISTANT, ""):
+                asked = said[:-1]
             before = [*self.earlier(values, where), *asked, *before]
         before = self.after_system(values, before, where)
         return [*tools_of(values, where), *before, chosen._replace(role="chosen"), rejected._replace(role="rejected")]
@@ -54,19 +57,25 @@ class PreferenceRecord(MessagesRecord):
         system, history = self.system or system_field(values), self.history or (history_field(values) if _prompts(values) else None)
         beside = [name for name in (history, system) if name]
         told = [*_prompts(values)[:1], *self._between(values), self.chosen, self.rejected, *beside]
-        return self.model_copy(update={"system": system, "history": history}), ", ".join(told)
+        whole = " as dialogues of Human and Assistant" * bool(self._dialogue(values, values.get(self.chosen)))
+        return self.model_copy(update={"system": system, "history": history}), ", ".join(told) + whole
 
     def _between(self, values: Values) -> list[str]:
         """Returns Alpaca's field `input` beside an instruction, where it is not blank."""
         said = values.get("input") if self.prompt is None and _prompts(values) == ["instruction"] else None
         return ["input"] if isinstance(said, str) and said.strip() else []
 
+    def _dialogue(self, values: Values, held: object) -> list[Turn]:
+        """Returns the turns of a text that begins with the prompt, where no field holds that; [] where it is none."""
+        return dialogue(held) if isinstance(held, str) and self.prompt is None and not _prompts(values) else []
+
     def _prompt_field(self, values: Values, where: str) -> str:
         if self.prompt is not None:
             return self.prompt
         named = _prompts(values)
         if len(named) != 1:
-            which = f"{' and '.join(named)} could each be the prompt" if named else "none of which is the prompt"
+            none = "none of which is the prompt, and the answers are no texts of '\\n\\nHuman: ' and '\\n\\nAssistant: ' that begin with it"
+            which = f"{' and '.join(named)} could each be the prompt" if named else none
             raise bad_record(f"{where}: its fields are {names(values)}; {which}. Set data.record.prompt, fix the record")
         return named[0]
 
@@ -74,8 +83,12 @@ class PreferenceRecord(MessagesRecord):
         """Returns the messages before the answer, and the answer, with its thoughts."""
         held = value_of(values, field, key, where)
         if isinstance(held, str):
-            return [], Turn(ASSISTANT, text_of(values, field, key, where))
-        turns = self.messages_of({field: [held]} if isinstance(held, Mapping) else values, field, key, where)
+            text = text_of(values, field, key, where)
+            turns = self._dialogue(values, text)
+            if not turns:
+                return [], Turn(ASSISTANT, text)
+        else:
+            turns = self.messages_of({field: [held]} if isinstance(held, Mapping) else values, field, key, where)
         if not turns or turns[-1].role != ASSISTANT:
             raise bad_record(f"{where}: field '{field}' does not end with the assistant's message. Fix the record")
         also = json.loads(turns[-1].also or "{}")

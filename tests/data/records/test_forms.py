@@ -54,6 +54,8 @@ PREFERENCES: dict[str, dict[str, Any]] = {
         "chosen": {"from": "gpt", "value": A},
         "rejected": {"from": "gpt", "value": WORSE},
     },
+    "texts of hh-rlhf": {"chosen": f"\n\nHuman: {Q}\n\nAssistant: {A}", "rejected": f"\n\nHuman: {Q}\n\nAssistant: {WORSE}\n"},
+    "a prompt of hh-rlhf's form": {"prompt": f"\n\nHuman: {Q}\n\nAssistant:", "chosen": A, "rejected": WORSE},
     "a prompt beside the conversation it is from": {"conversations": [USER, BOT], "prompt": Q, "chosen": A, "rejected": WORSE},
 }
 
@@ -109,6 +111,23 @@ def test_the_input_beside_an_instruction_is_part_of_a_preferences_prompt() -> No
     assert turns(PreferenceRecord(), pair)[0] == Turn("user", f"{Q}\n\nOn the table")
     assert PreferenceRecord().recognised(pair, "here")[1] == "instruction, input, chosen, rejected"
     assert turns(PreferenceRecord(), {**pair, "input": " "}) == turns(PreferenceRecord(prompt="instruction"), pair) == PAIR
+
+
+def test_texts_that_begin_with_the_prompt_are_the_turns_that_they_tell() -> None:
+    """As of hh-rlhf, and as TRL's script cuts it. Seen to fail: none of the fields was the prompt."""
+    asked = f"\n\nHuman: Hi.\n\nHow are you?\n\nAssistant: Well.\n\nHuman: {Q}\n\nAssistant:"
+    values = {"chosen": f"{asked} {A}", "rejected": f"{asked} {WORSE}"}
+    assert turns(PreferenceRecord(), values) == [Turn("user", "Hi.\n\nHow are you?"), Turn("assistant", "Well."), *PAIR]
+    assert PreferenceRecord().recognised(values, "here")[1] == "chosen, rejected as dialogues of Human and Assistant"
+    beside = {"prompt": Q, "chosen": f"\n\nHuman: {Q}", "rejected": WORSE}  # an answer, as strange as it is
+    assert turns(PreferenceRecord(), beside)[1] == Turn("chosen", f"\n\nHuman: {Q}")
+    for chosen, said in (
+        (f"{asked} {A}\n\nHuman: Thanks.", "does not end with the assistant's message"),
+        (f"\n\nHuman: Other.\n\nAssistant: {A}", "do not begin with the same messages"),
+        (A, "do not begin with the same messages"),
+    ):
+        with pytest.raises(ConfigError, match=f"^here: .*{said}.*or set data.on_bad_record=skip"):
+            turns(PreferenceRecord(), {**values, "chosen": chosen})
 
 
 def test_answers_that_begin_with_the_assistants_message_go_on_from_the_prompt() -> None:

@@ -60,7 +60,7 @@ class ChatRecord(MessagesRecord):
             assert self.assistant is not None
             asked = self.asked(values, self.user, "data.record.user", where)
             answer = self.turns_of(values, self.assistant, ASSISTANT, "data.record.assistant", where)
-            turns = [*self.earlier(values, where), *asked, *answer]
+            turns = [*self.behind_earlier(values, asked, where), *answer]
         if not any(turn.role == ASSISTANT and _weighs(turn) for turn in turns):
             raise bad_record(f"{where}: no message is the assistant's, or none has weight, so there is nothing to learn. Fix the record")
         return [*tools_of(values, where), *self.after_system(values, turns, where)]

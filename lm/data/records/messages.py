@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _ROLES = {"human": "user", "gpt": ASSISTANT, "bot": ASSISTANT, "model": ASSISTANT}
 _CALL, _SEEN = "function_call", "observation"  # roles of ShareGPT's chats with tools: the assistant's calls as JSON, and their results
+_FIRST = ("system", "developer")  # roles of a message that a chat begins with
 _WEIGHTS = ("weight", "train")  # fields by which OpenAI's format and axolotl's say that an assistant's message is not to be learned
 
 
@@ -81,7 +82,7 @@ class MessagesRecord(RecordConfig):
         """Returns the turns of a chat behind the system prompt in a field of its own, where there is one and they do not bring one."""
         if self.system is None or value_of(values, self.system, "data.record.system", where) is None:
             return turns
-        if turns and turns[0].role in ("system", "developer"):
+        if turns and turns[0].role in _FIRST:
             return turns
         said = text_of(values, self.system, "data.record.system", where)
         return [Turn("system", said), *turns] if said.strip() else turns
@@ -131,7 +132,12 @@ class MessagesRecord(RecordConfig):
             also |= {"weight": 0} if weight == 0 else {}
         return Turn(role, text, json.dumps(also) if also else "")
 
-    def earlier(self, values: Values, where: str) -> list[Turn]:
+    def behind_earlier(self, values: Values, asked: list[Turn], where: str) -> list[Turn]:
+        """Returns the turns of a question behind the earlier ones of `history`; its system message stays the first."""
+        first = 1 if asked and asked[0].role in _FIRST else 0
+        return [*asked[:first], *self._earlier(values, where), *asked[first:]]
+
+    def _earlier(self, values: Values, where: str) -> list[Turn]:
         """Returns the turns of the pairs in the field `history`."""
         if self.history is None:
             return []

@@ -47,7 +47,7 @@ class PreferenceRecord(MessagesRecord):
             asked = self.asked(values, [self._prompt_field(values, where), *self._between(values)], "data.record.prompt", where)
             if len(asked) == 1 and (said := dialogue(asked[0].text)) and said[-1] == Turn(ASSISTANT, ""):
                 asked = said[:-1]
-            before = [*self.earlier(values, where), *asked, *before]
+            before = [*self.behind_earlier(values, asked, where), *before]
         before = self.after_system(values, before, where)
         return [*tools_of(values, where), *before, chosen._replace(role="chosen"), rejected._replace(role="rejected")]
 

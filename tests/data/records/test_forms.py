@@ -101,6 +101,9 @@ def test_the_history_beside_a_question_is_its_earlier_turns() -> None:
     whole = {"chosen": [USER, BOT], "rejected": [USER, BAD], "history": pairs}  # nothing is asked beside these, so they are all of it
     assert (turns(PreferenceRecord(), whole), PreferenceRecord().recognised(whole, "here")[1]) == (PAIR, "chosen, rejected")
     assert turns(PreferenceRecord(), {**pair, "history": "of the lamp"}) == turns(PreferenceRecord(prompt="instruction"), pair) == PAIR
+    begun = [{"role": "system", "content": "Be brief."}, USER]  # seen to fail: the system message came behind the earlier turns
+    assert turns(PreferenceRecord(), {"prompt": begun, "chosen": A, "rejected": WORSE, "history": pairs}) == [SYSTEM, *earlier, *PAIR]
+    assert turns(ChatRecord(), {"prompt": begun, "completion": A, "history": pairs}) == [SYSTEM, *earlier, *ASKED]
     with pytest.raises(ConfigError, match="with or without history"):
         ChatRecord(messages="messages", history="history")
 

@@ -57,13 +57,15 @@ def near(named: str, folder: Path) -> Path:
 def placed(tree: Any, folder: Path, whole: bool = False) -> Any:
     """Returns a run's config with paths that lead from here to the files and folders that it names, as `place`."""
     if isinstance(tree, dict):
-        return {key: (_paths if _names_paths(key, value) else placed)(value, folder, whole) for key, value in tree.items()}
+        hub = tree.get("kind") == "hub"
+        return {key: (_paths if _names_paths(key, value, hub) else placed)(value, folder, whole) for key, value in tree.items()}
     return [placed(each, folder, whole) for each in tree] if isinstance(tree, list) else tree
 
 
-def _names_paths(key: str, value: Any) -> bool:
-    """Whether the value of this key names files or folders. That of a chat template does where it has an ending: else it may be chatml."""
-    return key in _NAMES_PATHS or (key == "template" and isinstance(value, str) and bool(Path(value).suffix))
+def _names_paths(key: str, value: Any, hub: bool) -> bool:
+    """Whether the value of this key names files or folders. That of a chat template does where it has an ending: else it may be chatml.
+    hub: it is an option of data=hub, whose name may be a folder."""
+    return key in _NAMES_PATHS or (hub and key == "name") or (key == "template" and isinstance(value, str) and bool(Path(value).suffix))
 
 
 def _paths(value: Any, folder: Path, whole: bool) -> Any:

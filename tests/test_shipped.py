@@ -34,7 +34,7 @@ TEXT = ["data=text", "data.files=a.txt", "tokenizer=bytes"]
 MIXED = "data.sources=[{name:a,data:{kind:text,files:a.txt}},{name:b,data:{kind:text,files:a.jsonl}}]"
 CONFIGS = ("default", "en", "3.0.0", "sample-10BT", "de-en", "wikitext-103-raw-v1")  # of datasets that conf/data names
 CORPORA = ("mqar", "stdlib", "stdlib_docstrings", "stdlib_chat", "stdlib_code", "stdlib_preferences")  # 11 MB, which are prepared anew here
-OF_DATA = {"pair": "seq2seq", "chat": "sft", "preference": "dpo", "recall": "sft"}  # kind of record -> objective
+OF_DATA = {"pair": "seq2seq", "chat": "sft", "preference": "dpo", "recall": "sft", "prompt": "grpo"}  # kind of record -> objective
 WORDS = ["".join(random.Random(n).choices("abcdefghij", k=3 + n % 5)) for n in range(200)]  # enough for a small vocabulary
 
 
@@ -103,7 +103,8 @@ def for_data(option: str) -> list[str]:
     values = catalog.values("data", option)
     hub = local_hub(values)
     shape = values.get("data.record.kind", {"stdlib_docstrings": "pair", "arithmetic": "chat", "mqar": "recall"}.get(option))
-    start = PARENT if shape == "preference" else [*WIDTH, "tokenizer=bytes"]
+    start = PARENT if shape in ("preference", "prompt") else [*WIDTH, "tokenizer=bytes"]
+    start = [*start, "data.record.prompt=prompt", "objective.rewards={ended:{}}", "objective.max_tokens=4"] if shape == "prompt" else start
     long = (
         ["data.seq_len=4096"] if option in ("stdlib_chat", "stdlib_code", "stdlib_preferences") else []
     )  # in bytes, most functions are longer than other rows here

@@ -6,6 +6,7 @@ from lm.data.records.base import RecordConfig
 from lm.data.records.chat import ChatRecord
 from lm.data.records.pair import PairRecord
 from lm.data.records.preference import PreferenceRecord
+from lm.data.records.prompt import PromptRecord
 from lm.data.rewards.base import Answer, RewardConfig
 from lm.data.rewards.compiles import CompilesReward
 from lm.data.rows.base import ObjectiveConfig
@@ -39,7 +40,7 @@ class Corpus(Config):
 __all__ = [
     "Answer", "ArithmeticConfig", "BPEConfig", "BytesConfig", "CausalConfig", "ChatRecord", "CompilesReward", "Corpus", "DPOConfig",
     "DataConfig", "FIMConfig", "GRPOConfig", "HubConfig", "IPOConfig", "MLMConfig", "MQARConfig", "MixConfig", "ORPOConfig",
-    "ObjectiveConfig", "PairRecord", "PreferenceRecord", "PrefixConfig", "RLOOConfig", "RecordConfig", "RewardConfig", "SFTConfig",
-    "Seq2SeqConfig", "SimPOConfig", "SourceConfig", "SpansConfig", "StdlibConfig", "StdlibDocstringsConfig", "TextConfig",
+    "ObjectiveConfig", "PairRecord", "PreferenceRecord", "PrefixConfig", "PromptRecord", "RLOOConfig", "RecordConfig", "RewardConfig",
+    "SFTConfig", "Seq2SeqConfig", "SimPOConfig", "SourceConfig", "SpansConfig", "StdlibConfig", "StdlibDocstringsConfig", "TextConfig",
     "TokenizerConfig", "TokenizerFileConfig", "UL2Config", "UnigramConfig", "WordPieceConfig",
 ]  # fmt: skip

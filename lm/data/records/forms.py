@@ -1,6 +1,7 @@
 """The usual forms of chat records, recognised by a record's fields."""
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from lm.data.records.base import Values
@@ -35,6 +36,12 @@ def dialogue(text: str) -> list[Turn]:
     if before.strip() or parts[:1] != ["Human"]:
         return []
     return [Turn(_SPEAKERS[who], said.strip()) for who, said in zip(parts[::2], parts[1::2], strict=True)]
+
+
+def prompt_fields(values: Values, otherwise: Sequence[str] = ("conversations",)) -> list[str]:
+    """Returns the usual fields of a prompt that the record has, or else those of `otherwise`."""
+    named = [field for field in ("prompt", "question", "instruction") if values.get(field) is not None]
+    return named or [field for field in otherwise if values.get(field) is not None]
 
 
 def system_field(values: Values) -> str | None:

@@ -6,20 +6,12 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from lm.data.records.base import GIVEN, LEARNED, OTHER, Values
 from lm.data.records.fields import bad_record, names, text_of, value_of
-from lm.data.records.forms import dialogue, history_field, system_field
+from lm.data.records.forms import dialogue, history_field, prompt_fields, system_field
 from lm.data.records.messages import MessagesRecord, tools_of
 from lm.data.sources.base import ASSISTANT, THOUGHTS, Turn
 
 if TYPE_CHECKING:
     from lm.data.tokenizer.chat import ChatTemplate, Run
-
-
-_PROMPTS = ("prompt", "question", "instruction")
-
-
-def _prompts(values: Values) -> list[str]:
-    named = [field for field in _PROMPTS if values.get(field) is not None]
-    return named or [field for field in ("conversations",) if values.get(field) is not None]
 
 
 class PreferenceRecord(MessagesRecord):
@@ -43,7 +35,7 @@ class PreferenceRecord(MessagesRecord):
         if before != also_before:
             fields = f"'{self.chosen}' and '{self.rejected}'"
             raise bad_record(f"{where}: fields {fields} do not begin with the same messages. Fix the record")
-        if not before or (before[0].role in (ASSISTANT, "tool") and (self.prompt or _prompts(values))):
+        if not before or (before[0].role in (ASSISTANT, "tool") and (self.prompt or prompt_fields(values))):
             asked = self.asked(values, [self._prompt_field(values, where), *self._between(values)], "data.record.prompt", where)
             if len(asked) == 1 and (said := dialogue(asked[0].text)) and said[-1] == Turn(ASSISTANT, ""):
                 asked = said[:-1]
@@ -54,25 +46,25 @@ class PreferenceRecord(MessagesRecord):
     def recognised(self, values: Values, where: str) -> tuple[Self, str]:
         if self.prompt is not None:
             return self, ""
-        system, history = self.system or system_field(values), self.history or (history_field(values) if _prompts(values) else None)
+        system, history = self.system or system_field(values), self.history or (history_field(values) if prompt_fields(values) else None)
         beside = [name for name in (history, system) if name]
-        told = [*_prompts(values)[:1], *self._between(values), self.chosen, self.rejected, *beside]
+        told = [*prompt_fields(values)[:1], *self._between(values), self.chosen, self.rejected, *beside]
         whole = " as dialogues of Human and Assistant" * bool(self._dialogue(values, values.get(self.chosen)))
         return self.model_copy(update={"system": system, "history": history}), ", ".join(told) + whole
 
     def _between(self, values: Values) -> list[str]:
         """Returns Alpaca's field `input` beside an instruction, where it is not blank."""
-        said = values.get("input") if self.prompt is None and _prompts(values) == ["instruction"] else None
+        said = values.get("input") if self.prompt is None and prompt_fields(values) == ["instruction"] else None
         return ["input"] if isinstance(said, str) and said.strip() else []
 
     def _dialogue(self, values: Values, held: object) -> list[Turn]:
         """Returns the turns of a text that begins with the prompt, where no field holds that; [] where it is none."""
-        return dialogue(held) if isinstance(held, str) and self.prompt is None and not _prompts(values) else []
+        return dialogue(held) if isinstance(held, str) and self.prompt is None and not prompt_fields(values) else []
 
     def _prompt_field(self, values: Values, where: str) -> str:
         if self.prompt is not None:
             return self.prompt
-        named = _prompts(values)
+        named = prompt_fields(values)
         if len(named) != 1:
             none = "none of which is the prompt, and the answers are no texts of '\\n\\nHuman: ' and '\\n\\nAssistant: ' that begin with it"
             which = f"{' and '.join(named)} could each be the prompt" if named else none

@@ -4,6 +4,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from lm.errors import ConfigError
 from lm.schema import Slot
@@ -24,6 +25,9 @@ class Answer:
 
 class RewardConfig(Slot):
     """What an answer is worth. A kind of one's own has a `kind`, its options, and `score`."""
+
+    compares: ClassVar[bool] = False
+    """Whether the score depends on the reference."""
 
     weight: float = 1.0
     """Factor in the sum of all rewards."""

@@ -14,6 +14,8 @@ _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 class ExactReward(RewardConfig):
     """1 where the answer is the reference, but for blank space around it; else 0."""
 
+    compares = True
+
     kind: Literal["exact"] = "exact"
 
     def score(self, answer: Answer) -> float:
@@ -22,6 +24,8 @@ class ExactReward(RewardConfig):
 
 class ArithmeticReward(RewardConfig):
     """1 where the last number of the answer is the last one of the reference; else 0."""
+
+    compares = True
 
     kind: Literal["arithmetic"] = "arithmetic"
 

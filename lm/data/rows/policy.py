@@ -5,9 +5,11 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
+from lm.data.config import DataConfig
 from lm.data.layout.examples import Example, joined_batch
 from lm.data.order import Ids
 from lm.data.records.base import LEARNED
+from lm.data.records.prompt import PromptRecord
 from lm.data.rewards.base import RewardConfig
 from lm.data.rewards.text import ExactReward
 from lm.data.rows.base import Material, ObjectiveConfig, PartedRows, Rows, widest
@@ -19,7 +21,8 @@ from lm.schema import Named
 class PolicyConfig(ObjectiveConfig):
     """What objectives share that learn from rewards of the model's own answers, drawn from the model as it is at each step."""
 
-    shapes = ("chat",)
+    shapes = ("chat", "prompt")
+    usual_for = ("prompt",)
     packings = ("none",)
     needs_masked_documents = True
     needs_parent = True
@@ -33,6 +36,15 @@ class PolicyConfig(ObjectiveConfig):
     """Most tokens of an answer; one that is longer is cut."""
     kl: float = Field(0.0, ge=0)
     """What a departure from the model at the start costs, in units of reward a nat. 0: nothing, and no such model is kept."""
+
+    def require_fit(self, model: str, data: DataConfig) -> None:
+        super().require_fit(model, data)
+        alone = any(isinstance(each.records, PromptRecord) and each.records.answer is None for each in data.parts().values())
+        if alone and (name := next((name for name, reward in self.rewards.items() if reward.compares), None)):
+            raise ValueError(
+                f"objective.rewards.{name} compares with the data's answer, and data.record.answer names none. Name its field, or choose"
+                " other rewards."
+            )
 
     def rows(self, of: Material) -> Rows:
         return PromptRows(self, of)
@@ -63,7 +75,7 @@ class RLOOConfig(PolicyConfig):
 
 
 class PromptRows(PartedRows):
-    """Row i is chat i up to the assistant's last answer, which is in the labels: the reference that a reward may compare with.
+    """Row i is chat i up to the assistant's last answer, or prompt i, whose reference is in the labels: a reward may compare with it.
 
     A chat whose prompt leaves no room for objective.max_tokens in data.seq_len is dropped and counted.
     """

@@ -26,6 +26,7 @@ NEEDED = {
     "mix": ["data.sources=[{name:a,data:{kind:stdlib}}]"],
     "chat": ["data.files=a.jsonl"],
     "preferences": ["data.files=a.jsonl"],
+    "prompts": ["data.files=a.jsonl"],
     "hub": ["data.name=a/b"],
     "file": ["tokenizer.path=tokenizer.json"],
 }  # what an option leaves to the user
@@ -38,6 +39,7 @@ BESIDE = {
     "data=arithmetic": ["objective=sft"],
     "data=stdlib_preferences": ["objective=dpo", "init_from=runs/pretrain-tiny"],
     "data=preferences": ["objective=dpo", "init_from=runs/pretrain-tiny"],
+    "data=prompts": ["objective=grpo", "objective.rewards={ended:{}}", "init_from=runs/pretrain-tiny"],
     **{f"strategy={name}": ["optim=adamw"] for name in catalog.groups()["strategy"] if name not in ("single", "ddp")},
     "data=wmt14_de_en": ["objective=seq2seq"],
     "data=cnn_dailymail": ["objective=seq2seq"],

@@ -9,6 +9,7 @@ import pytest
 from lm.data.records.base import RecordConfig
 from lm.data.records.chat import ChatRecord
 from lm.data.records.preference import PreferenceRecord
+from lm.data.records.prompt import PromptRecord
 from lm.data.sources.base import Turn
 from lm.data.sources.files import TextConfig
 from lm.data.store.prepare import Prepared, prepare
@@ -144,6 +145,25 @@ def test_answers_that_begin_with_the_assistants_message_go_on_from_the_prompt() 
             assert found == [*read[:-1], *PAIR[1:]] == turns(PreferenceRecord(prompt="asked"), {"asked": prompt, **values})
     greeted = {"chosen": [BOT, USER, BOT], "rejected": [BOT, USER, BAD]}
     assert turns(PreferenceRecord(), greeted) == [ASKED[1], *PAIR]
+
+
+def test_a_prompt_is_read_by_its_fields() -> None:
+    again = Turn("assistant", Q)
+    for values in ({"prompt": Q}, {"question": Q, "answer": A}, {"messages": [USER]}, {"prompt": [USER], "messages": [USER, BOT]}):
+        assert turns(PromptRecord(), values) == [ASKED[0], again]
+    assert turns(PromptRecord(), {"prompt": Q, "system": "Be brief.", "history": [["Hi?", "Hello."]]}) == [
+        *(SYSTEM, Turn("user", "Hi?"), Turn("assistant", "Hello.")),
+        *(ASKED[0], again),
+    ]
+    assert turns(PromptRecord(prompt="q", answer="a"), {"q": Q, "a": A}) == ASKED
+    assert PromptRecord(answer="a").recognised({"prompt": Q, "a": A}, "here")[1] == "prompts (prompt, a)"
+    for values, said in (
+        ({"messages": [USER, BOT]}, "the prompt ends with no message that the assistant could answer"),
+        ({"prompt": Q, "question": Q}, "prompt and question could each be the prompt"),
+        ({"text": Q}, "its fields are text; none of which is a prompt"),
+    ):
+        with pytest.raises(ConfigError, match=f"^here: .*{said}"):
+            turns(PromptRecord(), values)
 
 
 def test_a_completion_that_its_label_calls_bad_is_not_learned(tmp_path: Path) -> None:

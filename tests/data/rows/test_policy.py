@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lm.data.kinds import ChatRecord, GRPOConfig, TextConfig
+from lm.data.kinds import ChatRecord, GRPOConfig, PromptRecord, TextConfig
+from lm.data.rewards.text import EndedReward
 from lm.data.rows.base import Rows
 from lm.data.rows.build import build_rows
 from lm.data.store.prepare import Prepared
@@ -48,3 +49,21 @@ def test_prompts_without_room_for_an_answer_are_refused(chats: Prepared, decoder
     assert len(rows_of(chats, decoder, max_tokens=97 - longest)) == chats.train.n_documents
     with pytest.raises(ConfigError, match=r"prompts of the train split leave no room for objective\.max_tokens=\d+ in a row"):
         rows_of(chats, decoder, max_tokens=98 - longest)
+
+
+def test_a_prompt_needs_no_answer_but_for_rewards_that_compare(prepare_text: Prepare, decoder: ModelConfig, tmp_path: Path) -> None:
+    """Of messages too, where earlier answers are given. Seen to fail: a chat without an answer had nothing to learn."""
+    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+    rows = [{"messages": [*asked, {"role": "user", "content": f"which {n}"}], "solution": f"number {n}"} for n in range(60)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for answer in (None, "solution"):
+        found = prepare_text(tmp_path / "a.jsonl", record=PromptRecord(answer=answer), val_frac=0.3)
+        for each in asked_of((of := rows_of(found, decoder)).batch(np.arange(len(of)))):
+            prompt, reference = found.tokenizer.decode(each.prompt), found.tokenizer.decode(each.reference)
+            assert prompt.startswith("System:\nBe brief.\n\nUser:\n?\n\nAssistant:\n!") and prompt.endswith("\n\nAssistant:\n")
+            last = prompt.removesuffix("\n\nAssistant:\n").rpartition("User:\n")[2]
+            assert reference == (last if answer is None else last.replace("which", "number"))
+    with pytest.raises(ValueError, match=r"objective\.rewards\.exact compares with the data's answer, and data\.record\.answer names none"):
+        GRPOConfig().require_fit("decoder", TextConfig(files="x", record=PromptRecord()))
+    GRPOConfig().require_fit("decoder", TextConfig(files="x", record=PromptRecord(answer="solution")))
+    GRPOConfig(rewards={"ended": EndedReward()}).require_fit("decoder", TextConfig(files="x", record=PromptRecord()))

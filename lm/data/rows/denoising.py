@@ -169,5 +169,6 @@ def _ids(tokenizer: Tokenizer, names: list[str], what: str) -> Ids:
     found = [tokenizer.special([name]) for name in names]
     if None in found:
         missing = names[found.index(None)]
-        raise ConfigError(f"objective: the tokenizer has no {what} token {missing}. Use one that has, or lower objective.sentinels.")
+        remedy = "Add it by tokenizer.specials, or lower objective.sentinels"
+        raise ConfigError(f"objective: the tokenizer has no {what} token {missing}. {remedy}.")
     return np.array(found, np.int64)

@@ -52,7 +52,7 @@ class FIMRows(PackedRows):
         found = {key: tokenizer.special(names) for key, names in _NAMES.items()}
         for key, token in found.items():
             if token is None:
-                raise ConfigError(f"objective=fim: the tokenizer has no token {' or '.join(_NAMES[key])}. Use one that has.")
+                raise ConfigError(f"objective=fim: the tokenizer has no token {' or '.join(_NAMES[key])}. Add it by tokenizer.specials.")
         self._sentinels = np.array([found["prefix"], found["suffix"], found["middle"]], np.int64)
         super().__init__(packing, tokenizer, seed)
         self._cfg, self._tokenizer = cfg, tokenizer

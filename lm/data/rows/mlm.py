@@ -59,7 +59,7 @@ class MLMRows(PackedRows):
 
     def __init__(self, cfg: MLMConfig, packing: Packing, tokenizer: Tokenizer, seed: int) -> None:
         if tokenizer.mask is None:
-            raise ConfigError("objective=mlm: the tokenizer has no mask token (<|mask|>, [MASK] or <mask>). Use one that has.")
+            raise ConfigError("objective=mlm: the tokenizer has no mask token (<|mask|>, [MASK] or <mask>). Add one by tokenizer.specials.")
         super().__init__(packing, tokenizer, seed)
         self._cfg, self._mask = cfg, tokenizer.mask
         special = tokenizer.special_ids()

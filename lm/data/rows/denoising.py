@@ -46,7 +46,7 @@ class DenoisingConfig(LikelihoodConfig):
         """Returns the denoisers; each document gets one of them, drawn uniformly."""
 
     def rows(self, of: Material) -> Rows:
-        return DenoisingRows(self, of.store, of.tokenizer, of.data.seq_len, of.start, of.seed)
+        return DenoisingRows(self, of.store, of.tokenizer, of.data.seq_len, of.start, of.seed, of.short)
 
 
 class SpansConfig(DenoisingConfig):
@@ -90,7 +90,16 @@ class DenoisingRows(Rows):
     token, and those at the end of a row for which there is no room, are left out.
     """
 
-    def __init__(self, cfg: DenoisingConfig, store: TokenStore, tokenizer: Tokenizer, seq_len: int, start: int | None, seed: int) -> None:
+    def __init__(
+        self,
+        cfg: DenoisingConfig,
+        store: TokenStore,
+        tokenizer: Tokenizer,
+        seq_len: int,
+        start: int | None,
+        seed: int,
+        short: bool = False,
+    ) -> None:
         self._denoisers = cfg.denoisers()
         self._modes = [_ids(tokenizer, [d.mode], "mode") if d.mode else np.array([], np.int64) for d in self._denoisers]
         self._sentinels = _ids(tokenizer, [f"<extra_id_{n}>" for n in range(cfg.sentinels)], "sentinel")
@@ -101,7 +110,7 @@ class DenoisingRows(Rows):
             raise ConfigError(
                 f"objective.sentinels={len(self._sentinels)}: a row of {raw} tokens has {needed} spans. Raise it, or lower data.seq_len."
             )
-        self._windows = Windows(store, raw, mask_documents=True, ahead=0)
+        self._windows = Windows(store, raw, mask_documents=True, ahead=0, short=short)
         self.n_labels = store.n_tokens
         self.bytes_per_label = store.n_bytes / self.n_labels
 

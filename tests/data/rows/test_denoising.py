@@ -2,13 +2,15 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from lm.data.kinds import BytesConfig, SpansConfig, UL2Config
+from lm.data.kinds import BytesConfig, SpansConfig, TextConfig, UL2Config
 from lm.data.order import Ids
+from lm.data.rows.base import Material
 from lm.data.rows.denoising import DenoisingRows
 from lm.data.rows.spans import corrupted, counts, most_raw, noise_mask
 from lm.data.store.shards import TokenStore
@@ -140,6 +142,22 @@ def test_the_end_of_a_text_is_never_taken_out_and_learned_once(cfg: SpansConfig 
         assert all((learned == tokenizer.eos).sum() == 1 for _, learned in found)
         ended = sum(given[-1] == tokenizer.eos for given, _ in found)
         assert ended == 0 if start is None else ended > len(found) / 2
+
+
+@pytest.mark.parametrize("start", [None, 256])
+def test_a_text_shorter_than_a_row_is_one_where_it_is_evaluated(make_store: MakeStore, start: int | None) -> None:
+    """Seen to fail: refused, while other objectives took it."""
+    cfg, text = SpansConfig(sentinels=60), [*range(65, 85)]
+    tokenizer = BytesConfig().build(extra=cfg.specials())
+    store = make_store([[*text, tokenizer.eos]], vocab_size=tokenizer.vocab_size)
+    of = Material(store, tokenizer, TextConfig(files=["a.txt"], seq_len=128), "split", start)
+    with pytest.raises(ConfigError, match="the train split has 21 tokens, and one row needs"):
+        cfg.rows(of)
+    rows = cfg.rows(replace(of, short=True))
+    assert len(rows) == 1
+    [[(given, learned)]] = examples(rows.batch(np.array([0])))
+    sentinels = np.array([tokenizer.special([name]) for name in cfg.specials()])
+    assert [i for i in restored(given, learned, sentinels) if i != tokenizer.eos] == text
 
 
 @pytest.mark.parametrize("start", [None, 256])

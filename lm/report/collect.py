@@ -16,7 +16,10 @@ from lm.schema import Tree, did_you_mean, flatten
 from lm.units import ABSENT, fixed, shown, si
 
 # Keys that are no difference between two variants.
-_INERT = ("seed", "run.", "logger.", "resume.", "checkpoint.", "traceback", "data.cache_dir", "data.remote", "trainer.sample_")
+_INERT = (
+    "seed", "run.", "logger.", "resume.", "checkpoint.", "traceback", "data.cache_dir", "data.remote", "trainer.sample_",
+    "trainer.deterministic",
+)  # fmt: skip
 # Data keys that shape the batches and leave the text alone.
 _BATCHING = ("data.seq_len", "data.global_batch", "data.mask_documents", "data.workers")
 

@@ -69,6 +69,15 @@ def test_names_and_loggers_make_no_difference(tmp_path: Path, write_run: WriteRu
     assert collect([first, second]).keys == []
 
 
+def test_seeds_of_before_and_after_trainer_deterministic_came_about_share_a_row(tmp_path: Path, write_run: WriteRun) -> None:
+    """Seen to fail: two rows, with no standard error, and a column for a key that changes the last bits at most."""
+    first, second = write_run(tmp_path / "a", seed=0), write_run(tmp_path / "b", seed=1)
+    config = second / "config.yaml"
+    config.write_text(config.read_text().replace("trainer:\n", "trainer:\n  deterministic: true\n"))
+    [row] = collect([first, second]).rows
+    assert row.seeds == ["0", "1"]
+
+
 def test_a_run_without_bits_per_byte_turns_the_comparison_to_the_loss(tmp_path: Path, write_run: WriteRun) -> None:
     folders = [write_run(tmp_path / "a"), write_run(tmp_path / "b", ffn="relu")]
     metrics = folders[1] / "metrics.jsonl"

@@ -120,6 +120,13 @@ def test_a_default_device_of_the_program_is_none_of_a_model_on_another(folder: P
     assert lm.generate(*lm.load(folder / "imported", device="cpu"), "def ", max_tokens=3, seed=1) == said
 
 
+def test_an_export_within_autocast_computes_what_transformers_does(folder: Path) -> None:
+    """Seen to fail: other logits by 0.016, as ours were of bfloat16, with the advice to report it."""
+    run = lm.train(lm.config(overrides=overrides(folder)))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert lm.export(run.path, folder / "cast").check is not None
+
+
 def test_a_model_of_a_loop_of_ones_own_is_saved_and_loaded(folder: Path) -> None:
     cfg = lm.config(overrides=overrides(folder))
     data = lm.batches(cfg)

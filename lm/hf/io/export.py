@@ -27,7 +27,7 @@ from lm.hf.io.writing import drop_mtp, family_for, write_hf
 from lm.hf.io.written import Written
 from lm.hf.options.context import changes_at, settled
 from lm.nn.transformer import LM, ModelConfig, model_config
-from lm.ops.defaults import device_unset
+from lm.ops.defaults import unset
 from lm.schema import did_you_mean
 from lm.storage.adapted import Adapted, read_merged
 from lm.storage.model_folder import read_config, read_model, resolve_model
@@ -39,7 +39,7 @@ DType = Literal["keep", "fp32", "bf16", "fp16", "f32", "f16", "q8_0"]
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-@device_unset()
+@unset()
 def export(
     model: str | os.PathLike[str],
     out: str | Path,

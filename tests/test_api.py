@@ -143,6 +143,10 @@ def test_a_model_of_a_loop_of_ones_own_is_saved_and_loaded(folder: Path) -> None
         lm.save(lm.load(saved, device="cpu", dtype="saved")[0], tokenizer, folder / "other")
     with pytest.raises(ConfigError, match="model: OptimizedModule was given"):
         lm.save(torch.compile(model), tokenizer, folder / "other")
+    loaded.__class__ = type("Mine", (type(loaded),), {})
+    with pytest.raises(ConfigError, match=r"^model: Mine was put there, .* makes DecoderLM of them"):
+        lm.save(loaded, tokenizer, folder / "other")
+    loaded.__class__ = type(model)
     loaded.norm = torch.nn.LayerNorm(loaded.cfg.d_model, bias=False)
     with pytest.raises(ConfigError, match=r"model\.norm: LayerNorm was put there, .* makes RMSNorm of them"):
         lm.save(loaded, tokenizer, folder / "other")

@@ -86,7 +86,8 @@ def save(model: LM, tokenizer: Tokenizer, out: str | os.PathLike[str], *, overwr
     kinds = {name: type(module).__name__ for name, module in built.named_modules()}
     for name, module in model.named_modules():
         if (found := type(module).__name__) != kinds.get(name):
-            raise ConfigError(f"model.{name}: {found} was put there, and a folder holds weights and config, which makes"
+            where = f"model.{name}".rstrip(".")
+            raise ConfigError(f"{where}: {found} was put there, and a folder holds weights and config, which makes"
                               f" {kinds.get(name, 'nothing')} of them. Make it a kind of a plugin, or torch.save the model.")  # fmt: skip
     require_fit(tokenizer, model.vocab_size)
     target, extra = require_free(out, overwrite), {"tokenizer_hash": tokenizer.hash, "plugins": used(model.cfg)}

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from lm import plugins
 from lm.cli.compose.compose import compose
 from lm.errors import CheckpointError, ConfigError
 from lm.printing import note
@@ -19,8 +18,8 @@ Variants = Mapping[str, Sequence[str]]
 def check(where: str, shared: Sequence[str], variants: Variants) -> None:
     """Raises ConfigError for mistyped keys and values, before anything heavy is imported.  where: as in `composed`."""
     for name, own in variants.items():
-        with _of(f"{where}{name}: " if own else ""):
-            compose(plugins.take([*shared, *own])).full()
+        with _errors_begin(f"{where}{name}: " if own else ""):
+            compose([*shared, *own]).full()
 
 
 def composed(where: str, shared: Sequence[str], variants: Variants) -> "dict[str, TrainConfig]":
@@ -31,8 +30,8 @@ def composed(where: str, shared: Sequence[str], variants: Variants) -> "dict[str
     configs: dict[str, TrainConfig] = {}
     notes: dict[str, None] = {}
     for name, own in variants.items():
-        with _of(f"{where}{name}: " if own else ""):
-            composition = compose(plugins.take([*shared, *own]))
+        with _errors_begin(f"{where}{name}: " if own else ""):
+            composition = compose([*shared, *own])
             configs[name] = composition.config()
             notes |= dict.fromkeys(composition.notes)
     for line in notes:
@@ -41,9 +40,8 @@ def composed(where: str, shared: Sequence[str], variants: Variants) -> "dict[str
 
 
 @contextmanager
-def _of(variant: str) -> Iterator[None]:
-    """Begins the sentences of errors so."""
+def _errors_begin(with_: str) -> Iterator[None]:
     try:
         yield
     except (ConfigError, CheckpointError) as error:
-        raise type(error)(f"{variant}{error.sentence}", error.before) from None
+        raise type(error)(f"{with_}{error.sentence}", error.before) from None

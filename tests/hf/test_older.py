@@ -59,10 +59,19 @@ def test_a_tokenizer_json_is_read_and_no_older_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "remedy"), [("tokenizer.model", "pip install sentencepiece protobuf"), ("vocab.json", "Restore the file")]
+    ("names", "remedy"),
+    [
+        (["tokenizer.model"], "pip install sentencepiece protobuf"),
+        (["vocab.json"], "Restore the file"),
+        (["vocab.json", "source.spm"], "pip install sentencepiece protobuf"),
+        (["vocab.json", "sentencepiece.bpe.model"], "pip install sentencepiece protobuf"),
+    ],
+    ids=["its own", "no SentencePiece", "Marian", "M2M-100"],
 )
-def test_a_file_that_transformers_cannot_read_is_named_with_the_remedy(tmp_path: Path, name: str, remedy: str) -> None:
-    (tmp_path / name).write_bytes(b"\x0a\x0e broken")
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2" if name == "vocab.json" else "llama"}))
-    with pytest.raises(CheckpointError, match=rf"{name} cannot be read by transformers .*{remedy}"):
+def test_a_file_that_transformers_cannot_read_is_named_with_the_remedy(tmp_path: Path, names: list[str], remedy: str) -> None:
+    """Seen to fail: of Marian's and M2M-100's the advice was to restore vocab.json."""
+    for name in names:
+        (tmp_path / name).write_bytes(b"\x0a\x0e broken")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2" if names == ["vocab.json"] else "llama"}))
+    with pytest.raises(CheckpointError, match=rf"{names[0]} cannot be read by transformers .*{remedy}"):
         read_foreign(tmp_path, print)

@@ -38,9 +38,8 @@ def _convert(folder: Path, older: str, out: Path) -> None:
         transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False).save_pretrained(out)
     except Exception as error:  # the library raises what its parsers raise
         reason = " ".join(str(error).split())[:200]
-        remedy = (
-            "Run: pip install sentencepiece protobuf, where it is SentencePiece's." if older.endswith(".model") else "Restore the file."
-        )
+        pieces = [*folder.glob("*.model"), *folder.glob("*.spm")]  # which files of Marian and M2M-100 have beside vocab.json
+        remedy = "Run: pip install sentencepiece protobuf, where it is SentencePiece's." if pieces else "Restore the file."
         raise ConfigError(f"tokenizer: {folder / older} cannot be read by transformers ({reason}). {remedy}") from None
     if not (out / "tokenizer.json").is_file():
         raise ConfigError(f"tokenizer: transformers makes no tokenizer.json of {folder / older}.")

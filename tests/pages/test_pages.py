@@ -15,6 +15,7 @@ from lm.cost.memory import Setting, memory
 from lm.data.kinds import DataConfig
 from lm.errors import ConfigError
 from lm.nn.transformer import build_model, model_config
+from lm.training.resume import _MAY_CHANGE
 from lm.training.strategies.config import StrategyConfig
 from tests.pages.commands import PAGES, ROOT, Block, blocks, run
 from tools import docs
@@ -170,6 +171,13 @@ def row(stage: int) -> list[str]:
         held = memory(build_model(model_config(tree), device="meta"), Setting(1, 1024, 1024, stage=stage, world=8))
         found.append(f"{(held.weights + held.gradients + held.optimizer) / 2**30:.1f}")
     return found
+
+
+def test_every_key_that_may_differ_from_a_run_that_goes_on_is_told() -> None:
+    """Seen to fail of trainer.deterministic."""
+    told = (ROOT / "docs" / "coming_from.md").read_text().partition("These keys may differ:")[2].partition("\n\n")[0]
+    keys = [key for key in _MAY_CHANGE if "." in key]
+    assert len(keys) > 12 and not [key for key in keys if f"`{key}`" not in told and f"`{key.rpartition('.')[2]}`" not in told]
 
 
 def test_the_table_of_memory_is_the_formulas() -> None:

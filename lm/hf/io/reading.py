@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,11 +92,12 @@ def _weights(folder: Path, files: Files, family: Family, cfg: ModelConfig, ignor
     correction bias of a router, float32 beside bf16 matrices) stay as they are."""
     model = build_model(cfg, device="meta")
     shapes = {name: p.shape for name, p in model.named_parameters()}
-    stored = list(_stored(family, list(family.pairs(resolved(cfg))), files.names))
+    spelled = _spelled(family, files.names)
+    stored = [pair._replace(theirs=tuple(map(spelled, pair.theirs))) for pair in family.pairs(resolved(cfg))]
     named = [pair for pair in stored if pair.ours[0] in shapes and not _left_out(family, pair, files.names)]
     missing = [key for pair in named for key in pair.theirs if key not in files.names]
     used = {key for pair in named for key in pair.theirs} | _tied_copy(folder, stored, shapes.keys(), files)
-    used |= _constants(folder, family.constants(resolved(cfg)), files)
+    used |= _constants(folder, {spelled(key): tensor for key, tensor in family.constants(resolved(cfg)).items()}, files)
     unnamed = sorted(shapes.keys() - {name for pair in stored for name in pair.ours})
     if unnamed:
         raise CheckpointError(f"{folder}: {_listed('not read', unnamed)}{family.name} does not say where they are. Report it.")
@@ -122,17 +123,17 @@ def _weights(folder: Path, files: Files, family: Family, cfg: ModelConfig, ignor
     return {name: tensor if name in steered else tensor.to(dtype) for name, tensor in weights.items()}
 
 
-def _stored(family: Family, pairs: list[Pair], names: set[str]) -> Iterator[Pair]:
-    """Yields the pairs with the keys that the file has: models saved without their head have no prefix, and older files other endings."""
+def _spelled(family: Family, names: set[str]) -> Callable[[str], str]:
+    """Returns a function: the key that the file has for a key. Models saved without their head have no prefix, and older files other
+    endings."""
     bare = bool(family.prefix) and not any(name.startswith(family.prefix) for name in names)
 
-    def stored(key: str) -> str:
+    def spelled(key: str) -> str:
         key = key.removeprefix(family.prefix) if bare else key
         older = [key.removesuffix(ending) + old for ending, old in family.older_endings.items() if key.endswith(ending)]
         return next((other for other in older if key not in names and other in names), key)
 
-    for pair in pairs:
-        yield pair._replace(theirs=tuple(stored(key) for key in pair.theirs))
+    return spelled
 
 
 def _left_out(family: Family, pair: Pair, names: set[str]) -> bool:

@@ -115,8 +115,11 @@ def test_a_default_device_of_the_program_is_none_of_a_model_on_another(folder: P
     with torch.device("meta"):
         assert lm.generate(model, tokenizer, "def ", max_tokens=3, seed=1) == said and lm.evaluate(run.path) == found
         assert lm.build_model(model.cfg, seed=0).embed.weight.is_cpu
+        ready, _ = lm.load(run.model, device="cpu", dtype="saved")
         lm.export(run.path, folder / "exported", check=False)
         lm.import_model(folder / "exported", folder / "imported")
+    ids = torch.tensor([tokenizer.encode("def ")])
+    assert torch.allclose(ready(ids), model(ids), atol=1e-5), "the order of what is fused is no tensor of that device"
     assert lm.generate(*lm.load(folder / "imported", device="cpu"), "def ", max_tokens=3, seed=1) == said
 
 

@@ -17,6 +17,7 @@ from lm.generation.text import require_fit
 from lm.generation.weights.prepare import prepare
 from lm.nn.transformer import LM, EncoderConfig, EncoderDecoderConfig, ModelConfig, build_model, model_config
 from lm.ops.cache.cache import PerToken
+from lm.ops.defaults import device_unset
 from lm.plugins import used
 from lm.schema import Tree, did_you_mean
 from lm.storage.adapted import Adapted, read_apart, read_merged
@@ -24,6 +25,7 @@ from lm.storage.model_folder import copy_weights, resolve_model, save_model
 from lm.storage.out import require_free
 
 
+@device_unset()
 def load(
     path: str | os.PathLike[str],
     device: str = "auto",

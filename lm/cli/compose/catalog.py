@@ -148,8 +148,10 @@ def shown(file: Path) -> str:
     return str(file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file)
 
 
-def values(group: str, option: str) -> dict[str, Any]:
-    """Returns the values in an option's file, by their dotted paths in the whole tree."""
+def values(group: str, option: str | None) -> dict[str, Any]:
+    """Returns the values in an option's file, by their dotted paths in the whole tree; {} of none."""
+    if option is None:
+        return {}
     of_plugin = option in plugin_kinds().get(group, {})
     beside = ("defaults", "study") if group == "recipes" else ("defaults",)
     tree = {"kind": option} if of_plugin else {key: value for key, value in read(file_of(group, option)).items() if key not in beside}
@@ -197,6 +199,11 @@ def defaults(group: str, option: str) -> list[Any]:
     """Returns the Hydra defaults list of an option's file; with group '' that of conf/train.yaml."""
     of_plugin = option in plugin_kinds().get(group, {})
     return [] if of_plugin else list(read(file_of(group, option) if group else train_file()).get("defaults", []))
+
+
+def optional() -> set[str]:
+    """Returns the groups of which no option need be chosen: null in conf/train.yaml."""
+    return {group for entry in defaults("", "train") if isinstance(entry, dict) for group, option in entry.items() if option is None}
 
 
 def chooses_nothing(group: str, option: str) -> bool:

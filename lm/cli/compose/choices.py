@@ -25,11 +25,11 @@ Choices = dict[str, str | None]
 
 def choices_of(chosen: Mapping[str, str | None]) -> Choices:
     """Returns the option of every group.  chosen: options from the command line; Hydra is needed only for those with defaults lists."""
-    plain = {group: option for group, option in chosen.items() if option is not None and catalog.chooses_nothing(group, option)}
+    plain = {group: option for group, option in chosen.items() if option is None or catalog.chooses_nothing(group, option)}
     found = _hydra_choices(catalog.root(), catalog.own(), tuple((group, o) for group, o in chosen.items() if group not in plain))
     if plain.keys() <= found.keys():
         return found | plain
-    return dict(_hydra_choices(catalog.root(), catalog.own(), tuple(chosen.items())))
+    return dict(_hydra_choices(catalog.root(), catalog.own(), tuple(chosen.items())))  # of a group that no defaults list has
 
 
 @cache

@@ -129,6 +129,8 @@ def compose(overrides: Sequence[str], saved: Layer | None = None) -> Composition
     for item in sorted(given, key=lambda item: not item.key.endswith(".kind")):  # a kind before its keys
         if not item.is_group:
             _apply(item, layers, spoken)
+        elif item.value is None:
+            _forget(item.key.replace("/", "."), layers)
     if saved is None and (short := _short(layers, spoken)) is not None:
         layers.append(short)
         notes = [*notes, f"schedule.warmup_steps={short.values['schedule.warmup_steps']}: {short.source}, unless you say another"]
@@ -224,7 +226,7 @@ def _file_layers(choices: Choices, switched: set[str]) -> tuple[list[Layer], lis
     notes = []
     for layer in open_to_refinement:
         for group in sorted(switched & set(plain)):
-            note = _leave_out(layer, group, str(choices[group]), tree)
+            note = _leave_out(layer, group, choices[group], tree)
             notes += [note] if note else []
     return [*layers, *open_to_refinement, _file_layer("debug", "debug", choices["debug"])], notes
 
@@ -240,7 +242,7 @@ def _file_layer(label: str, group: str, option: str | None) -> Layer:
     return Layer(label, catalog.source(group, option), catalog.values(group, option))
 
 
-def _leave_out(layer: Layer, group: str, option: str, tree: Tree) -> str:
+def _leave_out(layer: Layer, group: str, option: str | None, tree: Tree) -> str:
     """Removes from a preset's or recipe's layer the values meant for another option of this group; returns a note on them."""
     section, own = group.replace("/", "."), catalog.values(group, option)
     left_out = {}
@@ -248,7 +250,7 @@ def _leave_out(layer: Layer, group: str, option: str, tree: Tree) -> str:
         if path in own or of_another_kind(path, section, tree):
             left_out[path] = layer.values.pop(path)
     what = ", ".join(f"{path}={value}" for path, value in left_out.items())
-    return f"{group}={option}: left out {what} ({layer.source}), which was meant for another option" if what else ""
+    return f"{group}={option or 'null'}: left out {what} ({layer.source}), which was meant for another option" if what else ""
 
 
 def _refuse_unknown(layers: list[Layer]) -> None:

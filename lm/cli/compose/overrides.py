@@ -116,9 +116,10 @@ def _given(text: str) -> Given:
             single = f"for one number {key}={raw.replace(',', '')}, since commas part values"
         remedy = f"Add -m to run them all, write {key}=[...] for a list, or {single}"
         raise ConfigError(f"{text} is a sweep of several values. {remedy}.")
+    options = [*groups.get(key, ()), *["null"] * (key in catalog.optional())]
     if override.is_delete():
         if key in groups:
-            raise ConfigError(f"{text}: a group cannot be removed. Choose an option: {', '.join(groups[key])}.")
+            raise ConfigError(f"{text}: a group cannot be removed. Choose an option: {', '.join(options)}.")
         return Given(text, key, None, is_delete=True)
     value = override.value()
     if key not in groups:
@@ -127,7 +128,7 @@ def _given(text: str) -> Given:
         if key.isidentifier() and key not in known.root().model_fields and (remedy := catalog.as_own(raw)):
             raise ConfigError(f"{key}: there is no such key. {remedy}")
         return Given(text, key, value)
-    if key == "debug" and value is None:
+    if value is None and "null" in options:
         return Given(text, key, None, is_group=True)
     option = override.get_value_element_as_str()
     if option not in groups[key]:
@@ -136,5 +137,5 @@ def _given(text: str) -> Given:
         if remedy := catalog.as_own(option, key):
             raise ConfigError(f"{key}: '{option}' is a file, not an option. {remedy}")
         own = "" if key in catalog.GLOBAL else " One of your own comes with plugins=FILE.py."
-        raise ConfigError(f"{key}: '{option}' is not an option. {did_you_mean(option, groups[key])}{own}")
+        raise ConfigError(f"{key}: '{option}' is not an option. {did_you_mean(option, options)}{own}")
     return Given(text, key, option, is_group=True)

@@ -68,6 +68,20 @@ def test_switched_option_wins_over_what_a_recipe_said_for_another_and_keeps_the_
     assert any("schedule.final_frac" in note for note in composition.notes)
 
 
+def test_null_chooses_none_where_a_section_may_be_without() -> None:
+    """Seen to fail: it was no option of adapter, so that no study could compare one with training all weights, and as debug=null no file
+    composed. Without the last lines a section stayed whose kind a preset says by value."""
+    found = compose(["recipes=finetune/lora_tiny", "init_from=null", "data.files=x.txt", "adapter=null"])
+    assert "adapter" not in found.tree and found.config().adapter is None
+    assert compose(["debug=null"]).choices == compose([]).choices
+    given = ["model=mamba2_130m", "model/recurrent=null"]
+    with pytest.raises(ConfigError, match="names recurrent layers, and recurrent is null"):
+        compose(given).config()
+    assert compose([*given, "model.pattern=[attention]"]).config().model.tree()["recurrent"] is None
+    with pytest.raises(ConfigError, match=r"adapter: 'none' is not an option\. .*null"):
+        compose(["adapter=none"])
+
+
 def test_option_that_the_recipe_chose_itself_changes_nothing() -> None:
     assert compose(["recipes=pretrain/gpt2_124m", "optim=adamw"]).config().optim == compose(["recipes=pretrain/gpt2_124m"]).config().optim
 

@@ -15,6 +15,7 @@ _COLUMNS = (
     ("loss", "loss", 9, "{:.4f}"),
     ("accuracy", "accuracy", 10, "{:.1%}"),
     ("margin", "margin", 9, "{:.3f}"),
+    ("reward", "reward", 9, "{:.3f}"),
     ("lr", "lr", 10, "{:.2e}"),
     ("grad_norm", "grad norm", 11, "{:.3f}"),
     ("expert_load", "max load", 10, "{:.2f}x"),
@@ -24,7 +25,12 @@ _COLUMNS = (
 )
 
 # the same of what follows the loss of a validation or a test
-_HELD_OUT = (("bits_per_byte", "{:.4f} bits/byte"), ("pair_loss", "{:.4f} pair loss"), ("accuracy", "{:.1%} accuracy"))
+_HELD_OUT = (
+    ("bits_per_byte", "{:.4f} bits/byte"),
+    ("pair_loss", "{:.4f} pair loss"),
+    ("accuracy", "{:.1%} accuracy"),
+    ("reward", "{:.4f} reward"),
+)
 
 
 class Console:

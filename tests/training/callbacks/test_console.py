@@ -60,6 +60,16 @@ def test_lines_align_under_their_header(capsys: pytest.CaptureFixture[str]) -> N
     assert len({len(row) for row in (header, rows[0], rows[1], rows[3])}) == 1
 
 
+def test_a_run_with_rewards_shows_them(capsys: pytest.CaptureFixture[str]) -> None:
+    """Seen to fail: only metrics.jsonl had them."""
+    out = console()
+    for line in (record(10, reward=0.25), validation(20) | {"val_reward": 0.5}):
+        out.log(line)
+    header, row, held_out = capsys.readouterr().out.splitlines()
+    assert row.index("0.250") + 5 == header.index("reward") + 6
+    assert held_out.endswith("1.5000 bits/byte  0.5000 reward")
+
+
 def test_the_header_comes_again_and_utilisation_only_where_it_is_known(capsys: pytest.CaptureFixture[str]) -> None:
     out = console()
     for step in range(1, 42):

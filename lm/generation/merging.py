@@ -7,8 +7,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lm.data.tokenizer.tokenizer import load_tokenizer
+from lm.data.tokenizer.fitting import grown, new_ids
+from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import ConfigError
+from lm.generation.growing import grown_weights
 from lm.nn.transformer import model_config
 from lm.schema import Tree, flatten
 from lm.storage.adapted import read_merged
@@ -37,7 +39,7 @@ def merge(
 
     models: run, model or checkpoint folders, two or more; an adapter is merged into its parent first, and may be the only one. weights: one
     of each model, divided by their sum; None: equal ones. method: `linear`, `slerp` of two models, or `ties` of any number that were all
-    trained from `base`. density: the part of each model's changes to `base` that `ties` keeps; None: 0.2.
+    trained from `base`, with special tokens added or not. density: the part of each model's changes to `base` that `ties` keeps; None: 0.2.
     Raises ConfigError for models of different architecture, shapes or tokenizers, and for options that do not go with the method.
     """
     target = require_free(out, overwrite, *models, *([base] if base is not None else []))
@@ -48,10 +50,11 @@ def merge(
     start = None if base is None else resolve_model(str(base))
     tokenizer = load_tokenizer(folders[0])
     read = [read_merged(folder) for folder in folders]
-    before = None if start is None else read_merged(start)
-    for folder, (tree, own) in zip([*folders[1:], *filter(None, [start])], [*read[1:], *filter(None, [before])], strict=True):
+    before = None if start is None else _of_base(start, tokenizer)
+    others = [(folder, *each, load_tokenizer(folder).hash) for folder, each in zip(folders[1:], read[1:], strict=True)]
+    for folder, tree, own, its_hash in [*others, *([(start, *before)] if start is not None and before is not None else [])]:
         _require_same(folders[0], *read[0], folder, tree, own)
-        if load_tokenizer(folder).hash != tokenizer.hash:
+        if its_hash != tokenizer.hash:
             raise ConfigError(f"{folder}: its tokenizer is not that of {folders[0]}, so their ids mean other texts. Leave it out.")
     found = _merged([own for _, own in read], shares, method, None if before is None else before[1], density)
     tree = read[0][0]
@@ -109,6 +112,17 @@ def _largest(change: Tensor, density: float) -> Tensor:
     n = max(1, round(density * change.numel()))
     least = change.abs().flatten().kthvalue(change.numel() - n + 1).values
     return change.where(change.abs() >= least, change.new_zeros(()))
+
+
+def _of_base(folder: Path, tokenizer: Tokenizer) -> tuple[Tree, Weights, str]:
+    """Returns config, weights and tokenizer's hash of the model that those of `tokenizer` were trained from; where these have added special
+    tokens, with the rows that they began as, and the hash with these."""
+    (tree, own), before = read_merged(folder), load_tokenizer(folder)
+    now = grown(before, [tokenizer.special_names[i] for i in new_ids(before, tokenizer)])
+    if now is before or now.hash != tokenizer.hash:
+        return tree, own, before.hash
+    own = grown_weights(own, before, now)
+    return tree | {"model": tree["model"] | {"vocab_size": len(own["embed.weight"])}}, own, now.hash
 
 
 def _merged(models: Sequence[Weights], shares: Sequence[float], method: Method, base: Weights | None, density: float) -> Weights:

@@ -107,6 +107,17 @@ def test_they_are_learned_and_kept_by_all_that_is_made_of_the_run(
         torch.testing.assert_close(found(ids), model(ids), atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("parent", ["exact", "padded"])
+def test_what_was_trained_with_them_is_merged_by_its_changes_to_a_parent_without(
+    parent: str, child: Configure, parents: Path, tmp_path: Path
+) -> None:
+    """Seen to fail: the parent's vocabulary and tokenizer are others. With all changes of one model that model comes back."""
+    train(child(parent, *LORA))
+    found = load(merge([tmp_path / "run"], tmp_path / "same", method="ties", base=parents / parent, density=1), "cpu")[0].state_dict()
+    for name, weight in load(tmp_path / "run", "cpu")[0].state_dict().items():
+        torch.testing.assert_close(found[name], weight, atol=1e-6, rtol=0)
+
+
 def test_the_model_that_a_preference_is_compared_with_has_rows_for_them_too(child: Configure, parents: Path, tmp_path: Path) -> None:
     """Seen to fail: an index beyond its embedding."""
     more = ("data=preferences", "objective=dpo", f"data.files={parents / 'pairs.jsonl'}", "model.dropout=0", "trainer.max_steps=1")

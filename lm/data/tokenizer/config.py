@@ -52,7 +52,8 @@ class FurtherSpecials(TokenizerConfig):
     """Tokenizers with special tokens of a user's choice."""
 
     specials: list[str] = []
-    """Further special tokens."""
+    """Further special tokens. With init_from: those that the parent's tokenizer gets, behind its own, with rows that start as the mean of
+    the others; an adapter trains embedding and head with them."""
 
     @field_validator("specials")
     @classmethod

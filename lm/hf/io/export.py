@@ -74,7 +74,7 @@ def export(
     if dtype != "keep":
         found = found.to(_DTYPES[dtype])
     weights = {name: p.detach() for name, p in found.named_parameters()}
-    uses = uses_of_hf(str(model), folder, home, found, tokenizer)
+    uses = uses_of_hf(str(model), folder, home, found, tokenizer, about.get("family"))
     with out_folder(folder, overwrite, sum(weight.nbytes for weight in weights.values())) as half:
         write_hf(half, home, found.cfg, weights, tokenizer, about.get("sampling"))
         (half / "README.md").write_text(model_card(about, str(model), home, found), encoding="utf-8")

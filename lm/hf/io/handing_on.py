@@ -8,12 +8,10 @@ from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.hf.gguf.vocabulary import vocabulary
 from lm.hf.gguf.writing import FILE, architecture_for
-from lm.hf.io.family import Family, resolved
-from lm.nn.transformer import LM, ModelConfig
+from lm.hf.io import vllm
+from lm.hf.io.family import Family
+from lm.nn.transformer import LM
 
-VLLM_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""Widths that vLLM's attention on CPUs takes (vllm/v1/attention/backends/cpu_attn.py); its kernels for GPUs have fewer and larger ones."""
-_NOT_IN_VLLM = ("codegen", "gpt_neo")  # it has none of these, and their classes in transformers let no other attention in
 _PYTHON = (
     "from transformers import AutoTokenizer as T, {auto} as M; t, m = (c.from_pretrained({folder!r}) for c in (T, M)); "
     "x = t('def main(', return_tensors='pt'); print({shown})"
@@ -29,14 +27,14 @@ class Use(NamedTuple):
     why: str = ""
 
 
-def uses_of_hf(source: str, folder: Path, family: Family, model: LM, tokenizer: Tokenizer) -> list[Use]:
-    """Returns the uses of a folder in the format of transformers.  source: what it was exported from."""
+def uses_of_hf(source: str, folder: Path, family: Family, model: LM, tokenizer: Tokenizer, imported: str | None = None) -> list[Use]:
+    """Returns the uses of a folder in the format of transformers.  source: what it was exported from; imported: the family that this was
+    imported from."""
     there, kind = shlex.quote(str(folder)), model.cfg.kind
     shown = _GENERATED if kind != "encoder" else "m(input_ids=x['input_ids']).logits.argmax(-1)"
     found = [Use("transformers", _python(_PYTHON.format(auto=family.auto, folder=str(folder), shown=shown)))]
-    why = _no_vllm(family, model.cfg)
-    found.append(Use("vLLM", None if why else f"vllm serve {there}", why))
-    why, gguf = _no_gguf(model, tokenizer), shlex.quote(f"{folder}-gguf")
+    found.append(Use("vLLM", *vllm.serve(family, model.cfg, folder)))
+    why, gguf = _no_gguf(model, tokenizer, imported), shlex.quote(f"{folder}-gguf")
     found.append(Use("llama.cpp", None if why else f"lm export from={shlex.quote(source)} format=gguf out={gguf}", why))
     why = "it asks for the likelihood of what follows a text, and an encoder continues none" if kind == "encoder" else ""
     command = f"lm_eval --model hf --model_args pretrained={there},dtype=float32 --tasks TASK"
@@ -59,20 +57,9 @@ def _python(script: str) -> str:
     return f'python -c "{script}"' if not set(script) & set('"$`\\\\!') else f"python -c {shlex.quote(script)}"
 
 
-def _no_vllm(family: Family, cfg: ModelConfig) -> str:
-    if cfg.kind != "decoder":
-        return f"it generates with decoders, and this is an {cfg.kind.replace('_', '-')}"
-    if family.name in _NOT_IN_VLLM:
-        return f"it has no {family.architecture}"
-    width = resolved(cfg).get("attention.head_dim")
-    if width is not None and width not in VLLM_HEADS:
-        return f"heads are {width} numbers wide, and it has {', '.join(map(str, VLLM_HEADS))}"
-    return ""
-
-
-def _no_gguf(model: LM, tokenizer: Tokenizer) -> str:
+def _no_gguf(model: LM, tokenizer: Tokenizer, imported: str | None) -> str:
     try:
-        architecture_for(model.cfg)
+        architecture_for(model.cfg, imported=imported)
         vocabulary(tokenizer, model.vocab_size)
     except ConfigError as error:
         return str(error).removeprefix("format=gguf: ").removesuffix(", or export with format=hf.").rstrip(".")

@@ -1,0 +1,64 @@
+"""What `lm export` says of vLLM, which cannot be run here: by its source."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from lm.hf.io import vllm
+from lm.hf.io.family import families
+from lm.hf.io.writing import family_for
+from lm.nn.transformer import ModelConfig
+from tests.hf.gguf_models import DEEP, EXPERT, EXPERTS, HEADS, MLA, MLP, ROPE, built
+
+HEAD: dict[str, Any] = HEADS | {"head_dim": 32}
+NORMED: dict[str, Any] = HEAD | {"qk_norm": "head"}
+OWN, THEIRS = "vllm serve out", "vllm serve out --model-impl transformers"
+CASES: dict[str, tuple[dict[str, Any], str]] = {
+    "llama": ({"attention": HEAD}, OWN),
+    "qwen3": ({"attention": NORMED}, OWN),
+    "geglu": ({"attention": NORMED, "ffn": MLP | {"activation": "gelu"}}, THEIRS),
+    "windows in all layers": ({"attention": NORMED | {"window": 16}}, OWN),
+    "windows in some layers": ({"attention": NORMED | {"window": 16, "global_every": 2}}, THEIRS),
+    "a bias behind the heads": ({"attention": NORMED | {"qkv_bias": True, "out_bias": True}}, THEIRS),
+    "experts": ({"attention": HEAD, "ffn": EXPERTS}, OWN),
+    "experts of geglu": (
+        {"attention": HEAD, "ffn": EXPERTS | {"expert": EXPERT | {"activation": "gelu"}}},
+        "its MixtralForCausalLM has no model.ffn.expert.activation=gelu, only silu",
+    ),
+    "weights of experts that add up to 1": (
+        {"d_model": 128, "attention": HEADS | {"qk_norm": "full"}, "ffn": EXPERTS},
+        "its OlmoeForCausalLM has no model.ffn.router.normalize=true, only false",
+    ),
+    "latent attention": ({"attention": MLA, "ffn": DEEP, "position": ROPE | {"interleaved": True}}, OWN),
+    "latent attention whose halves rotate": (
+        {"attention": MLA, "ffn": DEEP},
+        "its DeepseekV3ForCausalLM has no model.position.interleaved=false, only true",
+    ),
+}
+
+
+def said(cfg: ModelConfig) -> str:
+    command, why = vllm.serve(family_for(cfg), cfg, Path("out"))
+    return command or why
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_command_is_given_only_where_vllm_computes_the_same(case: str) -> None:
+    changes, expected = CASES[case]
+    assert said(built(changes).cfg) == expected
+
+
+def test_heads_count_only_where_there_are_some() -> None:
+    sizes = {"num_hidden_layers": 2, "hidden_size": 48, "num_heads": 2, "head_dim": 48, "n_groups": 1, "vocab_size": 99}
+    assert said(families()["mamba2"].config(sizes)) == OWN
+
+
+def test_families_are_known_and_let_vllm_replace_their_attention() -> None:
+    known = families()
+    assert known.keys() >= {*vllm.ABSENT, *vllm.ALLOWED, *vllm.DENSE}
+    assert vllm.ALLOWED.keys() >= set(vllm.DENSE)
+    classes = [getattr(transformers, known[name].architecture) for name in vllm.DENSE]
+    assert len(classes) > 10
+    assert all(cls.is_backend_compatible() or cls._can_set_attn_implementation() for cls in classes)

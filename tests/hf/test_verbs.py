@@ -24,6 +24,7 @@ from lm.nn.transformer import EncoderConfig, build_model
 from lm.schema import from_tree
 from lm.storage.model_folder import save_model
 from lm.testing.models import Doubles, same
+from tests.hf.gguf_models import HEADS, PLAIN, built
 from tests.nn.models import config, redrawn
 
 Run = Callable[..., "Done"]
@@ -128,6 +129,19 @@ def test_a_model_that_several_families_can_hold_is_of_the_most_general(theirs: P
     found = read_hf(theirs).config
     assert family_for(found, "granite").name == "granite"
     assert family_for(found).name == "llama"
+
+
+@pytest.mark.parametrize(
+    ("changes", "family"),
+    [
+        ({"attention": HEADS | {"window": 8}}, "mistral"),
+        ({"attention": HEADS | {"qkv_bias": True}}, "qwen2"),
+        ({"norm": {"kind": "layer"}, "attention": HEADS | {"qkv_bias": True, "out_bias": True}, "ffn": PLAIN}, "starcoder2"),
+    ],
+    ids=["not cwm", "not seed_oss", "not jais2"],
+)
+def test_of_families_that_hold_a_model_one_is_chosen_that_other_programs_know(changes: dict[str, Any], family: str) -> None:
+    assert family_for(built(changes).cfg).name == family
 
 
 @pytest.mark.parametrize("trained", [False, pytest.param(True, marks=pytest.mark.slow)])

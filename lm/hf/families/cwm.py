@@ -19,6 +19,7 @@ class Cwm(Llama):
 
     name = "cwm"
     architecture = "CwmForCausalLM"
+    rare = True
     theta = 1000000.0
     fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
         **{ours: theirs for ours, theirs in Llama.fields.items() if not ours.startswith("attention.") or not ours.endswith("bias")},

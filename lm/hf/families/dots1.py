@@ -14,6 +14,7 @@ class Dots1(DeepSeekMoE, Qwen3):
 
     name = "dots1"
     architecture = "Dots1ForCausalLM"
+    rare = True
     usual_dense = 10944
     fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
         **DeepSeekMoE.fields,

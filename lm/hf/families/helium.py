@@ -12,6 +12,7 @@ class Helium(Llama):
 
     name = "helium"
     architecture = "HeliumForCausalLM"
+    rare = True
     theta = 100000.0
     fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
         **{ours: theirs for ours, theirs in Llama.fields.items() if ours != "attention.out_bias"},

@@ -11,6 +11,7 @@ class Jais2(Llama):
 
     name = "jais2"
     architecture = "Jais2ForCausalLM"
+    rare = True
     fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
         **Llama.fields,
         "norm.eps": ("layer_norm_eps", 1e-5),

@@ -12,6 +12,7 @@ class MiniCPM3(Youtu):
 
     name = "minicpm3"
     architecture = "MiniCPM3ForCausalLM"
+    rare = False
     fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
         **{ours: theirs for ours, theirs in Youtu.fields.items() if ours != "position.interleaved"},
         "norm.eps": ("rms_norm_eps", 1e-5),

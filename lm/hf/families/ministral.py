@@ -12,6 +12,7 @@ class Ministral(Mistral):
 
     name = "ministral"
     architecture = "MinistralForCausalLM"
+    rare = True
     fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
         ours: theirs for ours, theirs in Mistral.fields.items() if ours != "attention.window"
     }

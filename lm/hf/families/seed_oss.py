@@ -10,6 +10,7 @@ class SeedOss(Llama):
 
     name = "seed_oss"
     architecture = "SeedOssForCausalLM"
+    rare = True
     fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
         **Llama.fields,
         "attention.n_kv_heads": ("num_key_value_heads", 8),

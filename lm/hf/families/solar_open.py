@@ -11,6 +11,7 @@ class SolarOpen(DeepSeekMoE):
 
     name = "solar_open"
     architecture = "SolarOpenForCausalLM"
+    rare = True
     theta = 1e6
     fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
         **{ours: theirs for ours, theirs in DeepSeekMoE.fields.items() if ours not in ("attention.out_bias", "ffn.first_dense")},

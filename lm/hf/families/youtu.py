@@ -14,6 +14,7 @@ class Youtu(DeepSeekV3):
 
     name = "youtu"
     architecture = "YoutuForCausalLM"
+    rare = True
     fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
         **{ours: theirs for ours, theirs in DeepSeekV3.fields.items() if not ours.startswith("ffn.")},
         "ffn.hidden": ("intermediate_size", 6144),

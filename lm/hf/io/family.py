@@ -79,6 +79,7 @@ class Family(ABC):
     name: ClassVar[str]  # model_type
     architecture: ClassVar[str]  # transformers' class with the head
     hybrid: ClassVar[bool] = False  # made for recurrent layers among others; a model without any prefers another family
+    rare: ClassVar[bool] = False  # few other programs know it; a model that another family can hold too prefers that
     auto: ClassVar[str] = "AutoModelForCausalLM"
     prefix: ClassVar[str] = ""  # of the keys of a model without its head, which may be missing in the file
     ignored: ClassVar[tuple[str, ...]] = ()  # patterns of keys in files that hold no weight of the model

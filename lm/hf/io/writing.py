@@ -22,8 +22,8 @@ SHARD_BYTES = 5_000_000_000
 
 
 def family_for(cfg: ModelConfig, wanted: str | None = None, among: Collection[str] | None = None, imported: str | None = None) -> Family:
-    """Returns the family that can hold this model; of several the one that it was imported from, or else the most general, so Llama before
-    families derived from it.
+    """Returns the family that can hold this model; of several the one that it was imported from, or else the most general that other
+    programs know, so Llama before families derived from it, and Mistral before CWM.
 
     wanted: the only family that may; None: all in `among`. among: names of families; None: all. Raises ConfigError naming the options that
     have no place in the nearest family.
@@ -36,8 +36,9 @@ def family_for(cfg: ModelConfig, wanted: str | None = None, among: Collection[st
     homeless = {name: known[name].homeless(cfg) for name in ([wanted] if wanted is not None else known)}
     plain = cfg.recurrent is None
 
-    def farness(name: str) -> tuple[int, int, bool]:
-        return sum(map(_distance, homeless[name])), len(type(known[name]).mro()), plain and known[name].hybrid
+    def farness(name: str) -> tuple[int, bool, int, bool]:
+        family = known[name]
+        return sum(map(_distance, homeless[name])), family.rare, len(type(family).mro()), plain and family.hybrid
 
     nearest = min(homeless, key=farness)
     if not homeless[nearest]:

@@ -28,7 +28,12 @@ class Body(Config):
     """Chunks come as they are made."""
     stream_options: StreamOptions | None = None
     user: MaybeEmpty | None = None
-    """Whom it is for; not used."""
+    """Whom it is for; not used, and neither are the next five, which change no answer."""
+    safety_identifier: MaybeEmpty | None = None
+    prompt_cache_key: MaybeEmpty | None = None
+    metadata: dict[str, str] | None = None
+    service_tier: str | None = None
+    store: Literal[False] | None = None
 
     @model_validator(mode="after")
     def _streams(self) -> Self:

@@ -255,6 +255,13 @@ def test_what_cannot_be_answered_is_told_in_openais_shape(client: httpx.Client, 
     assert (error["param"] is None) == (status in (404, 405) and "model" not in body)
 
 
+def test_labels_of_a_request_change_no_answer(client: httpx.Client) -> None:
+    drawn = {**ASK, "seed": 3, "max_tokens": 8, "user": "me"}
+    labels = {"metadata": {"of": "a test"}, "store": False, "service_tier": "auto", "safety_identifier": "me", "prompt_cache_key": "k"}
+    assert choices(client, CHAT, drawn) == choices(client, CHAT, drawn | labels)
+    assert client.post(CHAT, json={**drawn, "store": True}).json()["error"]["param"] == "store"
+
+
 def test_a_probe_by_head_is_answered(client: httpx.Client) -> None:
     assert [client.head(path).status_code for path in ("/health", "/metrics", "/v1/models", "/")] == [200] * 4
 

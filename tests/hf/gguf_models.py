@@ -34,6 +34,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama": {"ffn": MLP | {"bias": True}, "attention": BIASED | {"head_dim": 32}},
     "llama, tied, llama3 rope": {"head": {"tied": True}, "position": ROPE | {"scaling": LLAMA3}},
     "llama, yarn": {"position": ROPE | {"scaling": YARN | {"attention_factor": 0.7}}},
+    "llama, a window as wide as the context": {"attention": HEADS | {"window": 128}},
     "llama with experts": {"ffn": EXPERTS},
     "granite": {
         "embed": {"scale": 1.7}, "attention": HEADS | {"scale": 0.3}, "block": {"kind": "sequential", "residual_scale": 0.6},

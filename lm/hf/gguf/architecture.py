@@ -53,7 +53,9 @@ class Architecture(ABC):
     """Tensors that no layer has."""
 
     def refuse(self, ours: Tree) -> None:
-        """Raises ConfigError naming an option that the architecture does not have."""
+        """Raises ConfigError naming an option that the architecture does not have. A window as wide as the context hides nothing."""
+        if (ours.get("attention.window") or 0) >= ours["max_seq_len"]:
+            ours = ours | {"attention.window": None}
         for option, allowed in self.fixed.items():
             values = allowed if isinstance(allowed, tuple) else (allowed,)
             given = ours.get(option)

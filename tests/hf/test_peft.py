@@ -8,11 +8,13 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
+import transformers
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
 
 from lm.adapters.adapter import LoRAConfig, adapting
 from lm.data.tokenizer.config import BytesConfig
+from lm.data.tokenizer.tokenizer import load_tokenizer
 from lm.errors import CheckpointError, ConfigError
 from lm.generation.load import load
 from lm.hf.io.export import export, export_adapter
@@ -57,6 +59,7 @@ def adapted(preset: str, cfg: LoRAConfig, folder: Path, **about: str) -> Path:
     cfg.apply(model)
     model.load_state_dict({name: torch.zeros_like(p) for name, p in adapting(model).items()}, strict=False)
     redraw(model, seed=1)
+    tokenizer.chat_template = "{{ messages[0].content }}"
     extra = {"adapter": cfg.tree(), "parent": str(folder / "parent"), "parent_hash": folder_hash(folder / "parent")}
     save_model(folder / "adapter", model.cfg.tree(), {n: 0.15 * p for n, p in cfg.own(model).items()}, tokenizer.save, extra)
     return folder / "adapter"
@@ -233,6 +236,16 @@ def test_the_base_is_the_parent_or_what_that_was_imported_from(about: dict[str, 
     folder = adapted("llama3_8b", LoRAConfig(rank=2), tmp_path, **about)
     export_adapter(folder, tmp_path / "out", check=False)
     assert json.loads((tmp_path / "out" / CONFIG).read_text())["base_model_name_or_path"] == (named or str(tmp_path / "parent"))
+
+
+def test_the_tokenizer_comes_with_the_adapter(tmp_path: Path) -> None:
+    """With the chat template that the base has not."""
+    folder = adapted("llama3_8b", FUSED, tmp_path)
+    export_adapter(str(folder), tmp_path / "out", check=False)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    ours = load_tokenizer(folder)
+    assert theirs("ab").input_ids == [*ours.prefix, *ours.encode("ab")]
+    assert theirs.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False) == "Hi"
 
 
 def test_an_imported_adapter_knows_its_family(tmp_path: Path) -> None:

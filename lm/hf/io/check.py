@@ -1,6 +1,7 @@
 """Checks whether transformers computes from an exported folder what the model itself computes. Needs the extra `hf`."""
 
 import importlib.util
+import warnings
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,7 +52,9 @@ def compare(folder: Path, family: Family, model: LM, adapter: Path | None = None
                 f"format=peft: {missing[0]} was trained whole, and transformers builds no module of that name. Use format=hf, which merges"
                 " it into the model."
             )
-        theirs = peft.PeftModel.from_pretrained(theirs, adapter)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers for what has a new name there
+            theirs = peft.PeftModel.from_pretrained(theirs, adapter)
     rows, tokens, left_out = 2, min(TOKENS, model.max_seq_len), None
     original = changes_at(model.cfg)
     if original is not None and original + TOKENS <= LONGEST:

@@ -149,7 +149,8 @@ def export_adapter(
     overwrite: bool = False,
     say: Say = printing.say,
 ) -> Written:
-    """Writes the adapter that a run has trained as peft loads it on the exported parent: adapter_config.json and safetensors.
+    """Writes the adapter that a run has trained as peft loads it on the exported parent: adapter_config.json and safetensors; and the run's
+    tokenizer, which may have a chat template that the parent's lacks.
 
     base: what the config names as the parent's home; None: where the parent was imported from, or else the parent.  check: whether to
     compare logits with peft on transformers, where both are installed.  out, family, overwrite, errors: as of `export`.
@@ -176,6 +177,7 @@ def export_adapter(
     adapted.adapter.round(weights, own)
     with out_folder(folder, overwrite, sum(tensor.nbytes for tensor in own.values())) as half:
         write_peft(half, home, found.cfg, adapted.adapter, own, weights, named)
+        save_tokenizer(half, tokenizer, found.cfg)
         compared = None
         for what in ["DoRA"] * adapted.adapter.dora + ["modules_to_save"] * bool(adapted.adapter.whole):
             say(f"vLLM refuses adapters with {what}; the merged model (format=hf) has no such limit")

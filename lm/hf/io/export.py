@@ -182,9 +182,8 @@ def export_adapter(
         for what in ["DoRA"] * adapted.adapter.dora + ["modules_to_save"] * bool(adapted.adapter.whole):
             say(f"vLLM refuses adapters with {what}; the merged model (format=hf) has no such limit")
         if new := len(new_ids(before, tokenizer)):
-            save_tokenizer(half, tokenizer, found.cfg)
-            more = f"with {counted(new, 'token')} more than the base's: before peft loads it, call"
-            say(f"tokenizer: written too, {more} model.resize_token_embeddings({found.vocab_size})")
+            more = f"it has {counted(new, 'token')} more than the base's: before peft loads it, call"
+            say(f"tokenizer: {more} model.resize_token_embeddings({found.vocab_size})")
         if check and theirs.available("peft"):
             with TemporaryDirectory() as beside:
                 write_hf(Path(beside), home, found.cfg, {name: weights[name] for name, _ in found.named_parameters()}, tokenizer)

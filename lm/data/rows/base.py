@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import sqrt
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -24,7 +25,7 @@ from lm.schema import Slot
 from lm.units import counted
 
 ModelKind = Literal["decoder", "encoder", "encoder_decoder"]
-_MOST_DROPPED = 0.1
+_MOST_DROPPED = 0.05
 
 
 class Rows(ABC):
@@ -213,17 +214,24 @@ class PartedRows(Rows):
         return Example(self._store.read(begin, end).astype(np.int64), learned)
 
     def _require_most(self, n_kept: int, what: str, fault: str, remedy: str) -> None:
-        n = self._store.n_documents
-        if n - n_kept > _MOST_DROPPED * n or not n_kept:
+        n, most = self._store.n_documents, most_dropped(self._store.n_documents)
+        if n - n_kept > most or not n_kept:
             raise ConfigError(
                 f"data.seq_len={self._seq_len}: {n - n_kept:,} of {n:,} {what} of the {self._store.split} split {fault} a row, and at most"
-                f" {_MOST_DROPPED:.0%} may be dropped. Raise data.seq_len, or {remedy}."
+                f" {most:,} may be dropped. Raise data.seq_len, or {remedy}."
             )
 
     def _too_long(self, what: str) -> str:
         """Returns how many records have no row, for `describe` of rows that have one record each.  what: a record is called so."""
         n = self._store.n_documents
         return f"{self._store.split}: dropped as too long: {n - len(self):,} of {counted(n, what)}" if len(self) < n else ""
+
+
+def most_dropped(n: int) -> int:
+    """Returns how many of n records may have no row: a twentieth, and what so many may be more by chance (two standard deviations), but no
+    more than a tenth."""
+    share = _MOST_DROPPED * n
+    return int(min(share + 2 * sqrt(share), 2 * share))
 
 
 def usual(model: str, shape: str = "text") -> ObjectiveConfig:

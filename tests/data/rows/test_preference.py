@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lm.data.kinds import DPOConfig, PreferenceRecord, StdlibDocstringsConfig, TextConfig
-from lm.data.rows.base import Rows
+from lm.data.rows.base import Rows, most_dropped
 from lm.data.rows.build import build_rows
 from lm.data.sources.docstrings import StdlibDocstringsSource
 from lm.data.store.prepare import Prepared
@@ -76,8 +76,13 @@ def test_pairs_that_do_not_fit_are_dropped_and_too_many_refused(prepare_text: Pr
     found = prepared(prepare_text, tmp_path / "a.jsonl", records)
     splits = {split: rows_of(found, decoder, split=split).describe() for split in ("train", "val")}
     assert sum("1 of" in line for line in splits.values()) == 1
-    with pytest.raises(ConfigError, match=r"data.seq_len=20: .* do not fit into a row, and at most 10%"):
+    with pytest.raises(ConfigError, match=r"data.seq_len=20: .* do not fit into a row, and at most \d may be dropped"):
         rows_of(found, decoder, seq_len=20)
+
+
+@pytest.mark.parametrize(("n", "most"), [(9, 0), (20, 2), (63, 6), (400, 28), (2000, 120), (1_000_000, 50_447)])
+def test_of_many_records_a_twentieth_may_be_dropped_and_of_few_some_more(n: int, most: int) -> None:
+    assert most_dropped(n) == most
 
 
 def test_answers_to_different_prompts_are_refused(prepare_text: Prepare, tmp_path: Path) -> None:

@@ -29,8 +29,9 @@ from lm.data.rows.causal import CausalRows
 from lm.data.sources.base import Document, Source, Turn, document, turns_document
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
+from lm.losses.cross_entropy import LossSums
 from lm.losses.measure import Measure
-from lm.losses.tokens import LossSums, causal_reader
+from lm.losses.tokens import causal_reader
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.block import BlockConfig, BlockParts
 from lm.nn.context import Context

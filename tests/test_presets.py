@@ -14,7 +14,8 @@ from lm.cli.compose import catalog
 from lm.cli.compose.compose import compose
 from lm.errors import ConfigError
 from lm.hf.io.writing import family_for
-from lm.losses.tokens import LossSums, causal_reader
+from lm.losses.cross_entropy import LossSums
+from lm.losses.tokens import causal_reader
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM, DecoderConfig, EncoderDecoderConfig, build_model
 from lm.training.config import TrainConfig

@@ -45,6 +45,7 @@ class Memory:
     activations: int  # what autograd keeps of a micro-batch
     loss: int  # logits of one chunk, over which their gradient is written, those in float32, the head's gradient while it is summed, and
     # what each loss keeps of it
+    frozen: int = 0  # weights of the models that the loss compares with, and what a teacher says of a chunk
 
     @property
     def total(self) -> int:

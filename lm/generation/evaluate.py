@@ -15,8 +15,8 @@ from lm.errors import ConfigError
 from lm.generation.curves import Curves
 from lm.generation.decode import eval_mode
 from lm.generation.documents import Documents
+from lm.losses.cross_entropy import LossSums
 from lm.losses.measure import Measure
-from lm.losses.tokens import LossSums
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import LM
 from lm.schema import Tree

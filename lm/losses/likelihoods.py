@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from lm.losses.tokens import ALL, at_a_time, labelled_first
+from lm.losses.cross_entropy import ALL
+from lm.losses.tokens import at_a_time, labelled_first
 from lm.nn.batch import IGNORED
 from lm.nn.context import Context
 from lm.nn.head import CHUNK, Head

@@ -1,19 +1,22 @@
 """Measures of a model on labelled rows, and the figures that a loss over pairs of answers reports beside itself."""
 
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lm.losses.cross_entropy import LossSums, mean_of
 from lm.losses.likelihoods import row_likelihoods
 from lm.losses.pairs import PairLoss
-from lm.losses.tokens import LossSums, causal_reader, mean_of
+from lm.losses.tokens import causal_reader
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.context import Context
 from lm.nn.head import CHUNK, Head, Reader
 from lm.nn.transformer import LM
+
+T = TypeVar("T")
 
 
 class Measure:
@@ -70,11 +73,11 @@ class Reference:
         self._model: LM | None = None
 
     @torch.no_grad()
-    def __call__(self, batch: Batch, read: Callable[[Tensor, Head, Context], Tensor]) -> Tensor:
+    def __call__(self, batch: Batch, read: Callable[[Tensor, Head, Context], T]) -> T:
         """Returns what `read` makes of the batch, with no gradient."""
         if self._model is None:
             self._model = self._load().to(batch.tokens.device)
-        found: Tensor = self._model(batch, read=read)
+        found: T = self._model(batch, read=read)
         return found
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lm.losses.tokens import LossSums, mean_of
+from lm.losses.cross_entropy import LossSums, mean_of
 
 
 class PairLoss(ABC):

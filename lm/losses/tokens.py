@@ -2,14 +2,14 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from lm.losses.cross_entropy import ALL, LossSums, answered, losses_and_gradient, token_losses
+from lm.losses.teacher import Taught
 from lm.nn.batch import IGNORED
 from lm.nn.context import Context
 from lm.nn.head import CHUNK, WIDE, WIDE_CPU, Head, Reader
@@ -18,81 +18,9 @@ from lm.ops.attention.mask import Mask
 from lm.ops.entropy import entropy_here
 from lm.ops.linear import recurring
 from lm.ops.once_differentiable import once_differentiable
-from lm.ops.ranks.vocabulary import Vocabulary
 
 Rows = slice | Tensor
-ALL = Vocabulary()
 _ROWS = 512  # rows of a matrix that are added at a time
-
-
-@dataclass
-class LossSums:
-    """Sums over label tokens: `total` is minimised (smoothing, z-loss and auxiliary losses included), `nll` is reported, in nats."""
-
-    total: Tensor
-    nll: Tensor
-    loads: Tensor | None = None  # (MoE layers, e), tokens per expert of this forward; None where there are no experts
-    told: dict[str, Tensor] = field(default_factory=dict)  # further figures to report, by name: `mean_of` each
-
-
-def mean_of(total: Tensor, n: int) -> Tensor:
-    """(2,) a sum, and how many numbers are in it: float32, so that counts are exact in a run whose default dtype is bf16."""
-    return torch.stack([total.float(), torch.full_like(total, n, dtype=torch.float32)])
-
-
-def answered(logs: Tensor, answers: Tensor, of: Vocabulary = ALL) -> Tensor:
-    """(3,) nats of the answers, how many of them are the likeliest token, and how many there are.  logs: (n, v) log p over the entries
-    of `of`, answers: (n,)."""
-    at, here = of.places(answers)
-    nats = -of.summed(logs.gather(-1, at) * here)
-    each = torch.cat([nats, (of.likeliest(logs) == answers).unsqueeze(-1), (answers != IGNORED).unsqueeze(-1)], -1)
-    return of.own(each).sum(0).detach()
-
-
-def token_losses(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0, z_loss: float = 0.0) -> LossSums:
-    """logits: (n, v), labels: (n,) with IGNORED where nothing is predicted; computed in float32."""
-    logits = logits.float()
-    total = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum", label_smoothing=label_smoothing)
-    nll = total.detach()
-    if label_smoothing:
-        nll = F.cross_entropy(logits.detach(), labels, ignore_index=IGNORED, reduction="sum")
-    if z_loss:
-        log_z = logits.logsumexp(-1)
-        total = total + z_loss * (log_z.square() * (labels != IGNORED)).sum()
-    return LossSums(total, nll)
-
-
-def losses_and_gradient(
-    logits: Tensor,
-    labels: Tensor,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    of: Vocabulary = ALL,
-    answers: Tensor | None = None,
-) -> tuple[LossSums, Tensor | None, Tensor]:
-    """Returns `token_losses`, the figures of `answered`, and the gradient of `total` by the logits: softmax - target, written over the
-    log-softmax, where autograd would fill one more tensor of this size with zeros and read three.
-
-    With a z-loss of weight z, a row's softmax is multiplied by 1 + 2 z log Z.  logits: (n, v) in float32 or wider, which are lost; of: the
-    vocabulary of the logits; where that is a slice, logits and labels are those of all ranks' tokens, and the sums are over this rank's.
-    """
-    log_z = of.log_z(logits) if z_loss else None
-    logs = of.log_softmax_(logits)
-    told = None if answers is None else answered(logs, answers, of)
-    counted = (labels != IGNORED).float().unsqueeze(-1)  # (n,) -> (n, 1)
-    at, here = of.places(labels)
-    nll = -of.own(of.summed(logs.gather(-1, at) * here)).sum()
-    total, share, uniform = nll, counted, label_smoothing / of.size(logs)
-    if label_smoothing:
-        total = (1 - label_smoothing) * nll - uniform * of.own(of.summed(logs.sum(-1, keepdim=True)) * counted).sum()
-    if log_z is not None:
-        total = total + z_loss * of.own(log_z.square() * counted).sum()
-        share = counted * (1 + 2 * z_loss * log_z)
-    gradient = logs.exp_().mul_(share)
-    gradient.scatter_(-1, at, gradient.gather(-1, at) - (1 - label_smoothing) * here)
-    if label_smoothing:
-        gradient.sub_(uniform * counted)
-    return LossSums(total, nll), told, gradient
 
 
 class _Chunked(torch.autograd.Function):
@@ -108,13 +36,14 @@ class _Chunked(torch.autograd.Function):
         head: Head,
         extras: tuple[float, float],
         spans: Sequence[Rows],
+        teacher: Taught | None,
         *parameters: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        sums = torch.zeros(5, device=hidden.device, dtype=torch.float32)
-        d_hidden, each = torch.zeros_like(hidden), _Chunk(head, extras, parameters)
+        sums = torch.zeros(_n_sums(teacher), device=hidden.device, dtype=torch.float32)
+        d_hidden, each = torch.zeros_like(hidden), _Chunk(head, extras, parameters, teacher)
         d_parameters: list[Tensor] = []  # in float32, whatever the weights are
         for rows in spans:
-            found, d_hidden[rows], grads = each(hidden[rows], labels[rows], None if answers is None else answers[rows])
+            found, d_hidden[rows], grads = each(rows, hidden[rows], labels[rows], None if answers is None else answers[rows])
             if not d_parameters:
                 d_parameters = [g.float() for g in grads]
             else:
@@ -130,7 +59,7 @@ class _Chunked(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         d_hidden, *d_parameters = ctx.saved_tensors
-        return d_hidden * grads[0], None, None, None, None, None, *(d.mul_(grads[0]) for d in d_parameters)
+        return d_hidden * grads[0], None, None, None, None, None, None, *(d.mul_(grads[0]) for d in d_parameters)
 
 
 def _add(total: Tensor, part: Tensor) -> None:
@@ -143,29 +72,31 @@ def _add(total: Tensor, part: Tensor) -> None:
 
 
 class _Chunk:
-    """Computes of a chunk the sums (5,), which are `total`, `nll` and the three of `answered`, and the gradients of hidden states and
-    head parameters. The head's matrix is cast once for all chunks: autograd would cast its gradient back for each."""
+    """Computes of a chunk the sums, (5,) or (7,), which are `total`, `nll`, the three of `answered` and the two of a teacher, and the
+    gradients of hidden states and head parameters. The head's matrix is cast once for all chunks: autograd would cast its gradient back
+    for each."""
 
-    def __init__(self, head: Head, extras: tuple[float, float], parameters: Sequence[Tensor]) -> None:
-        self.head, self.extras, self.weight = head, extras, head.cast()
+    def __init__(self, head: Head, extras: tuple[float, float], parameters: Sequence[Tensor], teacher: Taught | None) -> None:
+        self.head, self.extras, self.weight, self.teacher = head, extras, head.cast(), teacher
         self.leaves = [self.weight if p is head.weight else p for p in parameters]
         self.wide: Tensor | None = None
 
-    def __call__(self, hidden: Tensor, labels: Tensor, answers: Tensor | None) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    def __call__(self, rows: Rows, hidden: Tensor, labels: Tensor, answers: Tensor | None) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         of = self.head.vocabulary
         with torch.enable_grad():
             piece = hidden.detach().requires_grad_()
             logits = self.head.part(piece, self.weight)
         d_logits = logits.detach()
-        sums = self.written_over(d_logits, of.gathered(labels), None if answers is None else of.gathered(answers))
+        soft = None if self.teacher is None else self.teacher.probabilities(rows, d_logits.shape[-1])
+        sums = self.written_over(d_logits, of.gathered(labels), None if answers is None else of.gathered(answers), soft)
         d_piece, *grads = torch.autograd.grad(logits, (piece, *self.leaves), d_logits)
         return sums, d_piece, tuple(grads)
 
-    def written_over(self, logits: Tensor, labels: Tensor, answers: Tensor | None) -> Tensor:
-        """Returns the sums, and writes the gradient over the logits: by one compiled function on a GPU, elsewhere so few rows at a time
-        that their float32 copy stays in a cache."""
-        of, sums = self.head.vocabulary, logits.new_zeros(5, dtype=torch.float32)
-        if of.ranks == 1 and (compiled := entropy_here(logits.device)) is not None:
+    def written_over(self, logits: Tensor, labels: Tensor, answers: Tensor | None, soft: Tensor | None) -> Tensor:
+        """Returns the sums, and writes the gradient over the logits: by one compiled function on a GPU, elsewhere, and beside a teacher, so
+        few rows at a time that their float32 copy stays in a cache."""
+        of, sums = self.head.vocabulary, logits.new_zeros(_n_sums(self.teacher), dtype=torch.float32)
+        if of.ranks == 1 and soft is None and (compiled := entropy_here(logits.device)) is not None:
             return compiled(logits, labels, answers, *self.extras)
         rows = at_a_time(logits) if of.ranks == 1 else len(logits)  # so that every rank exchanges as often as the others
         if self.wide is None and logits.dtype.itemsize < torch.float32.itemsize:  # once: new memory takes longer than what is done with it
@@ -173,14 +104,22 @@ class _Chunk:
         for start in range(0, len(logits), rows):
             some, at = logits[start : start + rows], slice(start, start + rows)
             wide = some if self.wide is None else self.wide[: len(some)].copy_(some)
-            found, told, gradient = losses_and_gradient(wide, labels[at], *self.extras, of, None if answers is None else answers[at])
+            told_of, taught = None if answers is None else answers[at], None if soft is None else soft[at]
+            weight = 0.0 if self.teacher is None else self.teacher.weight
+            found, told, gradient = losses_and_gradient(wide, labels[at], *self.extras, of, told_of, taught, weight)
             if gradient is not some:
                 some.copy_(gradient)
             sums[0] += found.total
             sums[1] += found.nll
             if told is not None:
-                sums[2:] += told
+                sums[2:5] += told
+            if soft is not None:
+                sums[5:] += found.told["teacher_kl"]
         return sums
+
+
+def _n_sums(teacher: Taught | None) -> int:
+    return 5 if teacher is None else 7
 
 
 def at_a_time(logits: Tensor) -> int:
@@ -197,22 +136,25 @@ def chunked_loss(
     chunk: int = CHUNK,
     answers: Tensor | None = None,
     most: int | None = None,
+    teacher: Taught | None = None,
 ) -> LossSums:
     """token_losses(head(hidden), labels) without ever holding more than `chunk` rows of logits, nor most of those of IGNORED labels.
 
     hidden: (..., d), labels: (...).  answers: (...) those of the labels for which `label_loss` and `accuracy` are reported. None: these
-    are not.  most: no more labels than this are not IGNORED; labels on a CPU are counted.
+    are not.  most: no more labels than this are not IGNORED; labels on a CPU are counted.  teacher: what it says of these tokens, which is
+    part of the loss where there is a gradient.
     """
     hidden, labels = hidden.flatten(0, -2), labels.flatten()  # (b, s, d) -> (b*s, d)
     answers = None if answers is None else answers.flatten()
     extras, ranks = (label_smoothing, z_loss), head.vocabulary.ranks
     if torch.is_grad_enabled():
         trainable, spans = [p for p in head.parameters() if p.requires_grad], _spans(labels, max(chunk // ranks, 1), most, ranks)
-        total, nll, told = _Chunked.apply(hidden, labels, answers, head, extras, spans, *trainable)
+        total, nll, told = _Chunked.apply(hidden, labels, answers, head, extras, spans, teacher, *trainable)
     else:
         each = [_piece(head(hidden[rows]), rows, labels, answers, extras) for rows in _spans(labels, chunk, most, ranks)]
         total, nll, told = (torch.stack(sums).sum(0) for sums in zip(*each, strict=True))
-    return LossSums(total, nll, told={} if answers is None else {"label_loss": told[[0, 2]], "accuracy": told[1:]})
+    beside = {} if len(told) == 3 else {"teacher_kl": told[3:]}
+    return LossSums(total, nll, told=beside if answers is None else beside | {"label_loss": told[[0, 2]], "accuracy": told[1:3]})
 
 
 def _spans(labels: Tensor, chunk: int, most: int | None, ranks: int) -> Sequence[Rows]:
@@ -255,6 +197,7 @@ def causal_reader(
     chunk: int = CHUNK,
     answers: Tensor | None = None,
     most: int | None = None,
+    teacher: Taught | None = None,
 ) -> Reader:
     """Returns what to pass as `read` to a model's forward: LossSums over the label tokens of this batch.  labels, answers: (b, s); the
     rest as in chunked_loss."""
@@ -263,7 +206,7 @@ def causal_reader(
     summed = _outside_of_graphs() if "torch._dynamo" in sys.modules else chunked_loss
 
     def read(hidden: Tensor, head: Head, ctx: Context) -> LossSums:
-        sums = summed(hidden, labels, head, label_smoothing, z_loss, chunk, answers, most)
+        sums = summed(hidden, labels, head, label_smoothing, z_loss, chunk, answers, most, teacher)
         total = sums.total
         for n, further in enumerate(ctx.mtp, 1):
             later = summed(further, _later_labels(labels, n, ctx.mask), head, label_smoothing, z_loss, chunk, None, most)

@@ -8,27 +8,29 @@ import torch
 from lm.adapters.float8 import multiply_in_float8
 from lm.cost.count import Counts, count
 from lm.cost.memory import Memory, memory
-from lm.nn.transformer import ModelConfig, build_model
+from lm.nn.transformer import ModelConfig, build_model, model_config
+from lm.storage.model_folder import read_config, resolve_model
 from lm.training.budget import memory_bytes, peak_flops
 from lm.training.config import TrainConfig
 from lm.training.weights.freeze import on_meta
-from lm.training.weights.initial import require_fit
+from lm.training.weights.initial import require_fit, require_teacher
 from lm.units import binary, counted, duration, si
 
 
 def plan(cfg: TrainConfig, say: Callable[[str], None]) -> None:
     """Prints the run's size, time, memory and advice by `say`. Raises ConfigError where a tokenizer file cannot be read, or nothing fits
-    trainer.float8; CheckpointError where init_from does not fit the model."""
+    trainer.float8; CheckpointError where init_from does not fit the model, ConfigError where a teacher does not."""
     model = _filled(cfg)
     if cfg.init_from is not None:
         require_fit(build_model(model, device="meta"), cfg)
+    require_teacher(cfg, model)
     counts, built = count(model, cfg.data.seq_len), on_meta(cfg, model)
     float8 = multiply_in_float8(built) if cfg.trainer.float8 else None
     step_s, how = _step_s(cfg, counts), cfg.setting()
     how = how if cfg.budget.gpu is None else replace(how, cpu=False)
     say(f"plan: {_size(cfg, counts, step_s)}")
     say(f"plan: {_time(cfg, counts, step_s)}")
-    needed = memory(built, how)
+    needed = replace(memory(built, how), frozen=_frozen(cfg, model))
     say(f"plan: {_room(cfg, needed)}")
     if (beyond := _beyond(cfg, needed)) is not None:
         say(f"plan: {beyond}")
@@ -53,7 +55,18 @@ def cost(cfg: TrainConfig, seconds: float) -> str:
 
 def estimate(cfg: TrainConfig, model: ModelConfig) -> Memory:
     """Returns the memory of one rank, by formula.  model: with its sizes filled in."""
-    return memory(on_meta(cfg, model), cfg.setting())
+    return replace(memory(on_meta(cfg, model), cfg.setting()), frozen=_frozen(cfg, model))
+
+
+def _frozen(cfg: TrainConfig, model: ModelConfig) -> int:
+    """Returns the bytes of the models that the loss compares with, which every rank holds whole, and of a teacher's logits of one chunk
+    and their softmax in float32."""
+    start = [model] * (cfg.objective.needs_parent and getattr(cfg.objective, "kl", True) != 0)
+    path = cfg.objective.learns_from()
+    taught = [] if path is None else [model_config(read_config(resolve_model(path))["model"])]
+    how, size = cfg.setting(), 2 if cfg.trainer.precision == "bf16-true" else 4
+    said = sum(min(how.chunk, how.micro_batch * how.seq_len) * (each.vocab_size or 0) * 8 for each in taught)
+    return sum(count(each, how.seq_len).parameters for each in [*start, *taught]) * size + said
 
 
 def step_law(n: int, tokens: int) -> tuple[float, float]:
@@ -106,7 +119,7 @@ def _time(cfg: TrainConfig, counts: Counts, step_s: float | None) -> str:
 def _room(cfg: TrainConfig, found: Memory) -> str:
     parts = asdict(found)
     aside = f", and {binary(parts.pop('optimizer'))} of optimizer in {cfg.strategy.beside}" if cfg.strategy.offload else ""
-    told = ", ".join(f"{name} {binary(size)}" for name, size in parts.items())
+    told = ", ".join(f"{name} {binary(size)}" for name, size in parts.items() if size or name != "frozen")
     each = "" if cfg.launch.world == 1 else f" each of {cfg.launch.world} ranks'"
     return f"by formula{each} tensors take {binary(sum(parts.values()))} ({told}){aside}"
 

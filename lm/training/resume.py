@@ -97,6 +97,17 @@ def parent_hash(cfg: TrainConfig, meta: Tree | None) -> str | None:
     return now
 
 
+def teacher_hash(cfg: TrainConfig, meta: Tree | None) -> str | None:
+    """Returns the hash of the teacher; None where there is none.  meta: as in `parent_hash`.  Raises ConfigError where the run has learned
+    from another one so far."""
+    if (path := cfg.objective.learns_from()) is None:
+        return None
+    now = folder_hash(resolve_model(path))
+    if meta is not None and meta.get("teacher_hash", now) != now:
+        raise ConfigError(f"objective.teacher={path}: not the model that the run has learned from so far. Restore it, or set run.name.")
+    return now
+
+
 def imported(cfg: TrainConfig, meta: Tree | None) -> Tree:
     """Returns what is kept of the import that the model began as, for its export: IMPORTED, null where there is none.  meta: as in
     `parent_hash`."""

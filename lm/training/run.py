@@ -32,7 +32,7 @@ from lm.training.journal import Journal
 from lm.training.launch.agreement import require_same, require_same_config, require_started
 from lm.training.launch.ranks import Ranks, on_cuda
 from lm.training.launch.signals import Signals
-from lm.training.resume import finished, imported, open_run, parent_hash, require_same_data
+from lm.training.resume import finished, imported, open_run, parent_hash, require_same_data, teacher_hash
 from lm.training.state import Counters, RunState, Saved
 from lm.training.weights.export import export_model
 from lm.training.weights.initial import tokenizer_of
@@ -115,15 +115,17 @@ def _prepare(cfg: TrainConfig, folder: RunFolder, reader: CheckpointReader | Non
 def _begin(module: "TrainModule", data: Prepared, journal: Journal, ranks: Ranks, signals: Signals) -> RunState:
     """Writes the config into the run folder, removes the old summary and all records newer than the checkpoint; returns the RunState."""
     cfg, reader, model_cfg = module.cfg, module.reader, module.model.cfg
+    before = reader.meta if reader is not None else None
     counters = Saved.of(reader).counters if reader is not None else Counters()
     meta: Tree = {
         "model": model_cfg.tree(), "config": cfg.tree(), "fingerprint": data.fingerprint, "files": data.files,
         "tokenizer_hash": data.tokenizer.hash, "parent": cfg.init_from, "version": lm.__version__,
-        "plugins": plugins.used(model_cfg), "parent_hash": parent_hash(cfg, reader.meta if reader is not None else None),
+        "plugins": plugins.used(model_cfg), "parent_hash": parent_hash(cfg, before), "teacher_hash": teacher_hash(cfg, before),
         "adapter": cfg.adapter.tree() if cfg.adapter is not None else None,
-        **imported(cfg, reader.meta if reader is not None else None),
+        **imported(cfg, before),
     }  # fmt: skip
-    alike = {"lm": "version", "plugins": "plugins", "init_from": "parent_hash", "tokenizer": "tokenizer_hash", "data": "fingerprint"}
+    alike = {"lm": "version", "plugins": "plugins", "init_from": "parent_hash", "objective.teacher": "teacher_hash",
+             "tokenizer": "tokenizer_hash", "data": "fingerprint"}  # fmt: skip
     require_same(ranks, {name: meta[key] for name, key in alike.items()})
     if ranks.first:
         journal.folder.write_config(cfg.tree())
@@ -213,7 +215,7 @@ def _finish(module: "TrainModule", command: str | None) -> Tree:
         "tokens_per_second": round(tokens / p.train_s, 1) if p.train_s else None, "train_s": round(p.train_s, 2),
         "save_s": p.save_s, "device": p.device,
         "torch": torch.__version__, "python": platform.python_version(), "parent": cfg.init_from, "version": lm.__version__,
-        "commit": commit(), **run.consumed(step),
+        "commit": commit(), **run.consumed(step), "teacher_hash": run.meta["teacher_hash"],
         "data_fingerprint": run.data.fingerprint, "finished_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }  # fmt: skip
     run.folder.write_summary(summary)

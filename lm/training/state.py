@@ -66,6 +66,7 @@ class Saved(Config):
     tokenizer_hash: str
     parent: str | None
     parent_hash: str | None
+    teacher_hash: str | None = None
     family: str | None = None
     sampling: Tree | None = None
     version: str

@@ -11,7 +11,8 @@ from lm.adapters.adapter import LoRAConfig
 from lm.adapters.float8 import multiply_in_float8, require_float8
 from lm.cli.compose.compose import compose
 from lm.errors import ConfigError
-from lm.losses.tokens import LossSums, causal_reader
+from lm.losses.cross_entropy import LossSums
+from lm.losses.tokens import causal_reader
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM, DecoderConfig, build_model
 from lm.ops.float8 import GRADIENTS, NUMBERS, by_float8, reference, rounded

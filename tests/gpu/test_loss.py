@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from lm.losses.cross_entropy import losses_and_gradient, token_losses
 from lm.losses.likelihoods import label_likelihoods
-from lm.losses.tokens import chunked_loss, losses_and_gradient, token_losses
+from lm.losses.tokens import chunked_loss
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.context import Context
 from lm.nn.head import Head, HeadConfig

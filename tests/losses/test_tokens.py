@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lm.losses.tokens import causal_reader, chunked_loss, losses_and_gradient, token_losses
+from lm.losses.cross_entropy import losses_and_gradient, token_losses
+from lm.losses.tokens import causal_reader, chunked_loss
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.head import WIDE_CPU, Head, HeadConfig
 from lm.nn.norm import RMSNormConfig

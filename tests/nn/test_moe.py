@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lm.losses.tokens import LossSums, causal_reader
+from lm.losses.cross_entropy import LossSums
+from lm.losses.tokens import causal_reader
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.context import Context
 from lm.nn.ffn.experts import Experts

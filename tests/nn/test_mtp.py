@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lm.losses.tokens import LossSums, _later_labels, causal_reader
+from lm.losses.cross_entropy import LossSums
+from lm.losses.tokens import _later_labels, causal_reader
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.context import Context
 from lm.nn.mtp import MTPBlock, shifted

@@ -15,7 +15,8 @@ from lm.data.rows.causal import CausalRows
 from lm.data.store.prepare import prepare
 from lm.generation.evaluate import Evaluator
 from lm.generation.load import load
-from lm.losses.tokens import causal_reader, token_losses
+from lm.losses.cross_entropy import token_losses
+from lm.losses.tokens import causal_reader
 from lm.nn.context import Context
 from lm.nn.head import Head, HeadConfig
 from lm.nn.norm import RMSNormConfig

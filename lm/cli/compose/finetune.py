@@ -15,16 +15,19 @@ from lm.storage.model_folder import meant, read_config, resolve_model
 
 
 def with_one_parent(given: Sequence[Given]) -> list[Given]:
-    """Returns the overrides with init_from=latest, or a pattern, replaced by the folder that it means now. The run's own folder, by
-    run.name, is never meant, so that repeating the command resumes the run or finds it complete."""
+    """Returns the overrides with init_from=latest, or a pattern, replaced by the folder that it means now; so too that of a teacher. The
+    run's own folder, by run.name, is never meant, so that repeating the command resumes the run or finds it complete."""
     own = next((str(item.value) for item in given if item.key == "run.name"), None)
-    return [_pinned(item, own) if item.key == "init_from" and not (item.is_delete or item.value is None) else item for item in given]
+    return [
+        _pinned(item, own) if item.key in ("init_from", "objective.teacher") and not (item.is_delete or item.value is None) else item
+        for item in given
+    ]
 
 
 def _pinned(item: Given, own: str | None) -> Given:
     path = as_text(known.root().model_fields["init_from"], item.raw, item.value)
     folder = meant(str(path), but=own)
-    return item if folder == path else replace(item, text=f"init_from={quoted(folder)}", value=folder)
+    return item if folder == path else replace(item, text=f"{item.key}={quoted(folder)}", value=folder)
 
 
 def parent_of(recipe: str | None, given: Sequence[Given]) -> str | None:

@@ -48,6 +48,8 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
     "objective.prompt_loss": "assistant_only_loss completion_only_loss mask_prompt train_on_inputs train_on_prompt",
     "objective.rewards": "reward_funcs reward_functions",
     "objective.sft_weight": "pref_ftx rpo_alpha",
+    "objective.teacher": "teacher_model teacher_model_name_or_path",
+    "objective.teacher_weight": "distillation_weight kd_alpha kd_ratio",
     "optim.beta1": "betas",
     "optim.beta2": "betas",
     "optim.clip": "clip_grad_norm clip_norm grad_norm gradient_clip_val max_grad_norm",

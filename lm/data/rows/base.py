@@ -4,10 +4,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import sqrt
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from lm.data.config import DataConfig
 from lm.data.layout.best_fit import BestFit
@@ -109,6 +109,10 @@ class ObjectiveConfig(Slot, group="objective"):
         """Returns how a validation measures a model.  parent: returns the model that training started from; None: it is not known."""
         return Measure()
 
+    def learns_from(self) -> str | None:
+        """Returns the folder of a further model that training needs, its teacher; None where it needs none."""
+        return None
+
     def why_not_context_parallel(self) -> str | None:
         """Returns why ranks cannot share a row in slices, with the remedy; None where they can, as the loss is a sum over tokens."""
         return f"objective={self.kind} needs whole rows in one rank. Set it to 1"
@@ -155,12 +159,26 @@ class LikelihoodConfig(ObjectiveConfig):
     """Factor on the mean of log(Z)^2, which keeps logits small (Chowdhery et al. 2022, arXiv:2204.02311, section 5)."""
     chunk: int = Field(1024, gt=0)
     """Tokens whose logits exist at once."""
+    teacher: str | None = None
+    """Model or run folder whose probabilities are learned beside the labels (distillation; Hinton et al. 2015, arXiv:1503.02531). It has
+    the same tokenizer."""
+    teacher_weight: float = Field(1.0, gt=0, le=1)
+    """Part of the loss that is KL(teacher || model); the rest is the labels'. 1: the teacher alone is learned from."""
+
+    @model_validator(mode="after")
+    def _weighs_a_teacher(self) -> Self:
+        if self.teacher is None and self.teacher_weight != type(self).model_fields["teacher_weight"].default:
+            raise ValueError("teacher_weight has no effect without teacher. Set objective.teacher, or drop it.")
+        return self
 
     def measure(self, parent: Callable[[], LM] | None) -> Measure:
         return Answers() if self.answers else Measure()
 
+    def learns_from(self) -> str | None:
+        return self.teacher
+
     def why_not_context_parallel(self) -> str | None:
-        return None
+        return None if self.teacher is None else "objective.teacher needs whole rows in one rank. Set it to 1"
 
 
 class ScheduledSamplingConfig(LikelihoodConfig):
@@ -172,7 +190,7 @@ class ScheduledSamplingConfig(LikelihoodConfig):
 
     def why_not_context_parallel(self) -> str | None:
         if not self.scheduled_sampling:
-            return None
+            return super().why_not_context_parallel()
         return "objective.scheduled_sampling takes inputs from the place before, which may be of another rank. Set it to 0"
 
 

@@ -8,7 +8,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from lm.losses.tokens import LossSums
+from lm.losses.cross_entropy import LossSums
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM
 from lm.training import objectives

@@ -1,29 +1,41 @@
-"""Cross-entropy of the labels: the loss of every objective that registers no other."""
+"""Cross-entropy of the labels, and of what a teacher says: the loss of every objective that registers no other."""
+
+from torch import Tensor
 
 from lm.data.rows.base import LikelihoodConfig
-from lm.losses.measure import answers
-from lm.losses.tokens import LossSums, causal_reader
+from lm.losses.cross_entropy import LossSums
+from lm.losses.measure import Reference, answers
+from lm.losses.teacher import Taught
+from lm.losses.tokens import causal_reader
 from lm.nn.batch import Batch
+from lm.nn.context import Context
+from lm.nn.head import Head
 from lm.nn.transformer import LM
 from lm.training.config import TrainConfig
 from lm.training.objectives.base import loss_of
+from lm.training.weights.initial import teacher
 
 
 class Likelihood:
-    """Sums -log p(label)."""
+    """Sums -log p(label), and the divergence from a teacher where there is one."""
 
-    def __init__(self, cfg: LikelihoodConfig) -> None:
-        self._cfg = cfg
+    def __init__(self, cfg: LikelihoodConfig, teacher: Reference | None = None) -> None:
+        self._cfg, self._teacher = cfg, teacher
 
     def __call__(self, model: LM, batch: Batch, step: int, first_row: int) -> LossSums:
         assert batch.labels is not None
         told = answers(batch) if self._cfg.answers else None
         most = batch.most(batch.labels)
-        reader = causal_reader(batch.labels, self._cfg.label_smoothing, self._cfg.z_loss, self._cfg.chunk, told, most)
+        taught = None if self._teacher is None else self._teacher(batch, self._taught)
+        reader = causal_reader(batch.labels, self._cfg.label_smoothing, self._cfg.z_loss, self._cfg.chunk, told, most, taught)
         sums: LossSums = model(batch, read=reader)
         return sums
 
+    def _taught(self, hidden: Tensor, head: Head, ctx: Context) -> Taught:
+        return Taught(hidden.flatten(0, -2), head, self._cfg.teacher_weight)
+
 
 @loss_of(LikelihoodConfig)
-def _likelihood(cfg: LikelihoodConfig, run: TrainConfig) -> Likelihood:
-    return Likelihood(cfg)
+def likelihood(cfg: LikelihoodConfig, run: TrainConfig) -> Likelihood:
+    path = cfg.teacher
+    return Likelihood(cfg, None if path is None else Reference(lambda: teacher(path)))

@@ -15,9 +15,9 @@ from lm.data.rows.policy import GRPOConfig, PolicyConfig, RLOOConfig
 from lm.data.rows.seq2seq import rounded
 from lm.generation.decode import eager
 from lm.generation.rollouts import Rollout, Sampler, asked_of
+from lm.losses.cross_entropy import LossSums, mean_of
 from lm.losses.likelihoods import label_likelihoods
 from lm.losses.measure import Reference
-from lm.losses.tokens import LossSums, mean_of
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import LM
 from lm.training.config import TrainConfig

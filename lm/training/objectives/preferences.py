@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 from lm.data.rows.preference import PreferenceConfig
+from lm.losses.cross_entropy import LossSums
 from lm.losses.likelihoods import row_likelihoods
 from lm.losses.measure import Reference
-from lm.losses.tokens import LossSums
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import LM
 from lm.training.config import TrainConfig

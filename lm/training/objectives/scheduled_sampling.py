@@ -12,32 +12,32 @@ from torch import Tensor
 
 from lm.data.order import uniforms
 from lm.data.rows.base import ScheduledSamplingConfig
-from lm.losses.tokens import LossSums
+from lm.losses.cross_entropy import LossSums
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.context import Context
 from lm.nn.head import Head
 from lm.nn.transformer import LM
 from lm.training.config import TrainConfig
-from lm.training.objectives.base import loss_of
-from lm.training.objectives.likelihood import Likelihood
+from lm.training.objectives.base import Objective, loss_of
+from lm.training.objectives.likelihood import Likelihood, likelihood
 
 
-class ScheduledSampling(Likelihood):
+class ScheduledSampling:
     """Likelihood with a part of the inputs replaced by the model's own samples; the part grows linearly with the steps."""
 
-    def __init__(self, cfg: ScheduledSamplingConfig, max_steps: int, seed: int) -> None:
-        super().__init__(cfg)
-        self._frac, self._max_steps, self._seed = cfg.scheduled_sampling, max_steps, seed
+    def __init__(self, plain: Likelihood, cfg: ScheduledSamplingConfig, max_steps: int, seed: int) -> None:
+        self._plain, self._cfg, self._max_steps, self._seed = plain, cfg, max_steps, seed
 
     def __call__(self, model: LM, batch: Batch, step: int, first_row: int) -> LossSums:
         chance = chances(batch, self._seed, step, first_row)
-        batch = with_sampled_inputs(model, batch, self._frac * step / self._max_steps, chance, self._cfg.chunk)
-        return super().__call__(model, batch, step, first_row)
+        frac = self._cfg.scheduled_sampling * step / self._max_steps
+        return self._plain(model, with_sampled_inputs(model, batch, frac, chance, self._cfg.chunk), step, first_row)
 
 
 @loss_of(ScheduledSamplingConfig)
-def _scheduled(cfg: ScheduledSamplingConfig, run: TrainConfig) -> Likelihood:
-    return ScheduledSampling(cfg, run.trainer.max_steps, run.seeds.dropout) if cfg.scheduled_sampling else Likelihood(cfg)
+def _scheduled(cfg: ScheduledSamplingConfig, run: TrainConfig) -> Objective:
+    plain = likelihood(cfg, run)
+    return ScheduledSampling(plain, cfg, run.trainer.max_steps, run.seeds.dropout) if cfg.scheduled_sampling else plain
 
 
 def chances(batch: Batch, seed: int, step: int, first_row: int) -> Tensor:

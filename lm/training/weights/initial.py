@@ -14,7 +14,7 @@ from lm.errors import CheckpointError, ConfigError
 from lm.generation.growing import ROWS, grown_model, grown_weights
 from lm.generation.load import load
 from lm.nn.init import init_weights
-from lm.nn.transformer import LM, build_model, model_config
+from lm.nn.transformer import LM, ModelConfig, build_model, model_config
 from lm.storage.adapted import read_merged
 from lm.storage.checkpoint import CheckpointReader, Piece
 from lm.storage.model_folder import copy_weights, read_config, require_same_shapes, resolve_model
@@ -103,6 +103,30 @@ def parent(path: str, adapter: AdapterConfig | None, tokenizer: Tokenizer) -> LM
             if adapter is not None:
                 round_beside(model, adapter)
     return model
+
+
+def teacher(path: str) -> LM:
+    """Returns the frozen model that a run learns from, on the CPU."""
+    return load(path, "cpu")[0].requires_grad_(False)
+
+
+def require_teacher(cfg: TrainConfig, model: ModelConfig, tokenizer: Tokenizer | None = None) -> None:
+    """Raises ConfigError where the run has a teacher that cannot say anything of what this model is to predict.  tokenizer: None where
+    nothing is read yet."""
+    if (path := cfg.objective.learns_from()) is None:
+        return
+    source = resolve_model(path)
+    its = model_config(read_config(source)["model"])
+    where, remedy = f"objective.teacher={path}", "Choose another teacher"
+    if its.kind != model.kind:
+        raise ConfigError(f"{where}: its model.kind is {its.kind}, and that of the model {model.kind}. {remedy}.")
+    if its.max_seq_len is not None and its.max_seq_len < cfg.data.seq_len:
+        raise ConfigError(f"{where}: it takes rows of {its.max_seq_len} tokens, and data.seq_len={cfg.data.seq_len}. Lower that.")
+    if tokenizer is not None and load_tokenizer(source).hash != tokenizer.hash:
+        raise ConfigError(
+            f"{where}: it has another tokenizer, so what it says is of other tokens. Train with its own, by tokenizer=file"
+            f" tokenizer.path={path}."
+        )
 
 
 def empty(model: LM, names: Container[str]) -> None:

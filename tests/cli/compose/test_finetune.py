@@ -110,6 +110,7 @@ def test_a_pattern_means_its_only_match_and_latest_the_run_that_ended_last(paren
     shutil.copytree(tmp_path / parent, tmp_path / "runs/same")  # the same command again, when its run has ended
     assert started("latest", *TEXT, "run.name=same").config().init_from == parent
     assert started("latest", *TEXT).config().init_from == "runs/same"
+    assert compose(["objective.teacher=latest"]).config().objective.learns_from() == "runs/same"
     shutil.rmtree(tmp_path / "runs/same")
     with pytest.raises(CheckpointError, match=r"^runs/\*: .*, and 2 match it, runs/another, runs/parent\. Name one\.$"):
         started("runs/*", *TEXT)

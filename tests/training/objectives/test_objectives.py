@@ -138,7 +138,7 @@ def test_sampled_inputs_are_drawn_from_the_place_before() -> None:
 def test_sampling_grows_with_the_steps() -> None:
     model, batch = redrawn(config()), labelled()
     plain = Likelihood(CausalConfig())(model, batch, 0, 0)
-    scheduled = ScheduledSampling(CausalConfig(scheduled_sampling=1.0), 10, 0)
+    scheduled = ScheduledSampling(Likelihood(CausalConfig()), CausalConfig(scheduled_sampling=1.0), 10, 0)
     assert scheduled(model, batch, 0, 0).nll == plain.nll
     assert scheduled(model, batch, 10, 0).nll != plain.nll
     assert Seq2SeqConfig(scheduled_sampling=0.5).scheduled_sampling == 0.5 and build_model(config()).vocab_size == VOCAB

@@ -1,0 +1,96 @@
+"""Cross-entropy of given logits, and what a teacher adds to it, as sums over label tokens."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lm.losses.teacher import divergence
+from lm.nn.batch import IGNORED
+from lm.ops.ranks.vocabulary import Vocabulary
+
+ALL = Vocabulary()
+
+
+@dataclass
+class LossSums:
+    """Sums over label tokens: `total` is minimised (smoothing, z-loss and auxiliary losses included), `nll` is reported, in nats."""
+
+    total: Tensor
+    nll: Tensor
+    loads: Tensor | None = None  # (MoE layers, e), tokens per expert of this forward; None where there are no experts
+    told: dict[str, Tensor] = field(default_factory=dict)  # further figures to report, by name: `mean_of` each
+
+
+def mean_of(total: Tensor, n: int) -> Tensor:
+    """(2,) a sum, and how many numbers are in it: float32, so that counts are exact in a run whose default dtype is bf16."""
+    return torch.stack([total.float(), torch.full_like(total, n, dtype=torch.float32)])
+
+
+def answered(logs: Tensor, answers: Tensor, of: Vocabulary = ALL) -> Tensor:
+    """(3,) nats of the answers, how many of them are the likeliest token, and how many there are.  logs: (n, v) log p over the entries
+    of `of`, answers: (n,)."""
+    at, here = of.places(answers)
+    nats = -of.summed(logs.gather(-1, at) * here)
+    each = torch.cat([nats, (of.likeliest(logs) == answers).unsqueeze(-1), (answers != IGNORED).unsqueeze(-1)], -1)
+    return of.own(each).sum(0).detach()
+
+
+def token_losses(
+    logits: Tensor, labels: Tensor, label_smoothing: float = 0.0, z_loss: float = 0.0, soft: Tensor | None = None, weight: float = 0.0
+) -> LossSums:
+    """logits: (n, v), labels: (n,) with IGNORED where nothing is predicted; computed in float32.  soft: (n, v) probabilities of a teacher,
+    whose part of the loss is `weight`, in place of the labels'."""
+    logits = logits.float()
+    total = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum", label_smoothing=label_smoothing)
+    nll = total.detach()
+    if label_smoothing:
+        nll = F.cross_entropy(logits.detach(), labels, ignore_index=IGNORED, reduction="sum")
+    if soft is not None:
+        total = (1 - weight) * total + weight * (divergence(soft, logits.log_softmax(-1)) * (labels != IGNORED)).sum()
+    if z_loss:
+        log_z = logits.logsumexp(-1)
+        total = total + z_loss * (log_z.square() * (labels != IGNORED)).sum()
+    return LossSums(total, nll)
+
+
+def losses_and_gradient(
+    logits: Tensor,
+    labels: Tensor,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    of: Vocabulary = ALL,
+    answers: Tensor | None = None,
+    soft: Tensor | None = None,
+    weight: float = 0.0,
+) -> tuple[LossSums, Tensor | None, Tensor]:
+    """Returns `token_losses`, the figures of `answered`, and the gradient of `total` by the logits: softmax - target, written over the
+    log-softmax, where autograd would fill one more tensor of this size with zeros and read three.
+
+    With a z-loss of weight z, a row's softmax is multiplied by 1 + 2 z log Z.  logits: (n, v) in float32 or wider, which are lost; of: the
+    vocabulary of the logits; where that is a slice, logits and labels are those of all ranks' tokens, and the sums are over this rank's.
+    """
+    log_z = of.log_z(logits) if z_loss else None
+    logs = of.log_softmax_(logits)
+    told = None if answers is None else answered(logs, answers, of)
+    counted = (labels != IGNORED).float().unsqueeze(-1)  # (n,) -> (n, 1)
+    at, here = of.places(labels)
+    nll = -of.own(of.summed(logs.gather(-1, at) * here)).sum()
+    total, share, uniform = nll, counted, label_smoothing / of.size(logs)
+    if label_smoothing:
+        total = (1 - label_smoothing) * nll - uniform * of.own(of.summed(logs.sum(-1, keepdim=True)) * counted).sum()
+    beside = {}
+    if soft is not None:
+        apart = (divergence(soft, logs) * counted.squeeze(-1)).sum()
+        total, beside = (1 - weight) * total + weight * apart, {"teacher_kl": torch.stack([apart, counted.sum()])}
+    if log_z is not None:
+        total = total + z_loss * of.own(log_z.square() * counted).sum()
+        share = counted * (1 + 2 * z_loss * log_z)
+    gradient = logs.exp_().mul_(share)
+    gradient.scatter_(-1, at, gradient.gather(-1, at) - (1 - weight) * (1 - label_smoothing) * here)
+    if label_smoothing:
+        gradient.sub_((1 - weight) * uniform * counted)
+    if soft is not None:
+        gradient.sub_(weight * counted * soft)
+    return LossSums(total, nll, told=beside), told, gradient

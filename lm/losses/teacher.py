@@ -1,0 +1,33 @@
+"""What a frozen teacher says of the tokens of a batch, which the model is to say too: distillation.  Hinton et al. 2015, arXiv:1503.02531,
+at the temperature of 1; whole distributions, not samples of them."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lm.nn.head import Head
+from lm.ops.precision import wide_dtype
+
+
+@dataclass(frozen=True)
+class Taught:
+    """A teacher's last hidden states of a batch, of which its probabilities are computed chunk by chunk."""
+
+    hidden: Tensor  # (n, d of the teacher)
+    head: Head
+    weight: float  # part of the loss; the rest is the labels'
+
+    @torch.no_grad()
+    def probabilities(self, rows: slice | Tensor, size: int) -> Tensor:
+        """Returns (rows, size) in float32 or wider.  size: of the model's vocabulary: an embedding may have more rows than the tokenizer
+        tokens, of which the teacher's further ones are left out, and the model's are given nothing."""
+        logits = self.head(self.hidden[rows])[:, :size]
+        return F.pad(logits.to(wide_dtype(logits)).softmax(-1), (0, size - logits.shape[-1]))
+
+
+def divergence(soft: Tensor, logs: Tensor) -> Tensor:
+    """(n,) how far a model is from its teacher, KL(teacher || model), in nats.  soft: (n, v) the teacher's probabilities; logs: (n, v)
+    log p of the model."""
+    return -(torch.special.entr(soft) + soft * logs).sum(-1)

@@ -1,0 +1,142 @@
+"""objective.teacher: a run that learns what another model says."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from lm.errors import CheckpointError, ConfigError
+from lm.schema import flatten
+from lm.storage.reading import read_json
+from lm.training.config import TrainConfig
+from lm.training.run import train
+from tests.training.conftest import Configure, Launch, ranks, read, results, write_text
+
+Made = Callable[..., Path]
+
+
+@pytest.fixture
+def made(configure: Configure, tmp_path: Path) -> Made:
+    """A run of this name, which is to teach."""
+
+    def run(name: str, *more: str) -> Path:
+        train(configure(f"run.name={name}", "trainer.max_steps=8", "seed=5", *more))
+        return tmp_path / name
+
+    return run
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "model" / "model.safetensors")
+
+
+def told(run: Path) -> list[float]:
+    return [line["teacher_kl"] for line in read(run / "metrics.jsonl") if "teacher_kl" in line]
+
+
+def test_a_model_taught_by_itself_stays_as_it_is(made: Made, configure: Configure) -> None:
+    """So the teacher has no dropout, and the labels no part."""
+    teacher = made("teacher")
+    still = ("model.dropout=0", "optim=sgd", "optim.lr=0.1", "optim.weight_decay=0", "objective.teacher_weight=1")
+    train(configure(*still, f"objective.teacher={teacher}").replace(init_from=str(teacher)))
+    assert max(told(teacher.parent / "run")) < 1e-6
+    for name, weight in weights(teacher.parent / "run").items():
+        torch.testing.assert_close(weight, weights(teacher)[name], atol=1e-5, rtol=0)
+
+
+def test_a_larger_teacher_is_come_closer_to_and_labels_have_their_part(made: Made, configure: Configure) -> None:
+    teacher = made("teacher", "model.d_model=48", "trainer.max_steps=40")
+    runs = {}
+    for weight in (0.5, 1.0):
+        train(configure(f"run.name=by{weight}", f"objective.teacher={teacher}", f"objective.teacher_weight={weight}"))
+        runs[weight] = told(teacher.parent / f"by{weight}")
+    assert all(kl[-1] < 0.9 * kl[0] for kl in runs.values())
+    assert runs[0.5][0] == runs[1.0][0] and runs[0.5][-1] != runs[1.0][-1]
+
+
+@pytest.mark.parametrize("more", [[], ["objective.scheduled_sampling=0.5"], ["objective=mlm", "model=bert_tiny", "tokenizer=bytes"]])
+def test_a_resumed_run_is_taught_as_one_that_was_left_alone(
+    more: list[str], made: Made, configure: Configure, killed: Callable[..., None], tmp_path: Path
+) -> None:
+    teacher = made("teacher", *more)
+    cfg = configure(*more, f"objective.teacher={teacher}")
+    train(cfg.replace(run=cfg.run.replace(name="alone")))
+    killed(cfg)
+    train(cfg)
+    assert results(tmp_path / "run") == results(tmp_path / "alone")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "where", [ranks("ddp"), ranks("fsdp"), ranks("zero3"), ["trainer.micro_batch=2"]], ids=["ddp", "fsdp", "zero3", "one"]
+)
+def test_ranks_and_micro_batches_are_taught_as_one(
+    where: list[str], made: Made, configure: Configure, launch: Launch, tmp_path: Path
+) -> None:
+    """In float32; the sums are split otherwise."""
+    teacher, still = (
+        made("teacher"),
+        ("model.dropout=0", "trainer.max_steps=4", "objective.teacher_weight=0.7", "optim=sgd", "optim.lr=0.5"),
+    )
+    cfg = configure(*still, f"objective.teacher={teacher}", *where)
+    (launch if cfg.launch.devices > 1 else train)(cfg)
+    train(configure(*still, f"objective.teacher={teacher}", "run.name=alone"))
+    torch.testing.assert_close(told(tmp_path / "run"), told(tmp_path / "alone"), rtol=1e-5, atol=0)
+    for name, weight in weights(tmp_path / "run").items():
+        torch.testing.assert_close(weight, weights(tmp_path / "alone")[name], atol=1e-5, rtol=1e-4)
+
+
+def test_a_teacher_that_was_made_anew_is_noticed(made: Made, configure: Configure, killed: Callable[..., None], tmp_path: Path) -> None:
+    teacher = made("teacher")
+    cfg = configure(f"objective.teacher={teacher}")
+    killed(cfg)
+    made("other", "seed=6").rename(tmp_path / "moved")
+    teacher.rename(tmp_path / "before")
+    (tmp_path / "moved").rename(teacher)
+    with pytest.raises(ConfigError, match="not the model that the run has learned from so far"):
+        train(cfg)
+    teacher.rename(tmp_path / "gone")
+    with pytest.raises(CheckpointError, match="does not exist"):
+        train(cfg)
+    (tmp_path / "before").rename(teacher)
+    summary = train(cfg)
+    assert summary["teacher_hash"] == read_json(next((tmp_path / "run" / "checkpoints").iterdir()) / "meta.json")["teacher_hash"]
+
+
+@pytest.mark.parametrize(
+    ("of_teacher", "of_run", "said"),
+    [
+        (["tokenizer=bpe", "tokenizer.vocab_size=300"], [], "it has another tokenizer.*tokenizer=file tokenizer.path="),
+        (["data.seq_len=16"], [], "it takes rows of 16 tokens, and data.seq_len=32"),
+        (["model=bert_tiny", "tokenizer=bytes", "objective=mlm"], [], "its model.kind is encoder, and that of the model decoder"),
+    ],
+)
+def test_a_teacher_that_cannot_say_it_is_refused(
+    of_teacher: list[str], of_run: list[str], said: str, made: Made, configure: Configure
+) -> None:
+    teacher = made("teacher", *of_teacher)
+    with pytest.raises(ConfigError, match=said):
+        train(configure(*of_run, f"objective.teacher={teacher}"))
+
+
+def test_what_a_teacher_does_not_go_with_is_refused(configure: Configure) -> None:
+    with pytest.raises(ConfigError, match="teacher_weight has no effect without teacher"):
+        configure("objective.teacher_weight=0.3")
+    with pytest.raises(ConfigError, match=r"launch.context: objective.teacher needs whole rows"):
+        configure("objective.teacher=runs/a", "strategy=fsdp", "launch.devices=2", "launch.context=2")
+
+
+def test_its_own_tokenizer_lets_a_run_learn_from_any_teacher(made: Made, configure: Configure, tmp_path: Path) -> None:
+    """As the refusal says, though the texts are others."""
+    teacher = made("teacher", "tokenizer=bpe", "tokenizer.vocab_size=300")
+    other = write_text(tmp_path / "other.txt", seed=3)
+    own = ("tokenizer=file", f"tokenizer.path={teacher}/model", f"data.files={other}")
+    train(configure(*own, f"objective.teacher={teacher}"))
+    assert len(told(tmp_path / "run")) == 12
+
+
+def test_the_config_of_a_run_names_its_teacher_from_elsewhere_too(configure: Configure) -> None:
+    cfg: TrainConfig = configure("objective.teacher=runs/a")
+    assert flatten(cfg.tree())["objective.teacher"] == "runs/a" and cfg.objective.learns_from() == "runs/a"

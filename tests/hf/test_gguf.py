@@ -1,5 +1,6 @@
 """`lm export format=gguf`: the file read back, and what is refused."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from lm.data.tokenizer.tokenizer import Specials, Tokenizer
 from lm.errors import ConfigError
 from lm.hf.gguf.vocabulary import unnamed_ends, vocabulary
 from lm.hf.gguf.writing import ARCHITECTURES, architecture_for
+from lm.hf.io.export import export
 from lm.nn.transformer import LM, model_config
-from lm.schema import from_tree
+from lm.schema import Tree, from_tree
 from lm.storage.model_folder import save_model
 from tests.conftest import Lm
 from tests.hf.gguf_models import FAMILIES, HEADS, LAYER, MLP, MODELS, SIZES, built, trained, written
@@ -104,7 +106,28 @@ def test_the_command_writes_a_folder_with_the_file(lm: Lm, tokenizer: Tokenizer,
     assert code == 0, err
     assert f"{tmp_path / 'out'}: qwen3, " in out
     assert f"llama.cpp: llama-cli -m {tmp_path / 'out'}/model.gguf -p TEXT\n" in out
+    assert f"Ollama: cd {tmp_path / 'out'} && ollama create NAME && ollama run NAME\n" in out
     assert (tmp_path / "out" / "model.gguf").read_bytes() == written(tmp_path, model, tokenizer, "q8_0").read_bytes()
+
+
+DRAWS: Tree = {"do_sample": True, "temperature": 1, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.5, "num_beams": 1}
+GREEDY = DRAWS | {"do_sample": False}
+PENALTY = {"penalty_repeat": 1.5, "penalty_last_n": -1}
+
+
+@pytest.mark.parametrize(("sampling", "said"), [(DRAWS, {"temp": 1, "top_k": 20, "min_p": 0.1, **PENALTY}), (GREEDY, PENALTY), ({}, {})])
+def test_the_file_says_what_it_is_and_how_the_imported_model_draws(
+    sampling: Tree, said: Tree, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """The names that model browsers show, and llama.cpp's defaults. Seen to fail: none of them was there."""
+    for name, label in (("qwen3", r"\d+K"), ("qwen3moe", r"\dx\d+K")):
+        model = built(name)
+        save_model(tmp_path / name, model.cfg.tree(), dict(model.named_parameters()), tokenizer.save, {"run": "mine", "sampling": sampling})
+        export(tmp_path / name, tmp_path / f"{name} out", format="gguf")
+        fields = gguf.GGUFReader(tmp_path / f"{name} out" / "model.gguf").fields
+        found = {key.removeprefix("general."): field.contents() for key, field in fields.items() if key.startswith("general.")}
+        assert (found["type"], found["name"]) == ("model", "mine") and re.fullmatch(label, found["size_label"])
+        assert {k.removeprefix("sampling."): v for k, v in found.items() if k.startswith("sampling.")} == pytest.approx(said)
 
 
 NARROW: dict[str, Any] = {"norm": {"kind": "rms", "place": "output"}, "attention": HEADS | {"qk_norm": "full", "head_dim": 8}}

@@ -27,6 +27,7 @@ TYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "q8
 _FILE_TYPES = {"f32": 0, "f16": 1, "bf16": 32, "q8_0": 7}  # llama.cpp's numbers of them
 _SMALL = ("ffn_gate_inp.weight", "position_embd.weight", "rope_freqs.weight")  # stored in float32, as vectors are
 _BLOCK = 32  # numbers that share a scale in q8_0
+_SAMPLING = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}  # generation_config.json's names -> theirs
 
 
 def require_gguf() -> None:
@@ -46,18 +47,24 @@ def architecture_for(cfg: ModelConfig, family: str | None = None, imported: str 
     return found
 
 
-def write_gguf(file: Path, found: Architecture, model: LM, tokenizer: Tokenizer, dtype: str, name: str) -> None:
-    """Writes metadata, vocabulary and tensors.  dtype: a name of TYPES. Raises ConfigError for options, a tokenizer or matrices that have
-    no form there, NumericsError for a tensor that is not finite."""
+def write_gguf(
+    file: Path, found: Architecture, model: LM, tokenizer: Tokenizer, dtype: str, name: str, sampling: Tree | None = None
+) -> None:
+    """Writes metadata, vocabulary and tensors.  dtype: a name of TYPES.  sampling: what generation_config.json said of it.
+
+    Raises ConfigError for options, a tokenizer or matrices that have no form there, NumericsError for a tensor that is not finite.
+    """
     import gguf
 
     ours = resolved(model.cfg)
     weights = {key: p.detach() for key, p in model.named_parameters()}
-    keys: Tree = {"general.name": name, "general.file_type": _FILE_TYPES[dtype], "general.quantization_version": gguf.GGML_QUANT_VERSION}
+    keys: Tree = {"general.type": "model", "general.name": name, "general.file_type": _FILE_TYPES[dtype]}
+    keys |= {"general.quantization_version": gguf.GGML_QUANT_VERSION, **_drawing(sampling or {})}
     keys |= {f"{found.name}.{key}": value for key, value in found.keys(model.cfg, ours).items()}
     writer = gguf.GGUFWriter(file, found.name)
     for key, value in (keys | vocabulary(tokenizer, model.vocab_size)).items():
-        writer.add_key_value(key, value, gguf.GGUFValueType.UINT32 if type(value) is int else gguf.GGUFValueType.get_type(value))
+        unsigned = type(value) is int and value >= 0
+        writer.add_key_value(key, value, gguf.GGUFValueType.UINT32 if unsigned else gguf.GGUFValueType.get_type(value))
     for key, tensor in found.tensors(model.cfg, ours, weights):
         matrix = tensor.ndim > 1 and key.endswith(".weight") and not key.endswith(_SMALL)
         kind = gguf.GGMLQuantizationType[dtype.upper() if matrix else "F32"]
@@ -67,7 +74,18 @@ def write_gguf(file: Path, found: Architecture, model: LM, tokenizer: Tokenizer,
         held = tensor.to(TYPES[dtype] if matrix else torch.float32)
         require_finite(key, held, f"export in {dtype}", "Use dtype=bf16 or f32, or another checkpoint")
         writer.add_tensor(key, gguf.quants.quantize(held.float().contiguous().numpy(), kind), raw_dtype=kind)
+    writer.add_size_label(gguf.size_label(*writer.get_total_parameter_count()))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _drawing(sampling: Tree) -> Tree:
+    """Returns the keys of how llama.cpp draws tokens where it is told nothing else: what transformers does by this generation_config.json,
+    which looks at its temperature only if it draws at all, and penalises what is anywhere in the text."""
+    drawn = {
+        f"general.sampling.{theirs}": sampling[key] for key, theirs in _SAMPLING.items() if sampling.get("do_sample") and key in sampling
+    }
+    penalty = sampling.get("repetition_penalty")
+    return drawn | ({} if penalty is None else {"general.sampling.penalty_repeat": float(penalty), "general.sampling.penalty_last_n": -1})

@@ -1,5 +1,7 @@
 """The README.md of an exported model: what it is and where it comes from, and no claim beyond that."""
 
+from pathlib import Path
+
 from lm.hf.io.family import Family
 from lm.nn.transformer import LM
 from lm.schema import Tree
@@ -18,13 +20,17 @@ def model_card(saved: Tree, source: str, family: Family, model: LM) -> str:
         "Optimizer steps": _text(saved, "step"),
         "Started from": _text(saved, "parent"),
     }
-    table = "\n".join(f"| {name} | {value} |" for name, value in facts.items() if value)
-    name = saved.get("run") or source.rstrip("/").rpartition("/")[-1]
+    table = "\n".join(f"| {fact} | {value} |" for fact, value in facts.items() if value)
     return (
-        f"---\nlibrary_name: transformers\npipeline_tag: {_TASKS[model.cfg.kind]}\n---\n\n# {name}\n\n"
+        f"---\nlibrary_name: transformers\npipeline_tag: {_TASKS[model.cfg.kind]}\n---\n\n# {name(saved, source)}\n\n"
         f"Trained with lm (slotlm) and exported to the format of transformers.\n\n| | |\n|---|---|\n{table}\n\n"
         "Intended use, training data and limits are for its author to state.\n"
     )
+
+
+def name(saved: Tree, source: str) -> str:
+    """Returns the name of an exported model: its run's, or else its folder's."""
+    return str(saved.get("run") or Path(source).resolve().name)
 
 
 def _text(saved: Tree, key: str) -> str:

@@ -17,8 +17,8 @@ from lm.generation.growing import grown_weights
 from lm.generation.load import load
 from lm.hf.gguf.vocabulary import normalises, unnamed_ends
 from lm.hf.gguf.writing import FILE, TYPES, architecture_for, require_gguf, write_gguf
+from lm.hf.io import card
 from lm.hf.io import check as theirs
-from lm.hf.io.card import model_card
 from lm.hf.io.family import TRAINING_ONLY, Family, alike, differs, resolved
 from lm.hf.io.handing_on import uses_of_gguf, uses_of_hf
 from lm.hf.io.peft import write_peft
@@ -77,7 +77,7 @@ def export(
     uses = uses_of_hf(str(model), folder, home, found, tokenizer, about.get("family"))
     with out_folder(folder, overwrite, sum(weight.nbytes for weight in weights.values())) as half:
         write_hf(half, home, found.cfg, weights, tokenizer, about.get("sampling"))
-        (half / "README.md").write_text(model_card(about, str(model), home, found), encoding="utf-8")
+        (half / "README.md").write_text(card.model_card(about, str(model), home, found), encoding="utf-8")
         compared = _compared(half, home, found, say) if check else None
     if not check:
         say("not compared with transformers (check=false)")
@@ -127,7 +127,8 @@ def _as_gguf(
     require_gguf()
     if len(model.mtp):
         raise ConfigError("mtp=keep: format=gguf has no place for the blocks that predict further tokens. Leave it out.")
-    home = architecture_for(model.cfg, family, read_config(resolve_model(str(source))).get("family"))
+    about = read_config(resolve_model(str(source)))
+    home = architecture_for(model.cfg, family, about.get("family"))
     kept = {torch.float16: "f16", torch.bfloat16: "bf16"}.get(model.embed.weight.dtype, "f32")
     if (changed := normalises(tokenizer)) is not None:
         say(f"tokenizer: it brings text into the form {changed} first, and llama.cpp does not: give it such text")
@@ -135,7 +136,9 @@ def _as_gguf(
         say(f"tokenizer: the file has no place for {', '.join(left_out)} as an end of texts: tell llama.cpp where it is run")
     with out_folder(folder, overwrite, sum(p.nbytes for p in model.parameters())) as half:
         half.mkdir(exist_ok=True)
-        write_gguf(half / FILE, home, model, tokenizer, kept if dtype == "keep" else dtype, Path(source).name)
+        write_gguf(
+            half / FILE, home, model, tokenizer, kept if dtype == "keep" else dtype, card.name(about, str(source)), about.get("sampling")
+        )
     return Written(folder, home.name, sum(p.numel() for p in model.parameters()), uses=uses_of_gguf(str(source), folder))
 
 

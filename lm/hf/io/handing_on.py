@@ -47,6 +47,7 @@ def uses_of_gguf(source: str, folder: Path) -> list[Use]:
     script = f"from llama_cpp import Llama; print(Llama({file!r})('def main(', max_tokens=20, temperature=0)['choices'][0]['text'])"
     return [
         Use("llama.cpp", f"llama-cli -m {shlex.quote(file)} -p TEXT"),
+        Use("Ollama", f"cd {shlex.quote(str(folder))} && ollama create NAME && ollama run NAME"),
         Use("llama-cpp-python", _python(script)),
         Use("transformers, vLLM, lm-eval", f"lm export from={shlex.quote(source)} format=hf out={shlex.quote(f'{folder}-hf')}"),
     ]

@@ -3,7 +3,7 @@
 from typing import Any, ClassVar
 
 from lm.hf.families.olmo2 import OLMo2
-from lm.hf.options.windows import WINDOW_KEYS, layer_types, read_rotating_windows, read_windows, write_windows
+from lm.hf.options.windows import FULL, WINDOW_KEYS, layer_types, read_rotating_windows, read_windows, write_windows
 from lm.schema import Tree
 
 
@@ -17,6 +17,7 @@ class Exaone4(OLMo2):
         "attention.n_kv_heads": ("num_key_value_heads", 32),
     }
     further: ClassVar[tuple[str, ...]] = (*WINDOW_KEYS, "sliding_window_pattern")
+    respelled: ClassVar[tuple[str, ...]] = ("sliding_window_pattern",)
     fixed: ClassVar[Tree] = {**OLMo2.fixed, "attention.qk_norm": "head"}
 
     def read(self, hf: Tree) -> Tree:
@@ -28,7 +29,10 @@ class Exaone4(OLMo2):
         return read_rotating_windows(hf, layer_types(n_layers, every), window)
 
     def write(self, ours: Tree) -> Tree:
-        return {"sliding_window": None, **write_windows(ours)}
+        """sliding_window_pattern is for MLX, which looks at no layer_types."""
+        there: Tree = {"sliding_window": None, **write_windows(ours)}
+        letters = "".join("G" if kind == FULL else "L" for kind in there["layer_types"])
+        return {**there, "sliding_window_pattern": letters if there["sliding_window"] is not None else None}
 
 
 FAMILY = Exaone4()

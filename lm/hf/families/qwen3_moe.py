@@ -28,6 +28,7 @@ class Qwen3MoE(Qwen3):
         "sliding_window", "use_sliding_window", "max_window_layers", "num_experts", "num_local_experts", "mlp_only_layers",
         "intermediate_size",
     )  # fmt: skip
+    respelled: ClassVar[tuple[str, ...]] = ("intermediate_size",)
     fixed: ClassVar[Tree] = {
         "kind": "decoder", "norm.kind": "rms", "norm.place": "pre", "attention.kind": "gqa", "attention.qk_norm": "head", "ffn.kind": "moe",
         "ffn.expert.gated": True, "ffn.router.kind": "softmax", "block.kind": "sequential",
@@ -51,13 +52,14 @@ class Qwen3MoE(Qwen3):
         }
 
     def write(self, ours: Tree) -> Tree:
-        window, dense = ours["attention.window"], ours.get("ffn.dense.hidden")
+        """Programs such as MLX ask for intermediate_size even where no layer is dense."""
+        window = ours["attention.window"]
         return {
             "num_experts": ours["ffn.n_experts"],
             "num_local_experts": ours["ffn.n_experts"],
             "mlp_only_layers": list(range(ours["ffn.first_dense"])),
+            "intermediate_size": ours.get("ffn.dense.hidden") or ours["ffn.expert.hidden"],
             **({"use_sliding_window": True, "sliding_window": window} if window is not None else {}),
-            **({"intermediate_size": dense} if dense is not None else {}),
         }
 
     def ffn(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:

@@ -35,7 +35,7 @@ class Qwen3Next(Qwen2MoE):
         "layer_types", "full_attention_interval", "num_experts", "num_local_experts", "mlp_only_layers", "intermediate_size",
         *DELTA.values(),
     )  # fmt: skip
-    respelled: ClassVar[tuple[str, ...]] = ("layer_types",)
+    respelled: ClassVar[tuple[str, ...]] = ("layer_types", *Qwen3MoE.respelled)
     fixed: ClassVar[Tree] = {
         **{key: value for key, value in Qwen2MoE.fixed.items() if key != "attention.out_bias"}, "norm.zero_centered": True,
         "attention.qk_norm": "head", "attention.out_gate": "element", "attention.window": None,

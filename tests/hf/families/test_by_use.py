@@ -157,6 +157,13 @@ def test_a_config_of_published_sizes_is_understood(name: str) -> None:
     assert isinstance(cfg.position, RopeConfig) and cfg.position.none_every == (None if name == "gemma" else 4)
 
 
+def test_exaone_4_tells_its_windows_by_letters_too() -> None:
+    """MLX looks at these alone, and loads no file without them."""
+    family, there = families()["exaone4"], PUBLISHED["exaone4"]
+    assert family.hf(family.config(there))["sliding_window_pattern"] == "LLLG" * 16
+    assert family.hf(family.config(there | {"sliding_window": None, "layer_types": [FULL] * 64}))["sliding_window_pattern"] is None
+
+
 def test_heads_of_helium_that_are_not_as_wide_as_the_model_are_refused() -> None:
     with pytest.raises(ConfigError, match="the heads of a helium are as wide together as hidden_size=48, and not 60"):
         families()["helium"].config({**SIZES, "head_dim": 10})

@@ -9,6 +9,7 @@ transformers = pytest.importorskip("transformers")
 
 from lm.errors import ConfigError  # noqa: E402
 from lm.hf.families.qwen3_moe import FAMILY  # noqa: E402
+from lm.hf.options.keys import unheard  # noqa: E402
 from tests.hf.harness import VOCAB, cases, old_spelling_agrees, verify  # noqa: E402
 
 BASE: dict[str, Any] = {
@@ -34,6 +35,12 @@ def test_qwen3_moe(case: str, tmp_path: Path) -> None:
 def test_qwen3_moe_of_transformers_4(more: dict[str, Any]) -> None:
     sizes = {key: BASE[key] for key in ("vocab_size", "hidden_size", "num_hidden_layers")}
     old_spelling_agrees(FAMILY, transformers.Qwen3MoeConfig, sizes | {"num_attention_heads": 8, "max_position_embeddings": 128} | more)
+
+
+def test_other_programs_are_told_of_dense_layers_where_there_are_none() -> None:
+    """MLX loads no file without intermediate_size; the one of a published file, which nothing reads, is no reason to refuse it."""
+    cfg = FAMILY.config(BASE)
+    assert FAMILY.hf(cfg)["intermediate_size"] == 20 and unheard("config.json", BASE, FAMILY, cfg) == []
 
 
 def test_dense_layers_among_those_with_experts_are_refused_by_name() -> None:

@@ -13,6 +13,7 @@ transformers = pytest.importorskip("transformers")
 
 from lm.errors import CheckpointError, ConfigError, NumericsError  # noqa: E402
 from lm.hf.io.family import families  # noqa: E402
+from lm.hf.io.hub import local_folder  # noqa: E402
 from lm.hf.io.reading import read_hf  # noqa: E402
 from lm.hf.io.unread import WHY  # noqa: E402
 from lm.nn.position.rope import RopeConfig  # noqa: E402
@@ -28,6 +29,40 @@ def test_missing_and_unknown_tensors_are_named(theirs: Path) -> None:
         read_hf(theirs)
     assert "1 tensors are missing (model.layers.1.self_attn.k_proj.weight)" in str(error.value)
     assert "1 tensors are not known (model.layers.0.self_attn.extra)" in str(error.value)
+
+
+def test_a_model_with_another_head_is_told_by_its_class(theirs: Path) -> None:
+    """Seen to fail: 'the config names another model', of a reward model whose config names itself."""
+    weights = load_file(theirs / "model.safetensors")
+    save_file(weights | {"score.weight": torch.ones(1, 32)}, theirs / "model.safetensors")
+    change(theirs, architectures=["LlamaForSequenceClassification"])
+    with pytest.raises(
+        CheckpointError, match=r"not known \(score.weight\); the config names LlamaForSequenceClassification, and lm reads L"
+    ):
+        read_hf(theirs)
+
+
+@pytest.mark.parametrize(("prefix", "by"), [("module.", "Distributed"), ("_orig_mod.", "torch.compile"), ("base_model.model.", "peft")])
+def test_names_with_the_prefix_of_a_wrapper_are_told(prefix: str, by: str, theirs: Path) -> None:
+    weights = load_file(theirs / "model.safetensors")
+    save_file({prefix + name: tensor for name, tensor in weights.items()}, theirs / "model.safetensors")
+    with pytest.raises(CheckpointError, match=rf"begin with '{prefix}', which {by}.* puts there"):
+        read_hf(theirs)
+
+
+def test_what_lies_beside_no_config_is_named(theirs: Path, tmp_path: Path) -> None:
+    for step in (90, 100):
+        shutil.copytree(theirs, tmp_path / "run" / f"checkpoint-{step}")
+    with pytest.raises(CheckpointError, match=r"2 checkpoints of a training. Name one of them: .*/checkpoint-100\.$"):
+        read_hf(tmp_path / "run")
+    (tmp_path / "g").mkdir()
+    with pytest.raises(CheckpointError, match=r"g: config.json is missing, so this is no model in the format"):
+        read_hf(tmp_path / "g")
+    (tmp_path / "g" / "m.gguf").touch()
+    with pytest.raises(CheckpointError, match=r"config.json is missing; m.gguf is of llama.cpp"):
+        read_hf(tmp_path / "g")
+    with pytest.raises(CheckpointError, match=r"m.gguf: this is no folder .* no GGUF of llama.cpp"):
+        local_folder(str(tmp_path / "g" / "m.gguf"))
 
 
 def test_a_misshapen_tensor_is_named(theirs: Path) -> None:

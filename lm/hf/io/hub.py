@@ -20,7 +20,8 @@ def local_folder(source: str, revision: str | None = None) -> Path:
             raise ConfigError(f"revision={revision}: {source} is a folder, and only models of the hub have revisions. Leave it out.")
         return folder
     if folder.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", source):
-        raise CheckpointError(f"{source}: this is no folder and no name of a hub model (owner/name). Check the path.")
+        gguf = " lm reads safetensors, and no GGUF of llama.cpp: name the model that it was made of." if folder.suffix == ".gguf" else ""
+        raise CheckpointError(f"{source}: this is no folder and no name of a hub model (owner/name).{gguf or ' Check the path.'}")
     from huggingface_hub import snapshot_download
 
     try:

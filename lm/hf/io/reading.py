@@ -22,6 +22,8 @@ from lm.storage.reading import read_json
 from lm.units import counted
 
 CONFIG = "config.json"
+_WRAPPERS = {"module.": "DistributedDataParallel", "_orig_mod.": "torch.compile", "base_model.model.": "peft"}
+"""Prefixes of names, and what puts them there."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class Imported:
 def read_hf(folder: Path, max_seq_len: int | None = None) -> Imported:
     """Returns config and weights of a model in a Hugging Face folder. Raises ConfigError for a config that no family of ours can hold,
     CheckpointError for files that do not fit the config.  max_seq_len: a shorter context; None: the model's own."""
+    if not (folder / CONFIG).exists():
+        raise CheckpointError(f"{folder}: {CONFIG} is missing{_beside(folder)}.")
     hf = read_json(folder / CONFIG, foreign=True)
     family = _family(folder, hf)
     packing = packing_of(packed, str(folder / CONFIG)) if (packed := hf.pop("quantization_config", None)) else None
@@ -55,15 +59,16 @@ def read_hf(folder: Path, max_seq_len: int | None = None) -> Imported:
     if hf.get("auto_map"):
         notes.append(f"{CONFIG}: auto_map names code of the model's own, which is not run")
     files = Files(folder) if packing is None else PackedFiles(folder, packing)
+    _require_unwrapped(folder, files.names)
     cfg, ignored = family.config(family.as_stored(hf, files.names)), family.ignores(hf)
     try:
-        weights = _weights(folder, files, family, cfg, ignored)
+        weights = _weights(folder, files, family, cfg, ignored, _architecture(hf))
     except CheckpointError as error:
         if not isinstance(cfg, DecoderConfig) or cfg.mtp is None:
             raise
         notes.append(f"{CONFIG}: left out: {counted(cfg.mtp.depth, 'layer')} for further tokens: {error}")
         cfg = cfg.replace(mtp=None)
-        weights = _weights(folder, files, family, cfg, ignored)
+        weights = _weights(folder, files, family, cfg, ignored, _architecture(hf))
     if max_seq_len is not None:
         cfg = shortened(cfg, max_seq_len)
     if (original := changes_at(cfg)) is not None:
@@ -87,9 +92,36 @@ def _family(folder: Path, hf: Tree) -> Family:
     return known[kind]
 
 
-def _weights(folder: Path, files: Files, family: Family, cfg: ModelConfig, ignored: tuple[str, ...]) -> dict[str, Tensor]:
+def _beside(folder: Path) -> str:
+    """Returns what a folder without config.json holds that is, or could be, a model, and the remedy."""
+    saved = [one for one in folder.glob("checkpoint-*") if one.name.rpartition("-")[2].isdecimal() and (one / CONFIG).is_file()]
+    if saved:
+        newest = max(saved, key=lambda one: int(one.name.rpartition("-")[2]))
+        return f"; it holds {counted(len(saved), 'checkpoint')} of a training. Name one of them: {newest}"
+    if file := next(folder.glob("*.gguf"), None):
+        return f"; {file.name} is of llama.cpp, and lm reads safetensors. Name the model that it was made of"
+    return ", so this is no model in the format of Hugging Face. Use another folder"
+
+
+def _require_unwrapped(folder: Path, names: Collection[str]) -> None:
+    """Raises CheckpointError where all tensors have the prefix of a wrapper around the model."""
+    if prefix := next((one for one in _WRAPPERS if names and all(name.startswith(one) for name in names)), None):
+        raise CheckpointError(
+            f"{folder}: the names of all tensors begin with {prefix!r}, which {_WRAPPERS[prefix]} puts there. Save the model inside of it."
+        )
+
+
+def _architecture(hf: Tree) -> str | None:
+    """Returns the class that config.json names."""
+    named = hf.get("architectures")
+    return str(named[0])[:80] if isinstance(named, list) and named else None
+
+
+def _weights(
+    folder: Path, files: Files, family: Family, cfg: ModelConfig, ignored: tuple[str, ...], architecture: str | None
+) -> dict[str, Tensor]:
     """Returns every tensor of the model, checked by name and shape, all in the dtype that most of them have; but `steered` ones (the
-    correction bias of a router, float32 beside bf16 matrices) stay as they are."""
+    correction bias of a router, float32 beside bf16 matrices) stay as they are.  architecture: the class in config.json."""
     model = build_model(cfg, device="meta")
     shapes = {name: p.shape for name, p in model.named_parameters()}
     spelled = _spelled(family, files.names)
@@ -103,7 +135,9 @@ def _weights(folder: Path, files: Files, family: Family, cfg: ModelConfig, ignor
         raise CheckpointError(f"{folder}: {_listed('not read', unnamed)}{family.name} does not say where they are. Report it.")
     extra = [key for key in files.names if key not in used and not any(re.fullmatch(pattern, key) for pattern in ignored)]
     if missing or extra:
-        raise CheckpointError(f"{folder}: {_listed('missing', missing)}{_listed('not known', extra)}the config names another model.")
+        known = architecture in (None, family.architecture)
+        other = "another model" if known else f"{architecture}, and lm reads {family.architecture}"
+        raise CheckpointError(f"{folder}: {_listed('missing', missing)}{_listed('not known', extra)}the config names {other}.")
     weights = {name: torch.zeros(shapes[name]) for pair in stored if _left_out(family, pair, files.names) for name in pair.ours}
     for pair in named:
         theirs = [files.read(key) for key in pair.theirs]

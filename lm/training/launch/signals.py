@@ -1,5 +1,5 @@
 """Ctrl-C, SIGTERM, SIGHUP (a closed terminal) and SIGUSR1 finish the step, save and exit with 130, 143, 129 or 138. A second signal within
-five seconds exits at once, or in a session raises at once, and says what is lost.
+five seconds exits at once, or in a session raises at once, and says what is lost; the same one within a second counts once.
 
 SIGUSR1 is what a cluster sends some time before it takes the machine away: a job of SLURM is then put back into its queue.
 """
@@ -22,6 +22,7 @@ from lm.training.launch import outcome
 from lm.training.launch.parent import ORPHANED, heard, may_handle
 
 _IMPATIENT_S = 5.0
+_ONCE_S = 1.0  # a signal that comes again within it counts once: where all processes of a job get it, a launcher hands its own on
 
 
 class Signals:
@@ -70,9 +71,12 @@ class Signals:
             if self.received is not None:
                 return
             number = signal.SIGTERM
+        since = time.monotonic() - self._at
+        if self.received == number and since < _ONCE_S:
+            return
         if number == signal.SIGHUP and self.received is not None:  # a closed terminal's comes from the shell and from the system
             return
-        if self.received is not None and time.monotonic() - self._at < _IMPATIENT_S and not self._held:
+        if self.received is not None and since < _IMPATIENT_S and not self._held:
             self._leave(number)
         self.received, self._at = number, time.monotonic()
         name = signal.Signals(number).name

@@ -207,8 +207,19 @@ def test_a_signal_within_an_import_is_raised_behind_it_where_the_process_goes_on
 def test_a_second_signal_in_a_session_raises_instead_of_ending_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen to fail: a second Ctrl-C ended a notebook's kernel with all of its variables."""
     monkeypatch.setattr(sys, "ps1", "In : ", raising=False)
+    monkeypatch.setattr("lm.training.launch.signals._ONCE_S", 0.0)
     with Signals(RunFolder(tmp_path / "run"), 0) as signals:
         signals.defer()
         interrupt()
         with pytest.raises(Interrupted, match="came as a second signal, so the run ended at once"):
             interrupt()
+
+
+def test_a_signal_that_all_processes_get_and_a_launcher_hands_on_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of systemd at a shutdown. Seen to fail: the one that the launcher handed on ended its ranks at once, without a save."""
+    monkeypatch.setattr(sys, "ps1", "In : ", raising=False)
+    with Signals(RunFolder(tmp_path / "run"), 0) as signals:
+        signals.defer()
+        interrupt()
+        interrupt()
+        assert signals.received == signal.SIGINT

@@ -1,5 +1,6 @@
 """Writes checkpoints from all ranks of a run into one folder, in the step loop or in a background thread."""
 
+import socket
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from lm.errors import ResourceError
 from lm.schema import Tree
 from lm.storage.atomic import atomic_folder, beside, disk_errors, require_space
 from lm.storage.checkpoint import WEIGHTS, Piece, bytes_of, prune, require_finite, step_folder, write_meta, write_pieces
@@ -29,23 +31,35 @@ class Saver:
         self._error: BaseException | None = None
 
     def rehearse(self, pieces: Iterable[Piece], meta: Tree, n: int) -> None:
-        """Tries what n saves and the final model need, in a folder that is removed again: file names, a file of the largest size, and disk
-        space for all. Raises ResourceError."""
+        """Tries what n saves and the final model need, in a folder that is removed again: file names, a file of the largest size, disk
+        space for all, and that all ranks write into one folder. Raises ResourceError."""
         sizes = {True: 0, False: 0}  # bytes of this rank's weights (True) and other tensors (False): one file each
         for piece in pieces:
             part = piece.part(self._ranks.rank, self._ranks.world)
             sizes[part.kind == "weight"] += part.tensor.nbytes if part.kind == "weight" else 4 * part.tensor.numel()
         weights, others = self._ranks.total(sizes[True], sizes[False])
         (largest,) = self._ranks.most(max(sizes.values()))
-        self._ranks.from_first(lambda: self._try(meta, int(largest), n * int(weights + others) + int(weights)))
-
-    def _try(self, meta: Tree, largest: int, needed: int) -> None:
-        with disk_errors(self._folder, largest), beside(self._folder / "trial", Path.mkdir) as trial:
+        if not self._ranks.first:
+            self._require_shared(self._ranks.from_first(Path))
+            return
+        with disk_errors(self._folder, int(largest)), beside(self._folder / "trial", Path.mkdir) as trial:
             write_meta(trial, meta)
             self._save_tokenizer(trial)
             with (trial / "largest").open("wb") as file:
-                file.truncate(largest)  # takes no space, but is refused where a file of this size would be
-        require_space(self._folder, needed)
+                file.truncate(int(largest))  # takes no space, but is refused where a file of this size would be
+            require_space(self._folder, n * int(weights + others) + int(weights))
+            self._require_shared(self._ranks.from_first(lambda: trial))
+
+    def _require_shared(self, trial: Path) -> None:
+        """Raises ResourceError on all ranks where one of them cannot write into the folder that the first has made."""
+        fault = ""
+        try:
+            (trial / f"rank-{self._ranks.rank}").touch()
+        except OSError as error:
+            fault = f"rank {self._ranks.rank} on host {socket.gethostname()} cannot write there ({error.strerror})"
+        for said in filter(None, self._ranks.each(fault)):
+            rule = "and every rank writes its part of a checkpoint into one folder"
+            raise ResourceError(f"{self._folder}: {said}, {rule}. Set run.dir to a disk that all machines share.")
 
     def save(self, step: int, pieces: Iterable[Piece], meta: Tree) -> None:
         """Saves a checkpoint, or starts to in the background. Raises the error of this save or of the previous background save."""

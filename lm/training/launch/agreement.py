@@ -1,7 +1,5 @@
 """The ranks of a run agree on what they train. Each machine has a command and files of its own; others would train on unnoticed."""
 
-from torch import distributed
-
 from lm.errors import ConfigError
 from lm.schema import Tree, flatten
 from lm.spelling import below
@@ -31,7 +29,6 @@ def require_same(ranks: Ranks, values: Tree) -> None:
         return
     first = ranks.from_first(lambda: values)
     other = [name for name in first | values if first.get(name) != values.get(name)][:1]
-    told: list[str] = [""] * ranks.world
-    distributed.all_gather_object(told, "".join(f"{name}={values.get(name)} on rank {ranks.rank}, but {first.get(name)}" for name in other))
+    told = ranks.each("".join(f"{name}={values.get(name)} on rank {ranks.rank}, but {first.get(name)}" for name in other))
     for said in filter(None, told):
         raise ConfigError(f"launch: {said} on rank 0. Start the same command, with the same lm and the same files, on each machine.")

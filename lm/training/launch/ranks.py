@@ -88,6 +88,13 @@ class Ranks:
         distributed.broadcast_object_list(box, 0, group=self.group, device=torch.device("cpu"))
         return box[0]
 
+    def each(self, value: T) -> list[T]:
+        """Returns every rank's value, on every rank."""
+        found = [value] * self.world
+        if self.world > 1:
+            distributed.all_gather_object(found, value, group=self.group)
+        return found
+
     def first_here(self, find: Callable[[], T]) -> T:
         """Runs `find` on the first rank of each machine, and then on the machine's others, which find its work done (in a cache, say)."""
         if self.local_rank == 0:

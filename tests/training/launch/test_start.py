@@ -69,16 +69,32 @@ def test_machines_that_would_train_different_runs_are_refused_on_each(
     text: int, option: str, said: str, tiny: list[str], server: Path, tmp_path: Path
 ) -> None:
     """Seen to train to the end, each machine with its own rate or its own text."""
-    there = ["strategy=ddp", "launch.nodes=2", f"launch.rendezvous=localhost:{free_port()}", "data.files=local.txt"]
-    machines = []
-    for name, seed, more in (("first", 0, []), ("second", text, [option])):
-        (tmp_path / name).mkdir()
-        write_text(tmp_path / name / "local.txt", seed=seed)
-        machines.append(Process(server, tmp_path / name, ["-m", "lm", "train", *settled(*tiny, *there, *more)]))
+    machines = two_machines(server, tmp_path, (0, text), [*tiny, "data.files=local.txt"], [option])
     assert [machine.wait() for machine in machines] == [2, 2]
     for machine in machines:
         assert re.search(rf"^rank \d: launch: {said}\. Start the same command, with ", machine.stderr.splitlines()[-1]), machine.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_machines_without_a_common_run_folder_are_refused_on_each(tiny: list[str], server: Path, tmp_path: Path) -> None:
+    """Seen to train until the first save, and then to say that a folder cannot be written."""
+    machines = two_machines(server, tmp_path, (0, 0), [*tiny, "run.dir=of_a_machine"], [])
+    assert [machine.wait() for machine in machines] == [5, 5]
+    for machine in machines:
+        said = r"^rank \d: of_a_machine/run/checkpoints: rank 1 on host \S+ cannot write there \(No such file or directory\), and"
+        assert re.search(said, machine.stderr.splitlines()[-1]), machine.stderr
+    assert not [*tmp_path.glob("*/of_a_machine/run")]
+
+
+def two_machines(server: Path, folder: Path, texts: tuple[int, int], args: list[str], more: list[str]) -> list[Process]:
+    """Two commands that meet, each in its own folder with its own local.txt.  texts: their seeds.  more: arguments of the second alone."""
+    there = ["strategy=ddp", "launch.nodes=2", f"launch.rendezvous=localhost:{free_port()}"]
+    machines = []
+    for name, seed, own in (("first", texts[0], []), ("second", texts[1], more)):
+        (folder / name).mkdir()
+        write_text(folder / name / "local.txt", seed=seed)
+        machines.append(Process(server, folder / name, ["-m", "lm", "train", *settled(*args, *there, *own)]))
+    return machines
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "a" * 80, "bad..name"])

@@ -58,6 +58,9 @@ def _train(args: list[str], command: str | None) -> None:
             raise
         if is_lost_peer(error):
             said = " ".join(str(error).split())[:200]
+            if "imed out" in said:
+                fault = f"another rank did not answer within launch.timeout_s={cfg.launch.timeout_s} ({said})"
+                raise PeerLost(f"train: {fault}. Look at its machine, and train again to go on from the last checkpoint.") from error
             raise PeerLost(f"train: another rank has ended ({said}). Its own error says why.") from error
         raise internal(error) from error
 

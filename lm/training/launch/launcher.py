@@ -75,15 +75,23 @@ class _Launcher:
             thread = threading.Thread(target=self._start, name="agent", daemon=True)
             thread.start()
             self._look_after(thread)
-        if self._error is not None:
-            raise self._error
-        return outcome.verdict(outcome.read(self._outcomes), self._killed, self._silent)
+        found = outcome.read(self._outcomes)
+        error = outcome.verdict(found, self._killed, self._silent)
+        if self._error is not None and not outcome.complete(found):
+            if error is None or not isinstance(self._error, LmError):
+                raise self._error
+            note(self._error.sentence)  # what the ranks say of it follows
+        if error is None and self._received.numbers and not outcome.complete(found):
+            number = self._received.numbers[0]
+            raise Interrupted(f"launch: {signal.Signals(number).name} came before the ranks ran.", number)
+        return error
 
     def _look_after(self, thread: threading.Thread) -> None:
-        """Forwards each signal to each rank once, also to ranks that begin later; records which ranks keep the others waiting."""
+        """Forwards each signal to each rank once, also to ranks that begin later; records which ranks keep the others waiting. Where all
+        ranks of this machine have ended, and not well, the agent is given up after a while: it waits for machines that may be dead."""
         told: set[tuple[int, int]] = set()
         since = time.monotonic()
-        while thread.is_alive():
+        while thread.is_alive() and time.monotonic() - since < _ABANDON_S:
             thread.join(_POLL_S)
             found = outcome.read(self._outcomes)
             living = [rank for rank in found if rank.exit_code is None]
@@ -92,18 +100,17 @@ class _Launcher:
                 for rank in living:
                     if self._silent[rank.rank] in "Tt":
                         _send(rank.pid, signal.SIGKILL)  # a stopped process handles no other signal
-            running = [rank.pid for rank in living]
-            if not self._received.numbers or running:
+            running = [rank.pid for rank in living if not rank.gone()]
+            if len(self._received.numbers) > 1 and not found:
+                return
+            if running or not (self._received.numbers or any(rank.exit_code or rank.gone() for rank in found)):
                 since = time.monotonic()
-            waited = time.monotonic() - since > _ABANDON_S  # the ranks wait for other machines, say
-            if waited or (len(self._received.numbers) > 1 and not found):
-                raise Interrupted(
-                    f"launch: {signal.Signals(self._received.numbers[0]).name} came before the ranks ran.", self._received.numbers[0]
-                )
             for key in [(turn, pid) for turn in range(len(self._received.numbers)) for pid in running]:
                 if key not in told:
                     told.add(key)
                     _send(key[1], self._received.numbers[key[0]])
+        if thread.is_alive():
+            self._killed = {rank.rank: signal.SIGKILL for rank in found if rank.gone()}  # by what, only the agent could say
 
     def _start(self) -> None:
         from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
@@ -111,7 +118,8 @@ class _Launcher:
         from torch.distributed.elastic.rendezvous import RendezvousError
         from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-        logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+        elastic = logging.getLogger("torch.distributed.elastic")  # some loggers below it have levels of their own
+        elastic.propagate, elastic.handlers = False, [logging.NullHandler()]
         where = self._cfg.launch
         try:
             has_limit = "shutdown_timeout" in LaunchConfig.__dataclass_fields__  # not in torch 2.11
@@ -133,10 +141,17 @@ class _Launcher:
         except ChildFailedError as error:
             self._killed = {rank: -failure.exitcode for rank, failure in error.failures.items() if failure.exitcode < 0}
         except RendezvousError as error:
-            said = f"launch.rendezvous={where.rendezvous}: the {where.nodes} machines did not meet ({' '.join(str(error).split())[:200]})."
-            self._error = ResourceError(f"{said} Start the same command on each of them, and check that all reach that address.")
+            self._error = self._unmet(" ".join(str(error).split())[:200])
         except BaseException as error:
             self._error = error
+
+    def _unmet(self, said: str) -> LmError:
+        if outcome.read(self._outcomes):
+            fault = f"the command of the machine that holds it has ended or does not answer ({said}). {outcome.AGAIN}"
+        else:
+            remedy = "Start the same command on each of them, and check that all reach that address."
+            fault = f"the {self._cfg.launch.nodes} machines did not meet ({said}). {remedy}"
+        return ResourceError(f"launch.rendezvous={self._cfg.launch.rendezvous}: {fault}")
 
 
 def _send(pid: int, number: int) -> None:

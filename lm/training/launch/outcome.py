@@ -13,7 +13,7 @@ from lm.storage.atomic import replace_file
 from lm.training.launch.parent import end_with_parent
 from lm.training.launch.ranks import PeerLost
 
-_AGAIN = "Train again to go on from the last checkpoint."
+AGAIN = "Train again to go on from the last checkpoint."
 FOLDER, COMMAND = "LM_OUTCOMES", "LM_COMMAND"  # environment variables that the launching process sets
 _STATES = {"T": "is stopped, as by SIGSTOP", "t": "is stopped by a debugger", "D": "waits for a disk or a device"}
 _GONE = ("Z", "X", "?")  # letters of ps
@@ -47,6 +47,10 @@ class Outcome:
             replace_file(Path(folder) / f"rank-{self.rank}.json", json.dumps(asdict(self)))
         return bool(folder)
 
+    def gone(self) -> bool:
+        """Whether the process has ended without an outcome, as one that is killed."""
+        return self.exit_code is None and self.state() in _GONE
+
     def state(self) -> str:
         """Returns the rank's process state as a letter of ps; ? where the system does not give it."""
         try:
@@ -74,6 +78,11 @@ def read(folder: Path) -> list[Outcome]:
     return [Outcome(**json.loads(path.read_text(encoding="utf-8"))) for path in sorted(folder.glob("rank-*.json"))]
 
 
+def complete(outcomes: list[Outcome]) -> bool:
+    """Whether the ranks of this machine have ended, all of them well."""
+    return bool(outcomes) and all(found.exit_code == 0 for found in outcomes)
+
+
 def verdict(outcomes: list[Outcome], killed: dict[int, int], silent: dict[int, str]) -> LmError | None:
     """Returns the error that ended a run: the first that is not merely the loss of another rank. killed: rank -> signal number. silent:
     rank -> state of its process when another rank had waited for it in vain. If one of these processes was gone, the other silent ranks
@@ -85,12 +94,12 @@ def verdict(outcomes: list[Outcome], killed: dict[int, int], silent: dict[int, s
     for rank, state in ({} if any(state in _GONE for state in silent.values()) else silent).items():
         if any(found.rank == rank and found.exit_code is None for found in outcomes):
             what = f"{_STATES.get(state, 'runs or sleeps')} (state {state})"
-            return ResourceError(f"rank {rank}: it did not answer the others within launch.timeout_s, and its process {what}. {_AGAIN}")
+            return ResourceError(f"rank {rank}: it did not answer the others within launch.timeout_s, and its process {what}. {AGAIN}")
     for rank in killed:
         if all(found.rank != rank or found.exit_code is None for found in outcomes):
             name = signal.Signals(killed[rank]).name
             hint = ", as the system does where memory runs out" if name == "SIGKILL" else ""
-            return ResourceError(f"rank {rank}: the process was killed by {name}{hint}. {_AGAIN}")
+            return ResourceError(f"rank {rank}: the process was killed by {name}{hint}. {AGAIN}")
     stopped = [found for found in errors if found.stopped]
     if stopped:
         return Interrupted(stopped[0].message, (stopped[0].exit_code or 0) - 128)

@@ -10,12 +10,13 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
-from lm.errors import LmError, ResourceError
+from lm.errors import Interrupted, LmError, ResourceError
 from lm.storage.atomic import verify
 from lm.storage.checkpoint import checkpoints
 from lm.training.config import TrainConfig
@@ -351,3 +352,54 @@ def test_what_torchs_launcher_does_not_take_is_told(configure: Configure, monkey
     monkeypatch.setattr("torch.distributed.launcher.api.LaunchConfig", Older)
     with pytest.raises(TypeError, match="unexpected keyword argument 'max_nodes'"):
         launcher.launch(configure("optim=adamw", "trainer.max_steps=4", *ranks("ddp")))
+
+
+def told(rank: int, code: int | None, pid: int = 1, **more: bool) -> None:
+    """What a rank of an agent that is none has written when it ended; or began, with the code None."""
+    folder = Path(os.environ["LM_OUTCOMES"])
+    (folder / f"rank-{rank}.json").write_text(json.dumps(asdict(Outcome(rank, pid, float(rank), code, "said", **more))))
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "said"),
+    [(1, LmError, "^rank 1: said"), (None, ResourceError, "^rank 1: the process was killed")],
+    ids=["that told why it ended", "that was killed"],
+)
+def test_a_machine_that_does_not_answer_holds_up_no_launcher(
+    code: int | None, error: type[LmError], said: str, configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ranks have ended, and torch's agent waits for the others'. Seen to wait for more than two minutes."""
+
+    def agent(*_: object) -> None:
+        with subprocess.Popen(["true"]) as ended:
+            ended.wait()
+        told(1, code, ended.pid, peer_lost=True)
+        time.sleep(10)
+
+    monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", lambda *_: agent)
+    monkeypatch.setattr(launcher, "_ABANDON_S", 0.5)
+    began = time.monotonic()
+    with pytest.raises(error, match=said):
+        launcher.launch(configure("optim=adamw", *ranks("ddp")))
+    assert time.monotonic() - began < 8
+
+
+def test_a_rendezvous_that_is_lost_is_told_apart_from_one_that_was_never_held(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Seen to say that the machines did not meet, of a run that had been trained and saved."""
+    begun = False
+
+    def agent(*_: object) -> None:
+        if begun:
+            told(0, 143, stopped=True)
+        raise RendezvousConnectionError("no store")
+
+    monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", lambda *_: agent)
+    cfg = configure("optim=adamw", "strategy=ddp", "launch.nodes=2", "launch.rendezvous=localhost:29400")
+    with pytest.raises(ResourceError, match=r"launch.rendezvous=localhost:29400: the 2 machines did not meet \(no store\)"):
+        launcher.launch(cfg)
+    begun = True
+    with pytest.raises(Interrupted, match="said"):
+        launcher.launch(cfg)
+    assert "the command of the machine that holds it has ended or does not answer (no store)" in capsys.readouterr().err

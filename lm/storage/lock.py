@@ -84,6 +84,18 @@ class RunLock:
             self._file = None
 
 
+def in_use(folder: Path) -> bool:
+    """Whether a process writes the run in this folder."""
+    try:
+        with open(folder / LOCK, opener=never_waiting) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False  # no lock yet, or no file system of locks: the run itself tells
+    return False
+
+
 def _not_elsewhere(name: str, flags: int) -> int:
     """An opener that follows no symbolic link, whose target would lose its content, and does not wait for the reader of a pipe."""
     return never_waiting(name, flags | os.O_NOFOLLOW)

@@ -10,12 +10,15 @@ from pathlib import Path
 
 from lm.cli.compose.compose import compose
 from lm.cli.compose.naming import job_names, told_apart
-from lm.errors import ConfigError, Interrupted, LmError, SweepError
+from lm.errors import ConfigError, Interrupted, LmError, ResourceError, SweepError
 from lm.printing import note, say
 from lm.progress import quiet
+from lm.storage.lock import in_use
 from lm.storage.run_folder import RunFolder
 from lm.training.launch.children import Children
 from lm.units import table
+
+_IN_USE = "in use"
 
 
 @dataclass
@@ -29,6 +32,11 @@ class Job:
     exit_code: int = 0
     refused: str | None = None  # error that keeps it from running at all
     train_s: float = 0.0
+
+    @property
+    def in_use(self) -> bool:
+        """Whether another process was at the job when its turn came, as one of the same sweep on another machine."""
+        return self.status == _IN_USE
 
     @property
     def complete(self) -> bool:
@@ -84,11 +92,21 @@ def _refuse_shared_folders(jobs: Sequence[Job]) -> None:
 
 
 def _run(job: Job, children: Children) -> None:
+    if _at_work_elsewhere(job):
+        return
     started = time.monotonic()
     code = children.run([sys.executable, "-m", "lm", "train", *job.overrides])
+    if code == ResourceError.exit_code and _at_work_elsewhere(job):  # both began at once
+        return
     job.train_s = time.monotonic() - started
     job.exit_code = 128 - code if code < 0 else code
     job.status = "ok" if code == 0 else _why(code, children.caught)
+
+
+def _at_work_elsewhere(job: Job) -> bool:
+    if job.folder is not None and in_use(job.folder):
+        job.status, job.exit_code = _IN_USE, ResourceError.exit_code
+    return job.in_use
 
 
 def _why(code: int, caught: int | None) -> str:
@@ -102,10 +120,13 @@ def _judge(jobs: Sequence[Job], caught: int | None) -> None:
     if caught is not None:
         done = f"{signal.Signals(caught).name} with {sum(job.complete for job in jobs)} of {len(jobs)} jobs complete"
         raise Interrupted(f"sweep: {done}. The same command runs what is missing.", caught)
-    if codes := [job.exit_code for job in jobs if job.exit_code]:
+    if codes := [job.exit_code for job in jobs if job.exit_code and not job.in_use]:
         refused = next((f" ({job.name}: {job.refused})" for job in jobs if job.refused is not None), "")
         remedy = "Mend the cause; the same command runs only what is missing."
         raise SweepError(f"sweep: {len(codes)} of {len(jobs)} jobs failed{refused}. {remedy}", codes[0])
+    if codes := [job.exit_code for job in jobs if job.in_use]:
+        said = f"sweep: {len(codes)} of {len(jobs)} jobs were in use by other processes"
+        raise SweepError(f"{said}. When these have ended, the same command runs what is missing.", codes[0])
 
 
 def _bits_per_byte(path: Path | None) -> str:

@@ -10,11 +10,11 @@ _OF_A_MACHINE = ("data.cache_dir", "strategy.nvme", "launch.rendezvous")
 
 
 def require_started(ranks: Ranks, launch: LaunchConfig) -> None:
-    """Raises ConfigError where torchrun has started another number of ranks than the config says."""
+    """Raises ConfigError where another number of ranks was started than the config says, by torchrun or by machines that differ in it."""
     if ranks.world != launch.world:
         raise ConfigError(
             f"launch: {ranks.world} ranks were started, and the config has nodes={launch.nodes} x devices={launch.devices}."
-            " Start torchrun with the config's numbers, or change them there."
+            " Give each machine the same launch.nodes and launch.devices, which are also torchrun's numbers."
         )
 
 

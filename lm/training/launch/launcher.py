@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lm.errors import Interrupted, LmError, ResourceError
-from lm.printing import note
+from lm.printing import note, say
 from lm.progress import quiet
 from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
@@ -32,6 +32,8 @@ def launch(cfg: TrainConfig, command: str | None = None) -> None:
     everything is saved."""
     if cfg.launch.rendezvous is not None:
         require_place(cfg.launch.rendezvous)
+    if cfg.launch.nodes > 1:
+        say(f"launch: waits up to {cfg.launch.timeout_s:,} s for {cfg.launch.nodes} machines to meet at {cfg.launch.rendezvous}")
     with tempfile.TemporaryDirectory(prefix="lm-ranks-") as name:
         RunFolder(Path(name)).write_config(cfg.tree())  # rank 0 writes the run folder's, once it knows that this config may train there
         threads = str(max(1, (os.cpu_count() or 1) // cfg.launch.devices))
@@ -146,12 +148,14 @@ class _Launcher:
             self._error = error
 
     def _unmet(self, said: str) -> LmError:
+        where = self._cfg.launch
         if outcome.read(self._outcomes):
             fault = f"the command of the machine that holds it has ended or does not answer ({said}). {outcome.AGAIN}"
         else:
+            said = said or f"not within launch.timeout_s={where.timeout_s}"  # torch's error of that has no text
             remedy = "Start the same command on each of them, and check that all reach that address."
-            fault = f"the {self._cfg.launch.nodes} machines did not meet ({said}). {remedy}"
-        return ResourceError(f"launch.rendezvous={self._cfg.launch.rendezvous}: {fault}")
+            fault = f"the {where.nodes} machines did not meet ({said}). {remedy}"
+        return ResourceError(f"launch.rendezvous={where.rendezvous}: {fault}")
 
 
 def _send(pid: int, number: int) -> None:

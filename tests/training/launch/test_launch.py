@@ -388,18 +388,22 @@ def test_a_rendezvous_that_is_lost_is_told_apart_from_one_that_was_never_held(
     configure: Configure, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Seen to say that the machines did not meet, of a run that had been trained and saved."""
-    begun = False
+    begun, why = False, "no store"
 
     def agent(*_: object) -> None:
         if begun:
             told(0, 143, stopped=True)
-        raise RendezvousConnectionError("no store")
+        raise RendezvousConnectionError(why)
 
     monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", lambda *_: agent)
     cfg = configure("optim=adamw", "strategy=ddp", "launch.nodes=2", "launch.rendezvous=localhost:29400")
     with pytest.raises(ResourceError, match=r"launch.rendezvous=localhost:29400: the 2 machines did not meet \(no store\)"):
         launcher.launch(cfg)
-    begun = True
+    assert "launch: waits up to 1,800 s for 2 machines to meet at localhost:29400" in capsys.readouterr().out
+    why = ""
+    with pytest.raises(ResourceError, match=r"the 2 machines did not meet \(not within launch.timeout_s=1800\)"):
+        launcher.launch(cfg)
+    begun, why = True, "no store"
     with pytest.raises(Interrupted, match="said"):
         launcher.launch(cfg)
     assert "the command of the machine that holds it has ended or does not answer (no store)" in capsys.readouterr().err

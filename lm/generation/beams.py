@@ -60,7 +60,7 @@ class _Search:
             tokens = before if token in self.ends else [*before, token]
             if token in self.ends or length == self.limit or (self.ended is not None and self.ended(tokens)):
                 if rank < self.cfg.beams:
-                    self.found.append(Beam(tokens, score / length**self.cfg.length_penalty))
+                    self.found.append(Beam(tokens, self._score(score, length)))
             elif len(going) < self.cfg.beams:
                 going.append(Beam(tokens, score))
                 parents.append(parent)
@@ -74,7 +74,12 @@ class _Search:
         if len(self.found) < self.cfg.beams:
             return False
         reached = self.limit if self.cfg.early_stopping == "never" and self.cfg.length_penalty > 0 else length
-        return self.cfg.early_stopping is True or best / reached**self.cfg.length_penalty <= self.found[-1].score
+        return self.cfg.early_stopping is True or self._score(best, reached) <= self.found[-1].score
+
+    def _score(self, total: float, length: int) -> float:
+        """Returns total / length^length_penalty; as in `transformers`, a given first token of an answer counts."""
+        given = len(self.begin) - 1 if self.source else 0
+        return float(total / (length + given) ** self.cfg.length_penalty)
 
 
 def search(
@@ -91,14 +96,14 @@ def search(
     it. Raises ConfigError where the vocabulary has fewer tokens than beams and ends need.
     """
     vocabulary = vocabulary or Vocabulary(model.vocab_size)
-    n_tokens, ends = vocabulary.n_tokens, vocabulary.ends
+    n_tokens, ends, first = vocabulary.n_tokens, vocabulary.ends, vocabulary.first
     cfg.require(n_tokens)
     if cfg.beams + len(ends) > n_tokens:
         raise ConfigError(f"beams={cfg.beams} and {len(ends)} ends are more than the {n_tokens} tokens of the vocabulary. Lower beams.")
-    reads = model.cfg.kind == "encoder_decoder"
+    reads, matcher = model.cfg.kind == "encoder_decoder", vocabulary.matcher
     searches = [
-        _Search([*prompt] if reads else [], begin(model, prompt), room(model, prompt, cfg), cfg, ends, ended, vocabulary.matcher())
-        for prompt in prompts
+        _Search(prompt if reads else [], begin(model, prompt, first), room(model, prompt, cfg, first), cfg, ends, ended, matcher())
+        for prompt in map(list, prompts)
     ]
     at_once = max(1, ROWS // cfg.beams)
     with decoding(model):

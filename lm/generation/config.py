@@ -40,6 +40,9 @@ class SamplingConfig(Config):
     """No sequence of so many tokens stands twice in prompt and output together, as in transformers. null: off."""
     logit_bias: dict[int, Annotated[float, Field(ge=-1e4, le=1e4)]] = {}
     """Added to the logits of tokens, by id, as in {"13": -100}; -100 as good as forbids one, 100 as good as forces it."""
+    first_token: str | None = None
+    """Special token that each answer of an encoder-decoder begins with, as forced_bos_token_id of transformers: the language into which
+    M2M-100 and NLLB translate, deu_Latn say. null: the model's own (model.first_token), if any."""
     n: int = Field(1, gt=0, le=1024)
     """Samples of each prompt, which is read once: the i-th is what the prompt gives where it is given for the i-th time. Or best beams."""
     logprobs: int | None = Field(None, ge=0, le=1024)

@@ -106,16 +106,17 @@ def rows_of(
     reads, given = model.cfg.kind == "encoder_decoder", [list(prompt) for prompt in prompts for _ in range(cfg.n)]
     rows = []
     for i, (prompt, key) in enumerate(zip(given, row_keys(given, cfg.seed, before), strict=True)):
-        rows.append(Row(key, begin(model, prompt), [], prompt if reads else [], vocabulary.matcher(), i, room(model, prompt, cfg)))
+        begun, limit = begin(model, prompt, vocabulary.first), room(model, prompt, cfg, vocabulary.first)
+        rows.append(Row(key, begun, [], prompt if reads else [], vocabulary.matcher(), i, limit))
     return rows
 
 
-def room(model: LM, prompt: Sequence[int], cfg: SamplingConfig) -> int:
+def room(model: LM, prompt: Sequence[int], cfg: SamplingConfig, first: int | None = None) -> int:
     """Returns how many new tokens a row may get: max_tokens, or fewer where the position encoding has a fixed number of places, of which
     each token that is fed back takes one, and the last one none. Raises ConfigError for a prompt that is empty or too long."""
     if not prompt:
         raise ConfigError("prompt: it has no tokens, and a model continues at least one. Start it with bos or eos.")
-    position, first = model.cfg.position, begin(model, prompt)
+    position, begun = model.cfg.position, begin(model, prompt, first)
     if not position.by_place:
         return cfg.max_tokens
     if len(prompt) > model.max_seq_len:
@@ -123,12 +124,13 @@ def room(model: LM, prompt: Sequence[int], cfg: SamplingConfig) -> int:
             f"prompt: {len(prompt)} tokens are more than model.max_seq_len={model.max_seq_len}, and position={position.kind} has no more"
             " places. Shorten it, or use a model with a longer context."
         )
-    return min(cfg.max_tokens, model.max_seq_len - len(first) + 1)
+    return min(cfg.max_tokens, model.max_seq_len - len(begun) + 1)
 
 
-def begin(model: LM, prompt: Sequence[int]) -> list[int]:
-    """Returns the decoder's first input: the prompt, or for an encoder-decoder, which reads the prompt as a source, the start token. Raises
-    ConfigError for an encoder, and where there is no start token."""
+def begin(model: LM, prompt: Sequence[int], first: int | None = None) -> list[int]:
+    """Returns the decoder's first input: the prompt, or for an encoder-decoder, which reads the prompt as a source, the start token and
+    what each answer begins with: `first`, or else the model's first_token, if any. Raises ConfigError for an encoder, and where there is no
+    start token."""
     match model.cfg:
         case EncoderConfig():
             raise ConfigError(
@@ -137,6 +139,6 @@ def begin(model: LM, prompt: Sequence[int]) -> list[int]:
             )
         case EncoderDecoderConfig(start_token=None):
             raise ConfigError("generate: model.start_token is null, and the decoder begins with it. Set it to the tokenizer's bos or pad.")
-        case EncoderDecoderConfig(start_token=int(start)):
-            return [start]
+        case EncoderDecoderConfig(start_token=int(start), first_token=own):
+            return [start, *(token for token in (own if first is None else first,) if token is not None)]
     return list(prompt)

@@ -18,6 +18,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from torch import Tensor
 
 from lm.data.tokenizer.chat import ChatTemplate
+from lm.data.tokenizer.source import around
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
@@ -93,10 +94,11 @@ class Harness(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         """Returns the ids of a text as a document of training begins, or as a whole source; without special tokens with
         add_special_tokens=False. A bos that the chat template has written is not written twice."""
         parts = [string] if self._chat is None else self._tokenizer.split_specials(string)
-        ids, before = ids_of(self._tokenizer, parts), self._tokenizer.prefix
+        ids = ids_of(self._tokenizer, parts)
         if add_special_tokens is False:
             return ids
-        return [*(before if ids[:1] != before else []), *ids, *(self._tokenizer.suffix if self.backend == "seq2seq" else [])]
+        before, behind = around(self._tokenizer) if self.backend == "seq2seq" else (self._tokenizer.prefix, [])
+        return [*(before if ids[:1] != before else []), *ids, *behind]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Returns log p of each text, read in windows as long as the context, each of which begins with the last token of the one
@@ -127,7 +129,7 @@ class Harness(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         most = self._model.max_seq_len
         if self.backend == "seq2seq":
             labels = continuation[-most:]
-            return _Pair(context[-most:], [*begin(self._model, context), *labels[:-1]], labels)
+            return _Pair(context[-most:], [*begin(self._model, context)[:1], *labels[:-1]], labels)
         if len(continuation) > most:
             raise ConfigError(f"tasks: an answer of {len(continuation)} tokens is over the context of {most}. Leave that task out.")
         return _Pair([], [*context, *continuation][-(most + 1) :][:-1], continuation)

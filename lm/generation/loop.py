@@ -39,6 +39,7 @@ class Vocabulary:
     ends: Collection[int] = ()  # a row ends at one of them, which is not part of it
     pad: int = 0
     grammar: Grammar | None = None  # there just where cfg.form asks for one
+    first: int | None = None  # what an encoder-decoder's answer begins with, instead of the model's first_token
 
     def matcher(self) -> Matcher | None:
         """Returns what follows the grammar through one row."""

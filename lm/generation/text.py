@@ -7,6 +7,7 @@ from lm.data.tokenizer.stream import Stream
 from lm.data.tokenizer.together import together
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import CheckpointError, ConfigError
+from lm.schema import did_you_mean
 
 
 def ends_of(tokenizer: Tokenizer) -> list[int]:
@@ -23,6 +24,14 @@ def require_fit(tokenizer: Tokenizer, vocab_size: int, where: str = "tokenizer")
         raise CheckpointError(
             f"{where}: {tokenizer.vocab_size} tokens are more than the {vocab_size} rows of the model's embedding. Use its own tokenizer."
         )
+
+
+def special_named(tokenizer: Tokenizer, name: str, where: str) -> int:
+    """Returns the id of the special token of this name. Raises ConfigError where there is none.  where: the key that names it."""
+    if (found := tokenizer.special([name])) is None:
+        remedy = did_you_mean(name[:80], tokenizer.special_names.values())
+        raise ConfigError(f"{where}={name[:80]} is no special token of the tokenizer. {remedy}")
+    return found
 
 
 def ids_of(tokenizer: Tokenizer, parts: Sequence[int | str]) -> list[int]:

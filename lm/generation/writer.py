@@ -8,6 +8,7 @@ from typing import Literal, Self
 
 from lm.data.sources.base import Turn
 from lm.data.tokenizer.chat import ChatTemplate
+from lm.data.tokenizer.source import source_of
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.generation.beams import search
@@ -17,7 +18,7 @@ from lm.generation.drafting.base import Drafter
 from lm.generation.grammar import Grammar
 from lm.generation.loop import Row, Vocabulary
 from lm.generation.sampling import Logprob
-from lm.generation.text import Continuation, chat_template, ends_of, ids_of, primed, require_fit
+from lm.generation.text import Continuation, chat_template, ends_of, ids_of, primed, require_fit, special_named
 from lm.nn.transformer import LM
 
 OnText = Callable[[int, str], None]
@@ -65,16 +66,19 @@ class Writer:
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """The tokenizer's tokens, and the grammar of cfg's json_schema, regex or grammar. Raises ConfigError as `Grammar` does, such as
-        where no text matches."""
-        ends = ends_of(self.tokenizer)
+        """The tokenizer's tokens, the grammar of cfg's json_schema, regex or grammar, and cfg.first_token. Raises ConfigError as `Grammar`
+        does, such as where no text matches, and for a first token that there is not."""
+        ends, first = ends_of(self.tokenizer), self.cfg.first_token
+        if first is not None and self.model.cfg.kind != "encoder_decoder":
+            raise ConfigError("first_token: it is of an encoder-decoder's answers, and the model is a decoder. Leave it out.")
         grammar = Grammar(self.tokenizer, self.cfg, ends) if self.cfg.form is not None else None
-        return Vocabulary(self.tokenizer.vocab_size, ends, self.tokenizer.pad, grammar)
+        given = None if first is None else special_named(self.tokenizer, first, "first_token")
+        return Vocabulary(self.tokenizer.vocab_size, ends, self.tokenizer.pad, grammar, given)
 
     def ids(self, prompt: str | Sequence[Turn]) -> list[int]:
         """Returns the token ids that the model reads for a prompt. In a chat: those of what the template writes up to where the answer
         begins, or goes on. Else for a decoder: the text as it begins a document of training, with bos where the tokenizer adds it; for an
-        empty text bos, or else eos. For an encoder-decoder: the source as a whole document.
+        empty text bos, or else eos. For an encoder-decoder: the text as a source.
 
         Raises ConfigError for a text that is not valid Unicode, and for an empty prompt where there is neither bos nor eos.
         """
@@ -87,7 +91,7 @@ class Writer:
         if self.chat is not None:
             return ids_of(self.tokenizer, self.chat.question(turns, self.goes_on))
         if self.model.cfg.kind == "encoder_decoder":
-            return self.tokenizer.document(text)
+            return source_of(self.tokenizer, text)
         ids = [*self.tokenizer.prefix, *self.tokenizer.encode(text)] or self.tokenizer.suffix
         if not ids:
             raise ConfigError("prompt: it is empty, and the tokenizer has neither bos nor eos to start from. Give some text.")
@@ -138,7 +142,8 @@ class Writer:
         found: list[Completion] = []
         for ids, beams in zip(encoded, search(self.model, encoded, self.cfg, self.vocabulary, ended), strict=True):
             for beam in beams:
-                row = Row(b"", begin(self.model, ids), beam.tokens, limit=room(self.model, ids, self.cfg))
+                first = self.vocabulary.first
+                row = Row(b"", begin(self.model, ids, first), beam.tokens, limit=room(self.model, ids, self.cfg, first))
                 text = self.text_of(row)
                 for token in row.new:
                     text.push(token)

@@ -68,6 +68,8 @@ class EncoderDecoderConfig(ModelConfig):
     """Blocks of the encoder. null: n_layers."""
     start_token: int | None = Field(None, ge=0)
     """The decoder's first input (BART: eos; T5: pad). null: the tokenizer's bos, or else pad."""
+    first_token: int | None = Field(None, ge=0)
+    """The token that every target begins with, and every answer: a language (M2M-100, NLLB), bos (BART). null: none is given."""
 
     @model_validator(mode="after")
     def _has_cross_attention(self) -> Self:
@@ -75,8 +77,9 @@ class EncoderDecoderConfig(ModelConfig):
             raise ValueError(f"block={self.block.kind} has no place for cross-attention. Use block=sequential in an encoder-decoder.")
         if self.attention.cross() is None:
             raise ValueError(f"attention={self.attention.kind} has no form for cross-attention. Use attention=gqa in an encoder-decoder.")
-        if self.start_token is not None and self.vocab_size is not None and self.start_token >= self.vocab_size:
-            raise ValueError(f"start_token={self.start_token} is not below vocab_size={self.vocab_size}. Choose a token of the vocabulary.")
+        tokens = {"start_token": self.start_token, "first_token": self.first_token}
+        if self.vocab_size is not None and (beyond := [f"{key}={i}" for key, i in tokens.items() if (i or 0) >= self.vocab_size]):
+            raise ValueError(f"{beyond[0]} is not below vocab_size={self.vocab_size}. Choose a token of the vocabulary.")
         return self
 
     def build(self) -> "EncoderDecoderLM":
@@ -117,7 +120,6 @@ class LM(Stack):
 
     def forward(self, batch: Batch | Tensor, read: Reader | None = None, cache: Cache | None = None) -> Any:
         """Returns logits (b, s, v), or the result of `read(hidden, head, context)`: a loss in chunks, or the last position's logits, say.
-
         With a cache, tokens continue the cached ones, one document a row; positions default to the next ones. A bare tensor holds tokens.
         """
         x, ctx = self.hidden(Batch.of(batch), cache)
@@ -247,7 +249,6 @@ class EncoderDecoderLM(LM):
     def context(self, batch: Batch, cache: Cache | None) -> Context:
         """Returns the context with the encoded source in `memory`, or without, where the cache holds the source already."""
         ctx = super().context(batch, cache)
-        q = ctx.mask.q_positions
         if batch.source_tokens is not None:
             ctx.memory, source = self._encode(batch, ctx.auxiliary)
             if cache is not None:
@@ -256,7 +257,7 @@ class EncoderDecoderLM(LM):
             source = cache.memory_positions
         else:
             raise ConfigError("cross-attention needs a source, and batch.source_tokens is None. Give the source tokens.")
-        square = batch.positions is None and batch.source_positions is None and batch.documents is None and cache is None
+        q, square = ctx.mask.q_positions, all(each is None for each in (batch.positions, batch.source_positions, batch.documents, cache))
         ctx.memory_mask = Mask(q, source, batch.documents, batch.source_documents, causal=False, square=square, held=batch.held)
         return ctx
 
@@ -265,8 +266,7 @@ class EncoderDecoderLM(LM):
         assert batch.source_tokens is not None
         tokens, documents, positions = batch.source_tokens, batch.source_documents, batch.source_positions
         encoder, square = self.encoder, positions is None and documents is None
-        if positions is None:
-            positions = encoder.position.places(tokens.shape[1], tokens.device)
+        positions = encoder.position.places(tokens.shape[1], tokens.device) if positions is None else positions
         mask = Mask(positions, positions, documents, documents, causal=False, square=square, held=batch.held)
         ctx = Context(encoder.position, mask, encoder.position.angles(positions), stack="encoder", auxiliary=auxiliary)
         x = encoder.through_blocks(encoder.embedded(self.embed(tokens), positions, None), ctx)  # (b, m) -> (b, m, d)

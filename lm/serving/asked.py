@@ -20,7 +20,7 @@ _SAMPLES = 128  # of one request
 _STOPS = 16
 _DRAWN = (  # fields of SamplingConfig; a server does not search by beams
     "max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-    "no_repeat_ngram", "logit_bias", "n", "logprobs", "seed", "stop", "json_schema", "regex", "grammar",
+    "no_repeat_ngram", "logit_bias", "first_token", "n", "logprobs", "seed", "stop", "json_schema", "regex", "grammar",
 )  # fmt: skip
 
 B = TypeVar("B", bound="Body")

@@ -6,6 +6,7 @@ from typing import Literal
 from lm.data.records.base import GIVEN, LEARNED, Passage, RecordConfig, Values
 from lm.data.records.fields import text_of
 from lm.data.sources.base import Document, Turn
+from lm.data.tokenizer.source import around
 from lm.data.tokenizer.tokenizer import Tokenizer
 
 
@@ -23,8 +24,9 @@ class PairRecord(RecordConfig):
         return [Turn("source", source), Turn("target", text_of(values, self.target, "data.record.target", where))]
 
     def passages(self, documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[Passage]:
-        """Yields [bos] source [eos], then target [eos]. The decoder's start token before a target is added by the rows, not here."""
+        """Yields the source as the encoder reads it, then target [eos]. The decoder's first tokens are added by the rows, not here."""
+        before, behind = around(tokenizer)
         for document in documents:
             source, target = document.turns
-            yield Passage(document.split, source.text, tokenizer.prefix, tokenizer.suffix, True, False, GIVEN, counted=False)
+            yield Passage(document.split, source.text, before, behind, True, False, GIVEN, counted=False)
             yield Passage(document.split, target.text, [], tokenizer.suffix, False, True, LEARNED)

@@ -71,8 +71,9 @@ class Rows(ABC):
 class Material:
     """Everything from which an objective makes the rows of one split.
 
-    packed: `split`, `fit` or `none`.  start: start token of an encoder-decoder's decoder; None: the model is no encoder-decoder.  short: a
-    split that does not fill a row is one row, as to be evaluated on; else it is refused.
+    packed: `split`, `fit` or `none`.  start: start token of an encoder-decoder's decoder; None: the model is no encoder-decoder.
+    first: what each of its targets begins with, if anything.  short: a split that does not fill a row is one row, as to be evaluated on;
+    else it is refused.
     """
 
     store: TokenStore
@@ -80,6 +81,7 @@ class Material:
     data: DataConfig
     packed: str
     start: int | None = None
+    first: int | None = None
     seed: int = 0
     short: bool = False
 

@@ -11,8 +11,8 @@ from lm.data.layout.examples import Example, joined_batch, places_of, side_by_si
 from lm.data.order import Ids
 from lm.data.records.base import LEARNED
 from lm.data.rows.base import Material, PartedRows, Rows, ScheduledSamplingConfig, widest
-from lm.data.store.shards import Tokens, TokenStore
-from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.data.store.shards import Tokens
+from lm.data.tokenizer.source import around
 from lm.errors import ConfigError
 from lm.nn.batch import IGNORED, Batch
 from lm.schema import MOST
@@ -41,22 +41,27 @@ class Seq2SeqConfig(ScheduledSamplingConfig):
     model, in whose rows the two stand one behind the other, half of it."""
 
     def rows(self, of: Material) -> Rows:
-        return Seq2SeqRows(self, of.store, of.tokenizer, of.data.seq_len, of.start)
+        return Seq2SeqRows(self, of)
 
 
 class Seq2SeqRows(PartedRows):
     """Row i is pair i: the source to read, the target to predict. Too long texts lose their end, but not their eos.
 
-    start: the decoder's first token; None: a decoder-only model, which continues the source with the target, both within data.seq_len.
+    A decoder-only model continues the source with the target, both within data.seq_len.
     """
 
-    def __init__(self, cfg: Seq2SeqConfig, store: TokenStore, tokenizer: Tokenizer, seq_len: int, start: int | None) -> None:
+    def __init__(self, cfg: Seq2SeqConfig, of: Material) -> None:
+        store, start, seq_len = of.store, of.start, of.data.seq_len
         if not len(store.starts):
             raise ConfigError(f"data: the {store.split} split has 0 pairs. Give more data.")
-        super().__init__(store, tokenizer, seq_len)
-        self._start, self._suffix = start, tokenizer.suffix
+        super().__init__(store, of.tokenizer, seq_len)
+        self._start, self._first = start, [] if of.first is None else [of.first]
+        self._suffixes = around(of.tokenizer)[1], of.tokenizer.suffix
         target_len = min(seq_len, cfg.target_len or (seq_len if start is not None else seq_len // 2))
-        self._limits = seq_len if start is not None else seq_len + 1 - target_len, target_len
+        self._limits = seq_len if start is not None else seq_len + 1 - target_len, target_len - len(self._first)
+        if self._first:
+            self.n_labels += store.n_documents
+            self.bytes_per_label = store.n_bytes / self.n_labels
         lengths = np.diff(store.parts[:, 0], append=store.n_tokens)
         assert len(lengths) == 2 * store.n_documents and (store.parts[1::2, 1] == LEARNED).all()
         self._lengths = lengths[0::2], lengths[1::2]
@@ -66,7 +71,7 @@ class Seq2SeqRows(PartedRows):
 
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
         """The batch is as wide as its longest row; padding is on the right, with position -1."""
-        pairs = [(self._part(2 * i, self._limits[0]), self._part(2 * i + 1, self._limits[1])) for i in ids.tolist()]
+        pairs = [(self._part(2 * i), np.concatenate([self._first, self._part(2 * i + 1)]).astype(np.int64)) for i in ids.tolist()]
         if self._start is not None:
             return seq2seq_batch([[pair] for pair in pairs], self._start, self.pad)
         width = max(len(source) + len(target) - 1 for source, target in pairs)
@@ -82,13 +87,14 @@ class Seq2SeqRows(PartedRows):
         parts = f"{counted(cut[0], 'source')} and {counted(cut[1], 'target')} of {len(self):,}"
         return f"{self._store.split}: {parts} cut, for being {limits}" if any(cut) else ""
 
-    def _part(self, part: int, limit: int) -> Tokens:
-        parts, store = self._store.parts, self._store
+    def _part(self, part: int) -> Tokens:
+        """Returns the tokens of source i, part 2 i, or target i, part 2 i + 1."""
+        parts, store, limit, suffix = self._store.parts, self._store, self._limits[part % 2], self._suffixes[part % 2]
         begin = int(parts[part, 0])
         end = int(parts[part + 1, 0]) if part + 1 < len(parts) else store.n_tokens
         if end - begin <= limit:
             return store.read(begin, end).astype(np.int64)
-        return np.concatenate([store.read(begin, begin + limit - len(self._suffix)).astype(np.int64), self._suffix])
+        return np.concatenate([store.read(begin, begin + limit - len(suffix)).astype(np.int64), suffix])
 
 
 def seq2seq_batch(rows: list[list[tuple[Tokens, Tokens]]], start: int, pad: int) -> Batch:

@@ -36,11 +36,15 @@ class DraftModel(Drafter):
 
     def begin(self, rows: Sequence[History], cfg: SamplingConfig, n_tokens: int, n_new: int, hidden: Tensor, positions: Tensor) -> None:
         self.cfg, self.n_drawn = cfg, n_tokens
-        own = [History(row.key, begin(self.draft, row.source or row.begin), source=row.source) for row in rows]
+        own = [History(row.key, self._begin(row), source=row.source) for row in rows]
         self.cache: Cache
         self.cache, *_ = prefill(self.draft, own, 0, n_new, cfg.prefill_chunk, ahead=self.n_tokens)
         self.first = [row.begin for row in own]
         self.cached = [list(row.begin) for row in own]  # what the cache holds of each row
+
+    def _begin(self, row: History) -> list[int]:
+        """Returns what the drafter reads first: the same, but for its own start token."""
+        return [*begin(self.draft, row.source)[:1], *row.begin[1:]] if row.source else row.begin
 
     def propose(self, rows: Sequence[History]) -> list[list[int]]:
         texts = [first + row.new for first, row in zip(self.first, rows, strict=True)]

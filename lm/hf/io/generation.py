@@ -2,9 +2,11 @@
 
 from math import isfinite
 from pathlib import Path
+from typing import Any
 
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.generation.text import ends_of
+from lm.nn.transformer import EncoderDecoderConfig, ModelConfig
 from lm.schema import Tree
 from lm.storage.reading import read_json
 
@@ -13,13 +15,15 @@ SAMPLING = (
     "do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "no_repeat_ngram_size", "num_beams", "length_penalty",
     "early_stopping",
 )  # fmt: skip
-_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+_FIRST = "forced_bos_token_id"
+_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", _FIRST)
 _ELSEWHERE = (*_TOKENS, "transformers_version", "use_cache")
 
 
-def generation_config(config: Tree, tokenizer: Tokenizer | None, drawn: Tree | None) -> Tree:
+def generation_config(config: Tree, cfg: ModelConfig, tokenizer: Tokenizer | None, drawn: Tree | None) -> Tree:
     """Returns generation_config.json of a model with this config.json.  drawn: from `sampling`."""
-    said = {**config, "eos_token_id": ends(tokenizer) if tokenizer is not None else None}
+    first = cfg.first_token if isinstance(cfg, EncoderDecoderConfig) else None
+    said = {**config, "eos_token_id": ends(tokenizer) if tokenizer is not None else None, _FIRST: first}
     return {key: said[key] for key in _TOKENS if said.get(key) is not None} | (drawn or {})
 
 
@@ -32,10 +36,22 @@ def ends(tokenizer: Tokenizer) -> int | list[int] | None:
 def further_ends(folder: Path, tokenizer: Tokenizer) -> list[int]:
     """Returns the added tokens, special or not, that end a text besides eos, by a folder's generation_config.json or else its
     config.json."""
-    files = [file for name in (GENERATION, "config.json") if (file := folder / name).exists()]
-    said: int | list[int] = next((found for file in files if (found := read_json(file, foreign=True).get("eos_token_id")) is not None), [])
+    said = _said(folder, "eos_token_id")
     given = said if isinstance(said, list) else [said]
     return [i for i in given if isinstance(i, int) and i != tokenizer.eos and i in tokenizer.added_names]
+
+
+def with_first(cfg: ModelConfig, folder: Path) -> ModelConfig:
+    """Returns the config, of an encoder-decoder with the first token of each answer that a folder's generation_config.json or else its
+    config.json names."""
+    found = _said(folder, _FIRST)
+    return cfg.replace(first_token=found) if isinstance(cfg, EncoderDecoderConfig) and isinstance(found, int) else cfg
+
+
+def _said(folder: Path, key: str) -> Any:
+    """Returns what generation_config.json says under this key, or else config.json; None where neither says anything."""
+    files = [file for name in (GENERATION, "config.json") if (file := folder / name).exists()]
+    return next((found for file in files if (found := read_json(file, foreign=True).get(key)) is not None), None)
 
 
 def sampling(folder: Path) -> tuple[Tree | None, list[str]]:

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from lm.data.tokenizer.source import around
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.nn.transformer import ModelConfig
 from lm.schema import Tree
@@ -10,9 +11,10 @@ from lm.schema import Tree
 
 def save_tokenizer(folder: Path, tokenizer: Tokenizer, cfg: ModelConfig) -> None:
     """Writes the files so that other programs read the ids that `lm` gives this model: a decoder's prompt starts with the tokenizer's
-    prefix (bos), and a text that an encoder reads whole also ends with eos."""
+    prefix (bos), a text that an encoder reads whole also ends with eos, and the source of an encoder-decoder has its language beside it."""
     tokenizer.save(folder)
-    before, after = tokenizer.prefix, tokenizer.suffix if cfg.kind != "decoder" else []
+    before, after = around(tokenizer) if cfg.kind == "encoder_decoder" else (tokenizer.prefix, tokenizer.suffix)
+    after = after if cfg.kind != "decoder" else []
     if tokenizer.encode_as_saved("a") != [*before, *tokenizer.encode("a"), *after]:
         _change(folder / "tokenizer.json", post_processor=_around(tokenizer, before, after))
     adds = {"add_bos_token": bool(before), "add_eos_token": bool(after)} if cfg.kind != "encoder" else {}

@@ -102,7 +102,7 @@ def write_hf(
     folder.mkdir(exist_ok=True)
     _save_shards(folder, theirs)
     write_json(folder / CONFIG, config)
-    write_json(folder / GENERATION, generation_config(config, tokenizer, sampling))
+    write_json(folder / GENERATION, generation_config(config, cfg, tokenizer, sampling))
     if tokenizer is not None:
         save_tokenizer(folder, tokenizer, cfg)
 

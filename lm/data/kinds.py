@@ -26,6 +26,7 @@ from lm.data.sources.hub import HubConfig
 from lm.data.sources.mqar import MQARConfig
 from lm.data.sources.stdlib import StdlibConfig
 from lm.data.tokenizer.config import BPEConfig, BytesConfig, TokenizerConfig, TokenizerFileConfig, UnigramConfig, WordPieceConfig
+from lm.nn.transformer import ModelConfig
 from lm.schema import Config
 
 
@@ -37,10 +38,22 @@ class Corpus(Config):
     objective: ObjectiveConfig
 
 
+class RowsOf(Corpus):
+    """What decides the rows as a model gets them."""
+
+    model: ModelConfig
+    init_from: str | None = None
+
+    def reader(self) -> ModelConfig | None:
+        """Returns the model where the rows are told for it: the one that training starts from, or an encoder-decoder. None where any model
+        that the objective trains will do."""
+        return self.model if self.init_from is not None or self.model.kind == "encoder_decoder" else None
+
+
 __all__ = [
     "Answer", "ArithmeticConfig", "BPEConfig", "BytesConfig", "CausalConfig", "ChatRecord", "CompilesReward", "Corpus", "DPOConfig",
     "DataConfig", "FIMConfig", "GRPOConfig", "HubConfig", "IPOConfig", "MLMConfig", "MQARConfig", "MixConfig", "ORPOConfig",
     "ObjectiveConfig", "PairRecord", "PreferenceRecord", "PrefixConfig", "PromptRecord", "RLOOConfig", "RecordConfig", "RewardConfig",
-    "SFTConfig", "Seq2SeqConfig", "SimPOConfig", "SourceConfig", "SpansConfig", "StdlibConfig", "StdlibDocstringsConfig", "TextConfig",
-    "TokenizerConfig", "TokenizerFileConfig", "UL2Config", "UnigramConfig", "WordPieceConfig",
+    "RowsOf", "SFTConfig", "Seq2SeqConfig", "SimPOConfig", "SourceConfig", "SpansConfig", "StdlibConfig", "StdlibDocstringsConfig",
+    "TextConfig", "TokenizerConfig", "TokenizerFileConfig", "UL2Config", "UnigramConfig", "WordPieceConfig",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from lm.schema import Config, did_you_mean, flatten
 from lm.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from lm.data.kinds import Corpus
+    from lm.data.kinds import Corpus, RowsOf
     from lm.generation.examine import Examined
 
 P = TypeVar("P", bound=Config)
@@ -25,6 +25,14 @@ def take_corpus(args: Sequence[str]) -> "Corpus":
     from lm.data.kinds import Corpus
 
     return _told(composition, Corpus)
+
+
+def take_rows(args: Sequence[str]) -> "RowsOf":
+    """As `take_corpus`, with what decides how the model gets the rows."""
+    composition = compose(overrides_of(args))
+    from lm.data.kinds import RowsOf
+
+    return _told(composition, RowsOf)
 
 
 def take_examined(args: Sequence[str], own_keys: Sequence[str], run: RunFolder | None) -> "tuple[Examined, bool]":

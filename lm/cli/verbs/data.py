@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from lm.cli.compose.sections import take_corpus
+from lm.cli.compose.sections import take_rows
 from lm.cli.verb import Verb
 from lm.errors import ConfigError
 from lm.printing import answer, answer_spans, note
@@ -33,11 +33,12 @@ class Data(Verb):
         if rest[:1] != ["show"]:
             given = rest[0] if rest else ""
             raise ConfigError(f"data: '{given}' is nothing to do with data. {did_you_mean(given, ['show'])}")
-        corpus = take_corpus(rest[1:])
+        corpus = take_rows(rest[1:])
+        model = corpus.reader()
         if self.split == "test" and not corpus.data.test_frac:
             raise ConfigError("split=test: nothing is set aside for it. Raise data.test_frac.")
         try:
-            corpus.objective.require_fit(corpus.objective.models[0], corpus.data)
+            corpus.objective.require_fit(corpus.objective.models[0] if model is None else model.kind, corpus.data)
         except ValueError as error:
             raise ConfigError(str(error)) from None
         import numpy as np
@@ -47,7 +48,7 @@ class Data(Verb):
         from lm.data.store.prepare import prepare
 
         prepared = prepare(corpus.data, corpus.tokenizer, log=note, specials=corpus.objective.specials())
-        splits = build_splits(corpus.objective, corpus.data, prepared, None, seed=0)
+        splits = build_splits(corpus.objective, corpus.data, prepared, model, seed=0)
         rows = {"train": splits.train, "val": splits.val, "test": splits.test}[self.split]
         assert rows is not None
         for line in rows.describe().splitlines():

@@ -137,6 +137,18 @@ def test_masks_and_sources_are_shown(lm: Lm, files: list[str]) -> None:
     assert "source 0: <|bos|>" in out and out.splitlines()[-1].endswith("<|eos|>")
 
 
+def test_an_encoder_decoders_rows_begin_as_the_model_that_training_starts_from_has_it(lm: Lm, files: list[str]) -> None:
+    """Seen to fail: the start token was the tokenizer's bos, and no first token was shown."""
+    tree = {key: value for key, value in config().model.tree().items() if key != "mtp"}
+    tokenizer = BytesConfig().build()
+    tree |= {"kind": "encoder_decoder", "vocab_size": 320, "max_seq_len": 64, "start_token": tokenizer.eos, "first_token": tokenizer.bos}
+    save_model(Path("parent"), tree, {}, tokenizer.save, {})
+    given = ["data=pairs", *(file for file in files[1:] if not file.startswith("tokenizer")), "objective=seq2seq", "init_from=parent"]
+    code, out, err = lm("data", "show", *given, "rows=0")
+    reads, says = (next(line for line in out.splitlines() if what in line).split(": ", 1)[1].strip() for what in ("reads", "says"))
+    assert code == 0 and reads.startswith("<|eos|>│<|bos|>│") and says.startswith("<|bos|>│"), err
+
+
 @pytest.mark.parametrize(
     ("args", "said"), [(["shwo"], "Did you mean 'show'?"), (["show", "rows=x"], "rows.0: 'x'"), (["show", "split=test"], "data.test_frac")]
 )

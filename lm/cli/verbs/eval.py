@@ -42,7 +42,8 @@ class Eval(Verb):
     from_: str
     """Run, model or checkpoint folder."""
     split: Literal["val", "train", "test", "all"] = "val"
-    """The part that `lm train` would validate on, the part that it would train on, what data.test_frac sets aside, or all."""
+    """The part that `lm train` would validate on, the part that it would train on, what data.test_frac sets aside, or all; of each at most
+    data.val_rows rows."""
     micro_batch: int = Field(8, gt=0)
     """Rows per forward."""
     device: str = "auto"

@@ -6,6 +6,7 @@ from pathlib import Path
 from lm.nn.transformer import model_config
 from lm.schema import from_tree
 from lm.storage.atomic import TEMPORARY, free_bytes, remove, require_space
+from lm.storage.checkpoint import checkpoints
 from lm.storage.model_folder import read_config
 from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
@@ -49,14 +50,15 @@ def _small(cfg: TrainConfig, trial: Path, steps: int) -> TrainConfig:
     tree["schedule"] |= {"warmup_steps": 0}
     tree["data"] |= {"val_rows": min(cfg.data.val_rows or cfg.trainer.micro_batch, cfg.trainer.micro_batch)}
     tree["trainer"] |= {"max_steps": steps, "log_every": 1, "sample_tokens": min(cfg.trainer.sample_tokens, _SAMPLE_TOKENS)}
+    tree["trainer"] |= {"early_stop": None, "max_minutes": None}  # lest the second step is never taken
     tree["checkpoint"] |= {"every": 1, "keep_last": 1, "keep_steps": []}
     return from_tree(TrainConfig, tree)
 
 
 def _report(cfg: TrainConfig, run: RunFolder, folder: Path, say: Callable[[str], None]) -> None:
     line = [record for record in run.metrics.read() if "loss" in record][-1]
-    (checkpoint,) = run.checkpoints.glob("step-*")
-    size = sum(path.stat().st_size for path in checkpoint.iterdir())
+    newest = checkpoints(run.checkpoints)[0]  # with checkpoint.best there may be another
+    size = sum(path.stat().st_size for path in newest.iterdir())
     kept = cfg.checkpoint.most
     expected = estimate(cfg, model_config(read_config(run.model)["model"]))
     steps = steps_of(cfg, line["step_s"])

@@ -33,6 +33,14 @@ def test_a_check_tries_everything_once_and_leaves_nothing(tiny: list[str], tmp_p
     assert set(tmp_path.iterdir()) - before == {tmp_path / "cache"}
 
 
+def test_a_check_takes_a_second_step_that_is_worse_than_the_first(configure: Configure) -> None:
+    """Seen to fail: the better checkpoint was kept beside the newest, which ended as a bug of lm's; and early_stop ended the trial."""
+    said: list[str] = []
+    worse = ("checkpoint.best=true", "trainer.early_stop=1", "optim.lr=100", "optim.clip=null")
+    check(configure(*worse), train, said.append)
+    assert any(line.startswith("check: step 2 has loss") for line in said) and said[-1].endswith("the run can start")
+
+
 def test_one_machine_alone_tells_and_removes_what_all_have_tried(configure: Configure, tmp_path: Path) -> None:
     """Seen to end as a bug on the machine that came 0.15 s later."""
     said: list[str] = []

@@ -39,6 +39,7 @@ class Counters:
     train_s: float = 0.0  # seconds spent stepping, over all resumes
     samples_bytes: int = 0  # length of samples.md
     recent_losses: list[float] = field(default_factory=list)  # what the next logged loss is compared with
+    dead_steps: list[int] = field(default_factory=list)  # logged steps in a row without any gradient: the first few, and the last
     skipped: int = 0  # steps left out because they were not finite
     rolled_back: int = 0  # number of rollbacks
     max_steps: int | None = None  # length that trainer.max_minutes has come to, once decided

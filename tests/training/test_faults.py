@@ -167,12 +167,15 @@ def test_a_leap_of_the_loss_is_told_and_takes_the_run_back_where_that_is_wanted(
 
 
 def test_a_gradient_that_stays_exactly_0_is_told_once(configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seen to fail: nothing was said, and the run ended as a success."""
+    """Also where it was stopped between the two steps. Seen to fail: nothing was said, and the run ended as a success; a resumed run began
+    to count anew."""
     monkeypatch.setattr(
         TrainModule,
         "judge",
         lambda module, norm: module.verdicts.judge(module.nll, _noted(module, norm * (module.step < 6)), module.tokens_in_step),
     )
+    with pytest.raises(LmError, match="SIGTERM"):
+        train(configure(), callbacks=[Before(7, lambda module: os.kill(os.getpid(), signal.SIGTERM))])
     assert train(configure())["steps"] == 12
     events = [line for line in read(tmp_path / "run" / "metrics.jsonl") if "event" in line]
     assert [(line["step"], line["since_step"]) for line in events] == [(8, 7)] and "gradient exactly 0" in events[0]["event"]

@@ -31,7 +31,6 @@ class Metrics(RunCallback):
         cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
         module.run.counters.device = torch.cuda.get_device_name() if cuda else cpu
         self._added = {name: metric.build() for name, metric in module.cfg.metrics.items()}
-        self._dead: list[int] = []  # the last logged steps, of which each had no gradient
         module.run.clock.start(module.step)
 
     def step_end(self, module: TrainModule) -> None:
@@ -58,11 +57,13 @@ class Metrics(RunCallback):
 
     def _tell_dead(self, module: TrainModule, line: Tree) -> None:
         """Records once that the gradient is exactly 0 in several logged steps in a row, as where a huge rate has driven the weights to
-        where all is flat. Such a run would end like any other."""
-        self._dead = [*self._dead, module.step] if line["grad_norm"] == 0 else []
-        if len(self._dead) == _DEAD:
-            event = "gradient exactly 0: nothing is learned. A lower optim.lr may help"
-            module.run.journal.record({"step": module.step, "event": event, "since_step": self._dead[0]})
+        where all is flat, or no answer is better than another. Such a run would end like any other."""
+        counters, own = module.run.counters, module.cfg.objective.own_answers
+        counters.dead_steps = [*counters.dead_steps[:_DEAD], module.step] if line["grad_norm"] == 0 else []
+        if len(counters.dead_steps) == _DEAD:
+            rewards = "all answers to a prompt are worth the same. Other objective.rewards, easier prompts or more objective.n_answers"
+            event = f"gradient exactly 0: {rewards if own else 'nothing is learned. A lower optim.lr'} may help"
+            module.run.journal.record({"step": module.step, "event": event, "since_step": counters.dead_steps[0]})
 
 
 def tokens(trainer: Trainer, module: TrainModule) -> Tree:

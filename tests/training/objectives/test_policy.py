@@ -194,6 +194,8 @@ def test_a_reward_that_is_the_same_for_all_changes_nothing(policy: Callable[...,
         train(policy(f"objective={objective}", "objective.rewards={regex:{pattern:'.*'}}", "optim.weight_decay=0", f"run.name={objective}"))
         name = Path("model") / "model.safetensors"
         assert (tmp_path / objective / name).read_bytes() == (made / "parent" / name).read_bytes()
+        (event,) = [line["event"] for line in read(tmp_path / objective / "metrics.jsonl") if "event" in line]
+        assert "all answers to a prompt are worth the same. Other objective.rewards" in event
 
 
 @pytest.mark.slow

@@ -330,6 +330,17 @@ def test_the_nearest_family_is_none_of_another_kind_because_it_says_less() -> No
         family_for(config(**mixed), "bamba")
 
 
+def test_the_nearest_family_of_a_mixture_tells_options_of_the_model() -> None:
+    """Seen to fail: 'in gpt_oss, the nearest, swiglu_limit is null ... Write the number', since one refusal counts as one difference."""
+    experts = {"kind": "moe", "n_experts": 4, "top_k": 2, "expert": {"kind": "mlp", "hidden": 16}}
+    plain = {"position": {"kind": "none"}, "norm": {"kind": "rms", "zero_centered": True}, "ffn": experts | {"router": {"kind": "softmax"}}}
+    with pytest.raises(ConfigError, match=r"the nearest, model\..*must be") as found:
+        family_for(config(**plain))
+    assert "gpt_oss" not in str(found.value)
+    with pytest.raises(ConfigError, match=r"model\.attention\.gpt_oss_sinks=false must be true.* Train with that"):
+        family_for(config(**plain), "gpt_oss")
+
+
 @torch.no_grad()
 def test_what_is_over_the_size_of_a_shard_is_written_in_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     transformers = pytest.importorskip("transformers")

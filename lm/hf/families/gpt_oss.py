@@ -50,7 +50,9 @@ class GptOss(Llama):
         return read_rope(hf | rope, self.theta) | read_windows(hf, layer_types(hf["num_hidden_layers"], 2), 128)
 
     def write(self, ours: Tree) -> Tree:
-        return write_windows(ours)
+        """A model without a limit differs by it, in `homeless`, and by what else it has not."""
+        unlimited = ours.get("ffn.expert.gpt_oss_limit") is None
+        return write_windows(ours) | ({"swiglu_limit": 7.0} if unlimited else {})
 
     def block(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
         yield from super().block(here, there, ours)

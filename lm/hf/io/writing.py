@@ -38,7 +38,7 @@ def family_for(cfg: ModelConfig, wanted: str | None = None, among: Collection[st
 
     def farness(name: str) -> tuple[int, bool, int, bool]:
         family = known[name]
-        return sum(map(_distance, homeless[name])), family.rare, len(type(family).mro()), plain and family.hybrid
+        return sum(_distance(option, family) for option in homeless[name]), family.rare, len(type(family).mro()), plain and family.hybrid
 
     nearest = min(homeless, key=farness)
     if not homeless[nearest]:
@@ -50,10 +50,13 @@ def family_for(cfg: ModelConfig, wanted: str | None = None, among: Collection[st
     raise ConfigError(f"{where} {', and '.join(homeless[nearest][:5])}. Train with that{other}.")
 
 
-def _distance(option: str) -> int:
+def _distance(option: str, family: Family) -> int:
     """Returns how far off a family is by this option: by another kind of model more than by another kind of a slot, or by a refusal, and by
-    this more than by another number."""
-    return 100 if option.startswith("model.kind=") else 10 if ".kind=" in option or not option.startswith("model.") else 1
+    this more than by another number. Where a family has but one kind of a slot, the other options were not compared with it."""
+    key = option.removeprefix("model.").partition("=")[0]
+    if not key.endswith("kind"):
+        return 1 if option.startswith("model.") else 10
+    return 100 if key == "kind" else 20 if key in family.fixed else 10
 
 
 def drop_mtp(model: LM) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lm.adapters.adapter import LoRAConfig, adapting
 from lm.errors import ConfigError
 from lm.losses.tokens import causal_reader
 from lm.nn.batch import Batch
@@ -200,6 +201,15 @@ def with_own(parametrization: Tree) -> LM:
     found = build_model(model(2 * BASE, parametrization=parametrization), device="meta")
     found.blocks[0].add_module("own", Own())
     return found
+
+
+def test_an_adapter_beside_a_wider_model_learns_at_the_rate_that_is_given() -> None:
+    """Seen to fail: its matrices were refused, as those of a plugin that does not tell what it reads."""
+    found = build_model(model(2 * BASE, parametrization={"kind": "mup", "base_width": BASE}), device="meta")
+    LoRAConfig(rank=2, dora=True).apply(found)
+    traits = traits_of(found)
+    assert {traits[name].rates.adam for name in adapting(found)} == {1.0}
+    assert traits["blocks.0.attention.q.weight"].rates.adam == 1 / 2
 
 
 def test_what_a_parametrization_cannot_reach_is_refused() -> None:

@@ -7,6 +7,7 @@ from typing import NamedTuple, Self
 
 from pydantic import Field, model_validator
 
+from lm.adapters.adapter import adapting
 from lm.errors import ConfigError
 from lm.nn.parametrization import Growth, Role
 from lm.nn.transformer import LM
@@ -97,18 +98,18 @@ def traits_of(model: LM, groups: Sequence[GroupConfig] = (), layer_decay: float 
         if not any(means(group.match, name) for name in trained):
             near = ", ".join(get_close_matches(group.match, trained, 5, 0))
             raise ConfigError(f"optim.groups: no weight that is trained has a name like '{group.match}'. Near are {near}.")
-    growth, roles, matrices = model.cfg.growth(), model.roles(), model.matrices()
+    growth, roles, matrices, added = model.cfg.growth(), model.roles(), model.matrices(), adapting(model)
     in_blocks = {id(p) for unit in model.units() for p in unit.parameters()}
     found = {}
     for name, p in model.named_parameters():
-        if (role := roles[name]) is None and growth != Growth():
+        if (role := roles[name]) is None and name not in added and growth != Growth():
             raise ConfigError(
                 f"model.parametrization={model.cfg.parametrization.kind}: {name} is drawn by a function of its own, which does not tell"
                 " whether it reads the width. Draw it by one of lm.nn.init, or use parametrization=standard."
             )
         decays = p.ndim > 1 and not name.endswith("bias")
         lr, weight_decay = next(((group.lr, group.weight_decay) for group in groups if means(group.match, name)), (None, None))
-        factors = rates(role or "vector", growth, id(p) in in_blocks)
+        factors = rates(role or "vector", growth, id(p) in in_blocks)  # an adapter learns at the same rate at any width
         found[name] = Traits(name in matrices, decays, factors, lr, weight_decay, layers.get(id(p), 1.0))
     return found
 

@@ -63,7 +63,8 @@ def check_rows_of_the_cache(cfg: ModelConfig) -> None:
         cache.rewind(4)
         same(model(columns(batch, 11, 15, None), cache=cache), full[:, 11:15], "a cache that was rewound still holds what it should forget")
         cache.reorder(rows)
-        out = model(replace(columns(batch, 15, S, None), tokens=batch.tokens[rows, 15:]), cache=cache)
+        moved = Batch(batch.tokens[rows], segments=None if batch.segments is None else batch.segments[rows])
+        out = model(columns(moved, 15, S, None), cache=cache)
         same(out, full[rows, 15:], "a cache whose rows were exchanged does not go on with them")
 
 

@@ -11,7 +11,7 @@ from lm.nn.mixers.base import Attention
 from lm.nn.mixers.gqa import GQA
 from lm.nn.transformer import model_config
 from lm.schema import Tree
-from lm.testing.invariants import check_model, check_positions
+from lm.testing.invariants import check_model, check_positions, check_rows_of_the_cache
 from lm.testing.models import BASE
 from tests.nn.grid import COMBINATIONS, NAMES, SLOTS, Choice, covering, may_meet, others, pairwise, parts, refused, tree_of
 from tests.nn.models import CONV, MIXTURES, with_kinds
@@ -54,7 +54,10 @@ NO_ATTENTION: Tree = {"recurrent": CONV, "pattern": ["recurrent"], "embed": {"se
 @pytest.mark.parametrize("changes", [{}, {"block": {"kind": "parallel"}}, {"ffn": MIXTURES[0]}, {"kind": "encoder_decoder"}])
 @torch.no_grad()
 def test_the_invariants_hold_where_no_layer_attends(position: str, changes: Tree) -> None:
-    hold(with_kinds(BASE | {"kind": "decoder", "position": {"kind": position}} | NO_ATTENTION | changes))
+    """check_rows_of_the_cache was seen to fail: of rows that had changed places, the segments had not."""
+    tree = with_kinds(BASE | {"kind": "decoder", "position": {"kind": position}} | NO_ATTENTION | changes)
+    hold(tree)
+    check_rows_of_the_cache(model_config(tree))
 
 
 def without_rotation(self: GQA, x: torch.Tensor, ctx: Context) -> tuple[torch.Tensor, ...]:

@@ -224,7 +224,7 @@ def require_documents(documents: Mapping[str, int], looked_at: str, n_skipped: i
     """Raises ConfigError where a split has no documents."""
     if not documents.get("train"):
         skipped = f" ({counted(n_skipped, 'record')} left out, broken or with a blank answer)" if n_skipped else ""
-        raise ConfigError(f"data: 0 documents for training in {looked_at}{skipped}. Give files with text in them.")
+        raise ConfigError(f"data: 0 documents for training in {looked_at}{skipped}. Give files with more text, or lower data.val_frac.")
     if not documents.get("val"):
         test = f" and {documents['test']} for the test (data.test_frac={test_frac:g})" if documents.get("test") else ""
         raise ConfigError(

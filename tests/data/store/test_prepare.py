@@ -171,7 +171,7 @@ def test_an_empty_corpus_is_refused_with_what_was_looked_at(
 ) -> None:
     """Seen to fail with the check for documents removed."""
     path = write(tmp_path / name, content)
-    with pytest.raises(ConfigError, match=rf"data: 0 documents for training in {path}. Give files with text"):
+    with pytest.raises(ConfigError, match=rf"data: 0 documents for training in {path}. Give files with more text"):
         prepare_text(path, tokenizer)
 
 
@@ -189,6 +189,14 @@ def test_a_corpus_without_validation_documents_is_refused(prepare_text: Prepare,
     took_all = r"0 documents for validation in .*, and \d+ for training and \d+ for the test \(data.test_frac=0.999\). Lower data.test_frac"
     with pytest.raises(ConfigError, match=took_all):
         prepare_text(some, val_frac=0.3, test_frac=0.999)
+
+
+@pytest.mark.parametrize("tokenizer", [BytesConfig(), BPEConfig(vocab_size=300)])
+def test_a_corpus_of_which_all_is_held_out_is_refused(prepare_text: Prepare, tmp_path: Path, tokenizer: object) -> None:
+    """Seen to fail: 'Give files with text in them', and no word of what holds it out."""
+    some = write(tmp_path / "a.jsonl", "".join(f'{{"text": "text {i}"}}\n' for i in range(20)))
+    with pytest.raises(ConfigError, match=r"0 documents for training in .*a.jsonl. Give files with more text, or lower data.val_frac\."):
+        prepare_text(some, tokenizer, val_frac=0.9999)
 
 
 @pytest.mark.parametrize("tokenizer", [BytesConfig(), BPEConfig(vocab_size=300)])

@@ -12,7 +12,7 @@ from lm.nn.transformer import build_model, model_config
 from lm.storage.atomic import read_json
 from lm.storage.checkpoint import CheckpointReader
 from lm.training.run import train
-from lm.training.weights.freeze import freeze
+from lm.training.weights.freeze import freeze, on_meta, trainable
 from tests.training.conftest import Before, Configure, Launch, ranks, results
 from tests.training.steps import MOE, SGD, batches, config, train_steps
 
@@ -52,6 +52,16 @@ def test_frozen_weights_are_saved_counted_and_unchanged_to_the_bit_and_a_run_res
     assert results(tmp_path / "run") == results(tmp_path / "whole")
     with pytest.raises(ConfigError, match=r"trainer.freeze"):
         train(configure("optim=adamw", "trainer.max_steps=13"))
+
+
+def test_blocks_for_further_tokens_stay_as_they_are_where_the_loss_does_not_read_them() -> None:
+    """Seen to fail: with ZeRO, for which a weight without gradient has one of 0, they decayed, and with other strategies they did not."""
+    causal = config(SGD, model={"mtp": {"depth": 1}})
+    pairs = {"kind": "text", "files": "pairs.jsonl", "record": {"kind": "preference"}, "seq_len": 16}
+    for cfg in (causal, causal.replace(objective={"kind": "orpo"}, data=pairs), causal.replace(objective={"kind": "simpo"}, data=pairs)):
+        trained = trainable(on_meta(cfg, cfg.model))
+        assert "blocks.0.attention.q.weight" in trained
+        assert any(name.startswith("mtp.") for name in trained) is (cfg.objective.kind == "causal"), cfg.objective.kind
 
 
 def test_the_average_of_a_frozen_weight_is_the_weight(configure: Configure, tmp_path: Path) -> None:

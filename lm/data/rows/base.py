@@ -102,6 +102,8 @@ class ObjectiveConfig(Slot, group="objective"):
     needs_masked_documents: ClassVar[bool] = False
     needs_parent: ClassVar[bool] = False
     """Whether the loss compares with the model that training starts from."""
+    trains_mtp: ClassVar[bool] = True
+    """Whether its loss is of the further tokens of model.mtp too; else these blocks stay as they are."""
     own_answers: ClassVar[bool] = False
     """Whether it learns from what the model itself has drawn."""
     usual_for: ClassVar[tuple[str, ...]] = ()

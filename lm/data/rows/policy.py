@@ -27,6 +27,7 @@ class PolicyConfig(ObjectiveConfig):
     needs_masked_documents = True
     needs_parent = True
     own_answers = True
+    trains_mtp = False
 
     rewards: Named[RewardConfig] = {"exact": ExactReward()}
     """What an answer is worth, by name, of which the weighted sum counts; one without `kind` is of the kind that its name says."""

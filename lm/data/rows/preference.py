@@ -27,6 +27,7 @@ class PreferenceConfig(ObjectiveConfig):
     shapes = ("preference",)
     packings = ("none",)
     needs_masked_documents = True
+    trains_mtp = False
 
     @abstractmethod
     def loss(self) -> PairLoss:

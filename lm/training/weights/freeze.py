@@ -20,8 +20,15 @@ def on_meta(cfg: Sized, model: ModelConfig) -> LM:
     if cfg.adapter is not None:
         cfg.adapter.apply(built)
         hold(built)
-    freeze(built, cfg.trainer.freeze)
+    freeze(built, still(cfg))
     return built
+
+
+def still(cfg: Sized) -> list[str]:
+    """Returns patterns for the weights that no step moves: those of trainer.freeze, and blocks of mtp that the loss does not read, whose
+    gradient some engines take for 0, so that they would decay."""
+    unread = cfg.model.drafts() and not cfg.objective.trains_mtp
+    return [*cfg.trainer.freeze, *(["mtp"] if unread else [])]
 
 
 def freeze(model: LM, patterns: list[str]) -> set[str]:

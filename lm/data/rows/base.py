@@ -166,7 +166,7 @@ class LikelihoodConfig(ObjectiveConfig):
     teacher: str | None = None
     """Model or run folder whose probabilities are learned beside the labels (distillation; Hinton et al. 2015, arXiv:1503.02531). It has
     the same tokenizer."""
-    teacher_weight: float = Field(1.0, gt=0, le=1)
+    teacher_weight: float = Field(0.5, gt=0, le=1)
     """Part of the loss that is KL(teacher || model); the rest is the labels'. 1: the teacher alone is learned from."""
 
     @model_validator(mode="after")

@@ -124,7 +124,7 @@ def test_a_teacher_that_cannot_say_it_is_refused(
 def test_what_a_teacher_does_not_go_with_is_refused(configure: Configure) -> None:
     with pytest.raises(ConfigError, match="teacher_weight has no effect without teacher"):
         configure("objective.teacher_weight=0.3")
-    with pytest.raises(ConfigError, match=r"launch.context: objective.teacher needs whole rows"):
+    with pytest.raises(ConfigError, match=r"launch\.context=2: objective\.teacher needs whole rows"):
         configure("objective.teacher=runs/a", "strategy=fsdp", "launch.devices=2", "launch.context=2")
 
 

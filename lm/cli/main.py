@@ -21,7 +21,7 @@ VERBS = {
     "ablate": "a fair comparison of variants, matched, tuned, repeated and judged",
     "compare": "curves and a table of several runs",
     "import": "a Hugging Face model as a model folder",
-    "export": "a model for transformers, vLLM, llama.cpp and lm-eval",
+    "export": "a model for transformers, vLLM, MLX, llama.cpp and lm-eval",
     "merge": "one model out of several, by their weights",
     "average": "one model out of a run's newest checkpoints",
     "show": "the tree of a model, its parameters, FLOPs, cache and memory",

@@ -236,8 +236,19 @@ CANNOT: dict[str, tuple[dict[str, Any], str, list[str]]] = {
         "qwen2",
         ["vLLM cannot take it: it has no GPTNeoForCausalLM", "llama.cpp cannot take it: "],
     ),
-    "our split": ({"attention": HEADS | {"head_dim": 32}}, "own", ["vLLM: vllm serve ", "llama.cpp cannot take it: tokenizer: it splits "]),
-    "an activation": ({"ffn": MLP | {"activation": "gelu"}}, "qwen2", ["llama.cpp cannot take it: llama.cpp's llama has no model.ffn.act"]),
+    "our split": (
+        {"attention": HEADS | {"head_dim": 32}},
+        "own",
+        ["vLLM: vllm serve ", "MLX: mlx_lm.generate --model ", "llama.cpp cannot take it: tokenizer: it splits "],
+    ),
+    "an activation": (
+        {"ffn": MLP | {"activation": "gelu"}},
+        "qwen2",
+        [
+            "MLX cannot take it: its LlamaForCausalLM has no model.ffn.act",
+            "llama.cpp cannot take it: llama.cpp's llama has no model.ffn.act",
+        ],
+    ),
 }
 
 

@@ -7,7 +7,7 @@ import pytest
 import transformers
 
 from lm.hf.io import vllm
-from lm.hf.io.family import families
+from lm.hf.io.family import families, resolved
 from lm.hf.io.writing import family_for
 from lm.nn.transformer import ModelConfig
 from tests.hf.gguf_models import DEEP, EXPERT, EXPERTS, HEADS, MLA, MLP, ROPE, built
@@ -25,22 +25,22 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "experts": ({"attention": HEAD, "ffn": EXPERTS}, OWN),
     "experts of geglu": (
         {"attention": HEAD, "ffn": EXPERTS | {"expert": EXPERT | {"activation": "gelu"}}},
-        "its MixtralForCausalLM has no model.ffn.expert.activation=gelu, only silu",
+        "its MixtralForCausalLM has no model.ffn.expert.activation=gelu, and there it must be silu",
     ),
     "weights of experts that add up to 1": (
         {"d_model": 128, "attention": HEADS | {"qk_norm": "full"}, "ffn": EXPERTS},
-        "its OlmoeForCausalLM has no model.ffn.router.normalize=true, only false",
+        "its OlmoeForCausalLM has no model.ffn.router.normalize=true, and there it must be false",
     ),
     "latent attention": ({"attention": MLA, "ffn": DEEP, "position": ROPE | {"interleaved": True}}, OWN),
     "latent attention whose halves rotate": (
         {"attention": MLA, "ffn": DEEP},
-        "its DeepseekV3ForCausalLM has no model.position.interleaved=false, only true",
+        "its DeepseekV3ForCausalLM has no model.position.interleaved=false, and there it must be true",
     ),
 }
 
 
 def said(cfg: ModelConfig) -> str:
-    command, why = vllm.serve(family_for(cfg), cfg, Path("out"))
+    command, why = vllm.serve(family_for(cfg), resolved(cfg), Path("out"))
     return command or why
 
 

@@ -1,4 +1,4 @@
-"""`lm export from=FOLDER format=hf out=FOLDER`: a model becomes what transformers, vLLM, llama.cpp and lm-eval load."""
+"""`lm export from=FOLDER format=hf out=FOLDER`: a model becomes what transformers, vLLM, MLX, llama.cpp and lm-eval load."""
 
 from typing import Literal
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lm.errors import ConfigError
 from lm.hf.io.family import alike
+from lm.hf.io.rules import unlike
 from lm.nn.position.rope import RopeConfig
 from lm.nn.position.scaling import ScalingConfig, YarnScaling, frequencies
 from lm.nn.transformer import ModelConfig
@@ -53,18 +54,9 @@ class Architecture(ABC):
     """Tensors that no layer has."""
 
     def refuse(self, ours: Tree) -> None:
-        """Raises ConfigError naming an option that the architecture does not have. A window as wide as the context hides nothing."""
-        if (ours.get("attention.window") or 0) >= ours["max_seq_len"]:
-            ours = ours | {"attention.window": None}
-        for option, allowed in self.fixed.items():
-            values = allowed if isinstance(allowed, tuple) else (allowed,)
-            given = ours.get(option)
-            if not any(alike(given, value) for value in values):
-                shown = " or ".join("null" if value is None else str(value) for value in values)
-                raise self.lacks(f"model.{option}={given}, and there it must be {shown}")
-        width = ours["attention.n_heads"] * ours.get("attention.head_dim", 0)
-        if self.square and width != ours["d_model"]:
-            raise self.lacks(f"heads of {width} numbers together, and there they must be model.d_model={ours['d_model']}")
+        """Raises ConfigError naming an option that the architecture does not have."""
+        if wrong := unlike(ours, self.fixed, self.square):
+            raise self.lacks(wrong)
 
     def lacks(self, what: str) -> ConfigError:
         """Returns the ConfigError for something that the architecture does not have."""

@@ -52,7 +52,7 @@ def export(
     overwrite: bool = False,
     say: Say = printing.say,
 ) -> Written:
-    """Writes what transformers, vLLM and lm-eval load: config, safetensors, tokenizer and model card; or model.gguf, for llama.cpp.
+    """Writes what transformers, vLLM, MLX and lm-eval load: config, safetensors, tokenizer and model card; or model.gguf, for llama.cpp.
 
     model: a run, model or checkpoint folder. out: a folder that does not exist, or with `overwrite` one that a verb has written.
     family: the model type to write (llama, gpt2, t5, ...); None: the one that it was imported from, or else the most general that can hold

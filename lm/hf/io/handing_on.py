@@ -1,6 +1,7 @@
 """What other programs do with an exported folder: the command for each, or why it cannot take this model."""
 
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,15 +9,21 @@ from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.hf.gguf.vocabulary import vocabulary
 from lm.hf.gguf.writing import FILE, architecture_for
-from lm.hf.io import vllm
-from lm.hf.io.family import Family
-from lm.nn.transformer import LM
+from lm.hf.io import mlx, vllm
+from lm.hf.io.family import Family, resolved
+from lm.nn.transformer import LM, ModelConfig
+from lm.schema import Tree
 
 _PYTHON = (
     "from transformers import AutoTokenizer as T, {auto} as M; t, m = (c.from_pretrained({folder!r}) for c in (T, M)); "
     "x = t('def main(', return_tensors='pt'); print({shown})"
 )
 _GENERATED = "t.decode(m.generate(input_ids=x['input_ids'], max_new_tokens=20)[0])"
+
+
+Deciding = Callable[[Family, Tree, Path], tuple[str | None, str]]
+DECODERS: dict[str, Deciding] = {"vLLM": vllm.serve, "MLX": mlx.generate}
+"""Programs with classes of their own for decoders, and what says of a folder by which command they take it, or why they do not."""
 
 
 class Use(NamedTuple):
@@ -33,7 +40,7 @@ def uses_of_hf(source: str, folder: Path, family: Family, model: LM, tokenizer: 
     there, kind = shlex.quote(str(folder)), model.cfg.kind
     shown = _GENERATED if kind != "encoder" else "m(input_ids=x['input_ids']).logits.argmax(-1)"
     found = [Use("transformers", _python(_PYTHON.format(auto=family.auto, folder=str(folder), shown=shown)))]
-    found.append(Use("vLLM", *vllm.serve(family, model.cfg, folder)))
+    found += [Use(program, *_of_decoder(model.cfg, family, folder, use)) for program, use in DECODERS.items()]
     why, gguf = _no_gguf(model, tokenizer, imported), shlex.quote(f"{folder}-gguf")
     found.append(Use("llama.cpp", None if why else f"lm export from={shlex.quote(source)} format=gguf out={gguf}", why))
     why = "it asks for the likelihood of what follows a text, and an encoder continues none" if kind == "encoder" else ""
@@ -51,6 +58,12 @@ def uses_of_gguf(source: str, folder: Path) -> list[Use]:
         Use("llama-cpp-python", _python(script)),
         Use("transformers, vLLM, lm-eval", f"lm export from={shlex.quote(source)} format=hf out={shlex.quote(f'{folder}-hf')}"),
     ]
+
+
+def _of_decoder(cfg: ModelConfig, family: Family, folder: Path, use: Deciding) -> tuple[str | None, str]:
+    if cfg.kind != "decoder":
+        return None, f"it generates with decoders, and this is an {cfg.kind.replace('_', '-')}"
+    return use(family, resolved(cfg), folder)
 
 
 def _python(script: str) -> str:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lm.losses.cross_entropy import token_losses
+from lm.losses.cross_entropy import losses_and_gradient, token_losses
 from lm.losses.teacher import Taught
 from lm.losses.tokens import chunked_loss
 from lm.nn.batch import IGNORED
@@ -48,6 +48,17 @@ def test_a_chunked_loss_beside_a_teacher_is_the_plain_one_with_its_gradients(wei
         near(apart, by_hand(head(hidden), teacher(theirs), labels, 1.0))
         assert n == (labels != IGNORED).sum() == sums.told["label_loss"][1]
     assert teacher.weight.grad is None
+
+
+def test_the_written_gradient_beside_a_teacher_is_autograds_and_unlabelled_tokens_have_none() -> None:
+    torch.manual_seed(0)
+    logits, soft = torch.randn(50, V, requires_grad=True), torch.randn(50, V).mul(3).softmax(-1)
+    labels = torch.randint(0, V, (50,)).masked_fill(torch.arange(50) % 3 == 0, IGNORED)
+    plain = token_losses(logits, labels, 0.1, 0.01, soft, 0.3)
+    sums, _, found = losses_and_gradient(logits.detach().clone(), labels, 0.1, 0.01, soft=soft, weight=0.3)
+    near(sums.total, plain.total)
+    near(found, *torch.autograd.grad(plain.total, logits))
+    assert not found[labels == IGNORED].any()
 
 
 @pytest.mark.parametrize("width", [V - 5, V + 5])

@@ -54,8 +54,7 @@ class MLMRows(PackedRows):
     """Each token is predicted with probability mask_frac, independently of the others; special tokens never are.
 
     Of the predicted tokens hidden_frac are replaced by the mask token, random_frac by a token drawn uniformly from the non-special ones.
-    With whole_words a word's first token decides for the whole word. BERT predicts exactly 15 % of a row, which is the same on average, and
-    one token at least, as here too: a step without labels has no loss.
+    With whole_words a word's first token decides for the whole word. BERT predicts exactly 15 % of a row, which is the same on average.
     """
 
     def __init__(self, cfg: MLMConfig, packing: Packing, tokenizer: Tokenizer, seed: int) -> None:
@@ -79,8 +78,7 @@ class MLMRows(PackedRows):
         open_to_choice = (tokens != PADDING) & ~self._special[tokens]
         if self._continues is not None:
             chosen = _as_word(chosen, self._continues[tokens] & open_to_choice & np.roll(open_to_choice, 1, axis=1))
-        least = np.where(open_to_choice, chosen, np.inf).min(axis=1, keepdims=True)
-        predicted = open_to_choice & ((chosen < self._cfg.mask_frac) | (chosen == least))
+        predicted = open_to_choice & (chosen < self._cfg.mask_frac)
         labels = np.where(predicted, tokens, IGNORED)
         hidden = predicted & (shown_as < self._cfg.hidden_frac)
         replaced = predicted & ~hidden & (shown_as < self._cfg.hidden_frac + self._cfg.random_frac)

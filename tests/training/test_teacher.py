@@ -108,7 +108,11 @@ def test_a_teacher_that_was_made_anew_is_noticed(made: Made, configure: Configur
 @pytest.mark.parametrize(
     ("of_teacher", "of_run", "said"),
     [
-        (["tokenizer=bpe", "tokenizer.vocab_size=300"], [], "it has another tokenizer.*tokenizer=file tokenizer.path="),
+        (
+            ["tokenizer=bpe", "tokenizer.vocab_size=300"],
+            [],
+            "in which '.+' is not token .*tokenizer.path=.*teacher/model",
+        ),
         (["data.seq_len=16"], [], "it takes rows of 16 tokens, and data.seq_len=32"),
         (["model=bert_tiny", "tokenizer=bytes", "objective=mlm"], [], "its model.kind is encoder, and that of the model decoder"),
     ],
@@ -140,3 +144,14 @@ def test_its_own_tokenizer_lets_a_run_learn_from_any_teacher(made: Made, configu
 def test_the_config_of_a_run_names_its_teacher_from_elsewhere_too(configure: Configure) -> None:
     cfg: TrainConfig = configure("objective.teacher=runs/a")
     assert flatten(cfg.tree())["objective.teacher"] == "runs/a" and cfg.objective.learns_from() == "runs/a"
+
+
+def test_a_teacher_may_have_more_tokens_and_another_end_but_no_token_less(made: Made, configure: Configure, tmp_path: Path) -> None:
+    """As an instruction-tuned model has beside the base model that is to learn from it."""
+    base = made("base")
+    teacher = made("teacher", "tokenizer=file", f"tokenizer.path={base}/model", "tokenizer.eos=<|pad|>", "tokenizer.specials=[<|turn|>]")
+    train(configure(f"objective.teacher={teacher}").replace(init_from=str(base)))
+    assert len(told(tmp_path / "run")) == 12
+    more = configure("tokenizer=file", f"tokenizer.path={base}/model", "tokenizer.specials=[<|turn|>]", f"objective.teacher={base}")
+    with pytest.raises(ConfigError, match=r"in which '<.turn.>' is not token 259.* Choose one that has all tokens"):
+        train(more.replace(init_from=str(base), run=more.run.replace(name="more")))

@@ -1,4 +1,4 @@
-"""A published tokenizer without the tokens that its model has no row for; and one with further special tokens."""
+"""A published tokenizer without the tokens that its model has no row for; one with further special tokens; and what two have in common."""
 
 import json
 from collections.abc import Sequence
@@ -35,8 +35,7 @@ def grown(tokenizer: Tokenizer, names: Sequence[str]) -> Tokenizer:
     from tokenizers import AddedToken
     from tokenizers import Tokenizer as RawTokenizer
 
-    raw = RawTokenizer.from_str(json.dumps(tokenizer.content()))
-    before = raw.get_vocab(with_added_tokens=True)
+    raw, before = RawTokenizer.from_str(json.dumps(tokenizer.content())), _tokens(tokenizer)
     raw.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
     found = Tokenizer(raw, tokenizer.specials, adds_bos=tokenizer.adds_bos)
     found.chat_template, found.further_ends = tokenizer.chat_template, tokenizer.further_ends
@@ -52,7 +51,19 @@ def new_ids(before: Tokenizer, now: Tokenizer) -> list[int]:
     """Returns the ids of tokens that `grown` has added."""
     if before.hash == now.hash:
         return []
+    return sorted(now.special_names.keys() - set(_tokens(before).values()))
+
+
+def unknown_to(other: Tokenizer, tokenizer: Tokenizer) -> tuple[int, str] | None:
+    """Returns the first id, and its token, that is not the same in the other tokenizer; None where all are, whatever that one has besides,
+    and whichever of them begins or ends a text."""
+    if tokenizer.hash == other.hash:
+        return None
+    theirs = _tokens(other)
+    return min(((i, name) for name, i in _tokens(tokenizer).items() if theirs.get(name) != i), default=None)
+
+
+def _tokens(tokenizer: Tokenizer) -> dict[str, int]:
     from tokenizers import Tokenizer as RawTokenizer
 
-    known = set(RawTokenizer.from_str(json.dumps(before.content())).get_vocab(with_added_tokens=True).values())
-    return sorted(now.special_names.keys() - known)
+    return dict(RawTokenizer.from_str(json.dumps(tokenizer.content())).get_vocab(with_added_tokens=True))

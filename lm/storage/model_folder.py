@@ -93,6 +93,18 @@ def read_config(folder: Path) -> Tree:
     return current(config, folder / CONFIG)
 
 
+def number_bytes(folder: Path) -> int:
+    """Returns how many bytes each number of a folder's weights takes, from the first tensor's description; 4 where that cannot be read."""
+    from safetensors import safe_open
+
+    files = sorted(folder.glob("*.weights.safetensors")) if (folder / META).is_file() else [folder / WEIGHTS]
+    try:
+        with safe_open(files[0], "pt") as file:
+            return int(file.get_slice(min(file.keys())).get_dtype().strip("BF")) // 8
+    except (OSError, SafetensorError, IndexError, ValueError):
+        return 4
+
+
 def folder_hash(folder: Path) -> str:
     """Returns the SHA-256 of the manifest of a model or checkpoint folder, which lists the SHA-256 of each file."""
     manifest = folder / MANIFEST

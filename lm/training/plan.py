@@ -9,9 +9,9 @@ from lm.adapters.float8 import multiply_in_float8
 from lm.cost.count import Counts, count
 from lm.cost.memory import Memory, memory
 from lm.nn.transformer import ModelConfig, build_model, model_config
-from lm.storage.model_folder import read_config, resolve_model
+from lm.storage.model_folder import number_bytes, read_config, resolve_model
 from lm.training.budget import memory_bytes, peak_flops
-from lm.training.config import TrainConfig
+from lm.training.config import Sized, TrainConfig
 from lm.training.weights.freeze import on_meta
 from lm.training.weights.initial import require_fit, require_teacher
 from lm.units import binary, counted, duration, si
@@ -24,13 +24,13 @@ def plan(cfg: TrainConfig, say: Callable[[str], None]) -> None:
     if cfg.init_from is not None:
         require_fit(build_model(model, device="meta"), cfg)
     require_teacher(cfg, model)
-    counts, built = count(model, cfg.data.seq_len), on_meta(cfg, model)
+    counts, built = _counts(cfg, model), on_meta(cfg, model)
     float8 = multiply_in_float8(built) if cfg.trainer.float8 else None
     step_s, how = _step_s(cfg, counts), cfg.setting()
     how = how if cfg.budget.gpu is None else replace(how, cpu=False)
     say(f"plan: {_size(cfg, counts, step_s)}")
     say(f"plan: {_time(cfg, counts, step_s)}")
-    needed = replace(memory(built, how), frozen=_frozen(cfg, model))
+    needed = replace(memory(built, how), frozen=frozen_bytes(cfg, model))
     say(f"plan: {_room(cfg, needed)}")
     if (beyond := _beyond(cfg, needed)) is not None:
         say(f"plan: {beyond}")
@@ -55,18 +55,37 @@ def cost(cfg: TrainConfig, seconds: float) -> str:
 
 def estimate(cfg: TrainConfig, model: ModelConfig) -> Memory:
     """Returns the memory of one rank, by formula.  model: with its sizes filled in."""
-    return replace(memory(on_meta(cfg, model), cfg.setting()), frozen=_frozen(cfg, model))
+    return replace(memory(on_meta(cfg, model), cfg.setting()), frozen=frozen_bytes(cfg, model))
 
 
-def _frozen(cfg: TrainConfig, model: ModelConfig) -> int:
-    """Returns the bytes of the models that the loss compares with, which every rank holds whole, and of a teacher's logits of one chunk
-    and their softmax in float32."""
-    start = [model] * (cfg.objective.needs_parent and getattr(cfg.objective, "kl", True) != 0)
-    path = cfg.objective.learns_from()
-    taught = [] if path is None else [model_config(read_config(resolve_model(path))["model"])]
-    how, size = cfg.setting(), 2 if cfg.trainer.precision == "bf16-true" else 4
-    said = sum(min(how.chunk, how.micro_batch * how.seq_len) * (each.vocab_size or 0) * 8 for each in taught)
-    return sum(count(each, how.seq_len).parameters for each in [*start, *taught]) * size + said
+def _counts(cfg: TrainConfig, model: ModelConfig) -> Counts:
+    """Returns the model's counts, with a forward of each model that the loss compares with among those of a training step."""
+    own, seq_len = count(model, cfg.data.seq_len), cfg.data.seq_len
+    beside = sum(count(each, seq_len).forward_flops_per_token for each, _ in (*_start(cfg, model), *_teacher(cfg)))
+    return replace(own, train_flops_per_token=own.train_flops_per_token + beside)
+
+
+def _start(cfg: Sized, model: ModelConfig) -> list[tuple[ModelConfig, int]]:
+    """Returns the model that the loss compares with as it was at the start, and the bytes of each of its numbers; or nothing."""
+    compares = cfg.objective.needs_parent and getattr(cfg.objective, "kl", True) != 0
+    source = cfg.init_from if isinstance(cfg, TrainConfig) else None
+    return [(model, 4 if source is None else number_bytes(resolve_model(source)))] if compares else []
+
+
+def _teacher(cfg: Sized) -> list[tuple[ModelConfig, int]]:
+    """Returns the teacher and the bytes of each of its numbers, or nothing."""
+    if (path := cfg.objective.learns_from()) is None:
+        return []
+    source = resolve_model(path)
+    return [(model_config(read_config(source)["model"]), number_bytes(source))]
+
+
+def frozen_bytes(cfg: Sized, model: ModelConfig) -> int:
+    """Returns the bytes of the models that the loss compares with, which every rank holds whole, in the dtype of their folders, and of a
+    teacher's logits of one chunk and their softmax in float32."""
+    how, taught = cfg.setting(), _teacher(cfg)
+    said = sum(min(how.chunk, how.micro_batch * how.seq_len) * (each.vocab_size or 0) * 8 for each, _ in taught)
+    return said + sum(count(each, how.seq_len).parameters * size for each, size in (*_start(cfg, model), *taught))
 
 
 def step_law(n: int, tokens: int) -> tuple[float, float]:

@@ -1,5 +1,6 @@
 """objective.teacher: a run that learns what another model says."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,9 @@ from lm.errors import CheckpointError, ConfigError
 from lm.schema import flatten
 from lm.storage.reading import read_json
 from lm.training.config import TrainConfig
+from lm.training.plan import frozen_bytes, plan
 from lm.training.run import train
+from tests.conftest import Lm
 from tests.training.conftest import Configure, Launch, ranks, read, results, write_text
 
 Made = Callable[..., Path]
@@ -155,3 +158,23 @@ def test_a_teacher_may_have_more_tokens_and_another_end_but_no_token_less(made: 
     more = configure("tokenizer=file", f"tokenizer.path={base}/model", "tokenizer.specials=[<|turn|>]", f"objective.teacher={base}")
     with pytest.raises(ConfigError, match=r"in which '<.turn.>' is not token 259.* Choose one that has all tokens"):
         train(more.replace(init_from=str(base), run=more.run.replace(name="more")))
+
+
+def test_a_plan_counts_the_forward_of_a_teacher_and_its_weights_in_their_own_dtype(made: Made, configure: Configure) -> None:
+    """Without these a teacher's forward was free, and one in bf16 took as much memory as in fp32."""
+    wide, narrow = made("wide"), made("narrow", "trainer.precision=bf16-true")
+    told, held = [], []
+    for teacher in (None, wide, narrow):
+        cfg = configure(*([f"objective.teacher={teacher}"] if teacher else []))
+        lines: list[str] = []
+        plan(cfg, lines.append)
+        told.append(float(re.findall(r"([\d.]+) MFLOPs;", "".join(lines))[0]))
+        held.append(frozen_bytes(cfg, cfg.model.sized(320, 32)))
+    assert told == pytest.approx([told[0], *[4 / 3 * told[0]] * 2], rel=0.01)
+    n, logits = read_json(wide / "summary.json")["parameters"], 8 * 32 * 320 * 8
+    assert held == [0, 4 * n + logits, 2 * n + logits]
+
+
+def test_show_counts_a_teacher_only_where_there_is_one(made: Made, lm: Lm) -> None:
+    teacher = made("teacher")
+    assert re.search(r"frozen +\d", lm("show", f"objective.teacher={teacher}")[1]) and "frozen" not in lm("show")[1]

@@ -1,6 +1,6 @@
 """The output of `lm show`: a model's modules, its counts, and the memory that training it needs."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from lm.cli.compose.compose import Composition
 from lm.cli.views.outline import outline
@@ -12,6 +12,7 @@ from lm.nn.transformer import LM, EncoderLM, ModelConfig
 from lm.ops.cache.cache import PerToken
 from lm.schema import Config, Tree
 from lm.training.config import Sized
+from lm.training.plan import frozen_bytes
 from lm.training.strategies.config import StrategyConfig
 from lm.training.weights.freeze import on_meta, trainable
 from lm.units import binary, si, table
@@ -41,8 +42,9 @@ def described(composition: Composition, shown: Sized) -> list[str]:
         raise ConfigError(refused)
     model, how = on_meta(shown, cfg), shown.setting()
     figures = table([*assumed, *_figures(model, count(cfg, how.seq_len), how.seq_len), *_trained(model)], "")
-    needed = f"{_heading(shown, how)}\n{table(_memory(memory(model, how), shown.strategy))}"
-    return [table(outline(model), ""), f"\n{figures}", f"\n{needed}", _BESIDE]
+    needed = replace(memory(model, how), frozen=frozen_bytes(shown, cfg))
+    said = f"{_heading(shown, how)}\n{table(_memory(needed, shown.strategy))}"
+    return [table(outline(model), ""), f"\n{figures}", f"\n{said}", _BESIDE]
 
 
 def _trained(model: LM) -> list[tuple[str, str]]:
@@ -89,7 +91,7 @@ def _heading(shown: Sized, how: Setting) -> str:
 
 
 def _memory(found: Memory, spread: StrategyConfig) -> list[tuple[str, str]]:
-    rows = [(field.name, getattr(found, field.name)) for field in fields(found)]
+    rows = [(field.name, size) for field in fields(found) if (size := getattr(found, field.name)) or field.name != "frozen"]
     return [(name, _placed(name, size, spread)) for name, size in [*rows, ("total", found.on_device(spread.offload))]]
 
 

@@ -123,6 +123,18 @@ def test_a_pair_is_read_and_said_with_its_languages_also_where_it_is_cut(tmp_pat
         assert batch.tokens[0, : len(learned)].tolist() == [2, *learned[:-1]]
 
 
+@pytest.mark.parametrize("single", ["de_DE $A", "de_DE $A </s>"], ids=["no end", "no such letter"])
+def test_what_a_tokenizer_puts_elsewhere_is_no_language(single: str) -> None:
+    """GLM's [gMASK]<sop>, for which a decoder's pairs lost the end between source and target; and a vocabulary without the letter that is
+    tried, of which nothing can be told: all would stand behind a text."""
+    tokenizer = tokenizer_of(single)
+    if "</s>" in single:
+        content = tokenizer.content()
+        content["normalizer"] = {"type": "Replace", "pattern": {"String": "a"}, "content": ""}
+        tokenizer = Tokenizer(RawTokenizer.from_str(json.dumps(content)), tokenizer.specials, adds_bos=False)
+    assert source_of(tokenizer, "b") == [*tokenizer.encode("b"), tokenizer.eos]
+
+
 def test_a_first_token_that_there_is_not_is_refused() -> None:
     tokenizer = tokenizer_of("$A </s>")
     decoder = build_model(config(vocab_size=320), 0)

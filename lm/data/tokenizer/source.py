@@ -11,9 +11,11 @@ def source_of(tokenizer: Tokenizer, text: str) -> list[int]:
 
 def around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     """Returns the ids before and behind the text of a source: the prefix and suffix of a document, or those that tokenizer.json itself puts
-    there, where one of them is no bos or eos but a language (NLLB, mBART)."""
+    there, where eos is one of them and another is neither that nor bos, but a language (NLLB, mBART)."""
     saved, text = tokenizer.encode_as_saved("a"), tokenizer.encode("a")
-    at = next((i for i in range(len(saved)) if saved[i : i + len(text)] == text), len(saved))
+    at = next((i for i in range(len(saved)) if text and saved[i : i + len(text)] == text), None)
+    if at is None:
+        return tokenizer.prefix, tokenizer.suffix
     before, behind = saved[:at], saved[at + len(text) :]
-    usual = {tokenizer.bos, tokenizer.eos, tokenizer.pad, tokenizer.mask, tokenizer.unknown}
-    return (before, behind) if {*before, *behind} - usual else (tokenizer.prefix, tokenizer.suffix)
+    beside, usual = {*before, *behind}, {tokenizer.bos, tokenizer.eos, tokenizer.pad, tokenizer.mask, tokenizer.unknown}
+    return (before, behind) if tokenizer.eos in beside and beside - usual else (tokenizer.prefix, tokenizer.suffix)

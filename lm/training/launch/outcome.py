@@ -52,11 +52,20 @@ class Outcome:
         return self.exit_code is None and self.state() in _GONE
 
     def state(self) -> str:
-        """Returns the rank's process state as a letter of ps; ? where the system does not give it."""
+        """Returns the rank's process state as a letter of ps; ? where the process is no more. A system without /proc, such as macOS, does
+        not tell how one sleeps."""
         try:
             return Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
         except OSError:
-            return "?"
+            return "S" if _there(self.pid) else "?"
+
+
+def _there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True
 
 
 def begins(rank: int) -> None:

@@ -20,7 +20,7 @@ from lm.errors import Interrupted, LmError, ResourceError
 from lm.storage.atomic import verify
 from lm.storage.checkpoint import checkpoints
 from lm.training.config import TrainConfig
-from lm.training.launch import launcher
+from lm.training.launch import launcher, outcome
 from lm.training.launch.outcome import Outcome, verdict
 from lm.training.strategies.zero_config import ZeroConfig
 from tests.server import ROOT, Process
@@ -382,6 +382,14 @@ def test_a_machine_that_does_not_answer_holds_up_no_launcher(
     with pytest.raises(error, match=said):
         launcher.launch(configure("optim=adamw", *ranks("ddp")))
     assert time.monotonic() - began < 8
+
+
+def test_where_there_is_no_proc_a_rank_that_runs_is_not_gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As on macOS, where the launcher gave up each run of several ranks after ten seconds, for all of them to have ended."""
+    monkeypatch.setattr(outcome, "Path", lambda path: tmp_path / path.strip("/"))
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    assert [Outcome(0, pid, 0.0).gone() for pid in (os.getpid(), ended.pid)] == [False, True]
 
 
 def test_a_rendezvous_that_is_lost_is_told_apart_from_one_that_was_never_held(

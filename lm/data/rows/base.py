@@ -164,8 +164,8 @@ class LikelihoodConfig(ObjectiveConfig):
     chunk: int = Field(1024, gt=0)
     """Tokens whose logits exist at once."""
     teacher: str | None = None
-    """Model or run folder whose probabilities are learned beside the labels (distillation; Hinton et al. 2015, arXiv:1503.02531). It has
-    the same tokenizer."""
+    """Model or run folder whose probabilities are learned beside the labels (distillation; Hinton et al. 2015, arXiv:1503.02531). Its
+    tokenizer has all tokens of the run, with the same ids."""
     teacher_weight: float = Field(0.5, gt=0, le=1)
     """Part of the loss that is KL(teacher || model); the rest is the labels'. 1: the teacher alone is learned from."""
 

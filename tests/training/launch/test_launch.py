@@ -357,7 +357,7 @@ def test_what_torchs_launcher_does_not_take_is_told(configure: Configure, monkey
 def told(rank: int, code: int | None, pid: int = 1, **more: bool) -> None:
     """What a rank of an agent that is none has written when it ended; or began, with the code None."""
     folder = Path(os.environ["LM_OUTCOMES"])
-    (folder / f"rank-{rank}.json").write_text(json.dumps(asdict(Outcome(rank, pid, float(rank), code, "said", **more))))
+    (folder / f"rank-{rank}.json").write_text(json.dumps(asdict(Outcome(rank, pid, float(rank), code, "said", (), **more))))
 
 
 @pytest.mark.parametrize(

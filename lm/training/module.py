@@ -11,7 +11,7 @@ from lightning import LightningModule
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lm.cost.count import Counts, count
+from lm.cost.count import Counts
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM
 from lm.ops.ranks.ulysses import Slices
@@ -22,6 +22,7 @@ from lm.training.numerics import StepJudge
 from lm.training.objectives.base import build_objective
 from lm.training.optim.base import set_lr
 from lm.training.optim.traits import traits_of
+from lm.training.plan import counts_of
 from lm.training.state import RunState
 from lm.training.strategies.single import Single
 from lm.training.weights.ema import EMA
@@ -166,7 +167,7 @@ class TrainModule(LightningModule):
     @cached_property
     def counts(self) -> Counts:
         """Parameters and FLOPs of the model."""
-        return count(self.model.cfg, self.cfg.data.seq_len)
+        return counts_of(self.cfg, self.model.cfg)
 
     def loss(self) -> Tensor:
         """Returns the mean loss in nats over the label tokens of the last step, of all ranks. No collective: a single rank may call it."""

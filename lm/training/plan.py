@@ -24,7 +24,7 @@ def plan(cfg: TrainConfig, say: Callable[[str], None]) -> None:
     if cfg.init_from is not None:
         require_fit(build_model(model, device="meta"), cfg)
     require_teacher(cfg, model)
-    counts, built = _counts(cfg, model), on_meta(cfg, model)
+    counts, built = counts_of(cfg, model), on_meta(cfg, model)
     float8 = multiply_in_float8(built) if cfg.trainer.float8 else None
     step_s, how = _step_s(cfg, counts), cfg.setting()
     how = how if cfg.budget.gpu is None else replace(how, cpu=False)
@@ -58,7 +58,7 @@ def estimate(cfg: TrainConfig, model: ModelConfig) -> Memory:
     return replace(memory(on_meta(cfg, model), cfg.setting()), frozen=frozen_bytes(cfg, model))
 
 
-def _counts(cfg: TrainConfig, model: ModelConfig) -> Counts:
+def counts_of(cfg: TrainConfig, model: ModelConfig) -> Counts:
     """Returns the model's counts, with a forward of each model that the loss compares with among those of a training step."""
     own, seq_len = count(model, cfg.data.seq_len), cfg.data.seq_len
     beside = sum(count(each, seq_len).forward_flops_per_token for each, _ in (*_start(cfg, model), *_teacher(cfg)))

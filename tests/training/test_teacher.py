@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from lm.cost.count import count
 from lm.errors import CheckpointError, ConfigError
 from lm.schema import flatten
 from lm.storage.reading import read_json
@@ -53,9 +54,11 @@ def test_a_larger_teacher_is_come_closer_to_and_labels_have_their_part(made: Mad
     teacher = made("teacher", "model.d_model=48", "trainer.max_steps=40")
     runs = {}
     for weight in (0.5, 1.0):
-        train(configure(f"run.name=by{weight}", f"objective.teacher={teacher}", f"objective.teacher_weight={weight}"))
+        summary = train(configure(f"run.name=by{weight}", f"objective.teacher={teacher}", f"objective.teacher_weight={weight}"))
         runs[weight] = told(teacher.parent / f"by{weight}")
     assert all(kl[-1] < 0.9 * kl[0] for kl in runs.values())
+    own = read_json(teacher / "summary.json")["flops_per_token"]
+    assert summary["flops_per_token"] == count(configure().model.sized(260, 32), 32).train_flops_per_token + own / 3
     assert runs[0.5][0] == runs[1.0][0] and runs[0.5][-1] != runs[1.0][-1]
 
 
@@ -131,6 +134,8 @@ def test_a_teacher_that_cannot_say_it_is_refused(
 def test_what_a_teacher_does_not_go_with_is_refused(configure: Configure) -> None:
     with pytest.raises(ConfigError, match="teacher_weight has no effect without teacher"):
         configure("objective.teacher_weight=0.3")
+    with pytest.raises(ConfigError, match="label_smoothing has no effect beside teacher_weight=1"):
+        configure("objective.teacher=runs/a", "objective.teacher_weight=1", "objective.label_smoothing=0.1")
     with pytest.raises(ConfigError, match=r"launch\.context=2: objective\.teacher needs whole rows"):
         configure("objective.teacher=runs/a", "strategy=fsdp", "launch.devices=2", "launch.context=2")
 

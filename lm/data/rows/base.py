@@ -173,6 +173,8 @@ class LikelihoodConfig(ObjectiveConfig):
     def _weighs_a_teacher(self) -> Self:
         if self.teacher is None and self.teacher_weight != type(self).model_fields["teacher_weight"].default:
             raise ValueError("teacher_weight has no effect without teacher. Set objective.teacher, or drop it.")
+        if self.teacher is not None and self.teacher_weight == 1 and self.label_smoothing:
+            raise ValueError("label_smoothing has no effect beside teacher_weight=1, which leaves labels out. Drop one of them.")
         return self
 
     def measure(self, parent: Callable[[], LM] | None) -> Measure:

@@ -5,6 +5,7 @@ import torch
 
 from lm.losses.cross_entropy import losses_and_gradient, token_losses
 from lm.losses.likelihoods import label_likelihoods
+from lm.losses.teacher import Taught
 from lm.losses.tokens import chunked_loss
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.context import Context
@@ -68,4 +69,14 @@ def test_a_chunked_loss_equals_the_plain_one() -> None:
     hidden, labels = torch.randn(500, 64, device=GPU, requires_grad=True), torch.randint(0, 5003, (500,), device=GPU)
     sums, plain = chunked_loss(hidden, labels, head, chunk=128), token_losses(head(hidden), labels)
     found, expected = (torch.autograd.grad(each.total, (hidden, head.weight, head.bias)) for each in (sums, plain))
+    torch.testing.assert_close([sums.total, sums.nll, *found], [plain.total, plain.nll, *expected], atol=1e-3, rtol=1e-4)
+
+
+def test_a_chunked_loss_beside_a_teacher_equals_the_plain_one() -> None:
+    head, teacher = (Head(HeadConfig(), RMSNormConfig(), d, 5003).to(GPU) for d in (64, 96))
+    hidden, theirs = torch.randn(500, 64, device=GPU, requires_grad=True), torch.randn(500, 96, device=GPU)
+    labels = torch.randint(0, 5003, (500,), device=GPU).masked_fill(torch.rand(500, device=GPU) < 0.2, IGNORED)
+    sums = chunked_loss(hidden, labels, head, chunk=128, teacher=Taught(theirs, teacher, 0.4))
+    plain = token_losses(head(hidden), labels, soft=teacher(theirs).softmax(-1).detach(), weight=0.4)
+    found, expected = (torch.autograd.grad(each.total, (hidden, head.weight)) for each in (sums, plain))
     torch.testing.assert_close([sums.total, sums.nll, *found], [plain.total, plain.nll, *expected], atol=1e-3, rtol=1e-4)

@@ -119,6 +119,11 @@ def test_a_teacher_that_was_made_anew_is_noticed(made: Made, configure: Configur
             [],
             "in which '.+' is not token .*tokenizer.path=.*teacher/model",
         ),
+        (
+            ["tokenizer=bpe", "tokenizer.vocab_size=320"],
+            ["tokenizer=bpe", "tokenizer.vocab_size=280"],
+            "which has all tokens of this one and cuts texts otherwise",
+        ),
         (["data.seq_len=16"], [], "it takes rows of 16 tokens, and data.seq_len=32"),
         (["model=bert_tiny", "tokenizer=bytes", "objective=mlm"], [], "its model.kind is encoder, and that of the model decoder"),
     ],

@@ -54,13 +54,18 @@ def new_ids(before: Tokenizer, now: Tokenizer) -> list[int]:
     return sorted(now.special_names.keys() - set(_tokens(before).values()))
 
 
-def unknown_to(other: Tokenizer, tokenizer: Tokenizer) -> tuple[int, str] | None:
-    """Returns the first id, and its token, that is not the same in the other tokenizer; None where all are, whatever that one has besides,
-    and whichever of them begins or ends a text."""
+def unlike(other: Tokenizer, tokenizer: Tokenizer) -> str | None:
+    """Returns what tells that the other tokenizer makes other tokens of a text; None where it makes the same, whatever special tokens it
+    has besides, and whichever of them begins or ends a text."""
     if tokenizer.hash == other.hash:
         return None
     theirs = _tokens(other)
-    return min(((i, name) for name, i in _tokens(tokenizer).items() if theirs.get(name) != i), default=None)
+    if other_ids := [(i, name) for name, i in _tokens(tokenizer).items() if theirs.get(name) != i]:
+        i, name = min(other_ids)
+        return f"in which {name[:80]!r} is not token {i:,}"
+    mine, its = tokenizer.content(), other.content()
+    differs = any(mine.get(part) != its.get(part) for part in ("model", "pre_tokenizer", "normalizer"))
+    return "which has all tokens of this one and cuts texts otherwise" if differs else None
 
 
 def _tokens(tokenizer: Tokenizer) -> dict[str, int]:

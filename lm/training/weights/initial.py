@@ -8,7 +8,7 @@ from torch import nn
 
 from lm.adapters.adapter import AdapterConfig, adapting, round_beside
 from lm.data.tokenizer.config import TokenizerFileConfig
-from lm.data.tokenizer.fitting import grown, unknown_to
+from lm.data.tokenizer.fitting import grown, unlike
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import CheckpointError, ConfigError
 from lm.generation.growing import ROWS, grown_model, grown_weights
@@ -122,10 +122,10 @@ def require_teacher(cfg: TrainConfig, model: ModelConfig, tokenizer: Tokenizer |
         raise ConfigError(f"{where}: its model.kind is {its.kind}, and that of the model {model.kind}. {remedy}.")
     if its.max_seq_len is not None and its.max_seq_len < cfg.data.seq_len:
         raise ConfigError(f"{where}: it takes rows of {its.max_seq_len} tokens, and data.seq_len={cfg.data.seq_len}. Lower that.")
-    if tokenizer is not None and (other := unknown_to(load_tokenizer(source), tokenizer)) is not None:
+    if tokenizer is not None and (other := unlike(load_tokenizer(source), tokenizer)) is not None:
         own = f"Train with its own, by tokenizer=file tokenizer.path={source}"
         raise ConfigError(
-            f"{where}: it has another tokenizer, in which {other[1][:80]!r} is not token {other[0]:,}, so what it says is of other tokens."
+            f"{where}: it has another tokenizer, {other}, so what it says is of other tokens."
             f" {own if cfg.init_from is None else 'Choose one that has all tokens of this run'}."
         )
 

@@ -62,7 +62,14 @@ def test_a_larger_teacher_is_come_closer_to_and_labels_have_their_part(made: Mad
     assert runs[0.5][0] == runs[1.0][0] and runs[0.5][-1] != runs[1.0][-1]
 
 
-@pytest.mark.parametrize("more", [[], ["objective.scheduled_sampling=0.5"], ["objective=mlm", "model=bert_tiny", "tokenizer=bytes"]])
+@pytest.mark.parametrize(
+    "more",
+    [
+        [],
+        pytest.param(["objective.scheduled_sampling=0.5"], marks=pytest.mark.slow),
+        pytest.param(["objective=mlm", "model=bert_tiny", "tokenizer=bytes"], marks=pytest.mark.slow),
+    ],
+)
 def test_a_resumed_run_is_taught_as_one_that_was_left_alone(
     more: list[str], made: Made, configure: Configure, killed: Callable[..., None], tmp_path: Path
 ) -> None:

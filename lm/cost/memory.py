@@ -1,7 +1,7 @@
 """The memory of training on one rank, by formula. It counts the tensors that stay; allocator and kernels need some more."""
 
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import NamedTuple
 
 import torch
@@ -51,6 +51,10 @@ class Memory:
     def total(self) -> int:
         """At the end of the forward: from the second micro-batch on, all of it is there at once."""
         return sum(astuple(self))
+
+    def parts(self) -> dict[str, int]:
+        """Returns each by its name; `frozen` only where there are such models."""
+        return {name: size for name, size in asdict(self).items() if size or name != "frozen"}
 
     def on_device(self, offload: bool) -> int:
         """Returns what of the total is on the device.  offload: the optimizer's state is elsewhere."""

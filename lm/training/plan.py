@@ -1,7 +1,7 @@
 """`lm train plan=true`: what a run will take, from its config alone. No data is read, nothing is built, nothing trains."""
 
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import torch
 
@@ -67,9 +67,8 @@ def counts_of(cfg: TrainConfig, model: ModelConfig) -> Counts:
 
 def _start(cfg: Sized, model: ModelConfig) -> list[tuple[ModelConfig, int]]:
     """Returns the model that the loss compares with as it was at the start, and the bytes of each of its numbers; or nothing."""
-    compares = cfg.objective.needs_parent and getattr(cfg.objective, "kl", True) != 0
     source = cfg.init_from if isinstance(cfg, TrainConfig) else None
-    return [(model, 4 if source is None else number_bytes(resolve_model(source)))] if compares else []
+    return [(model, 4 if source is None else number_bytes(resolve_model(source)))] if cfg.objective.runs_parent() else []
 
 
 def _teacher(cfg: Sized) -> list[tuple[ModelConfig, int]]:
@@ -136,9 +135,9 @@ def _time(cfg: TrainConfig, counts: Counts, step_s: float | None) -> str:
 
 
 def _room(cfg: TrainConfig, found: Memory) -> str:
-    parts = asdict(found)
+    parts = found.parts()
     aside = f", and {binary(parts.pop('optimizer'))} of optimizer in {cfg.strategy.beside}" if cfg.strategy.offload else ""
-    told = ", ".join(f"{name} {binary(size)}" for name, size in parts.items() if size or name != "frozen")
+    told = ", ".join(f"{name} {binary(size)}" for name, size in parts.items())
     each = "" if cfg.launch.world == 1 else f" each of {cfg.launch.world} ranks'"
     return f"by formula{each} tensors take {binary(sum(parts.values()))} ({told}){aside}"
 

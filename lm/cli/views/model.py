@@ -1,6 +1,6 @@
 """The output of `lm show`: a model's modules, its counts, and the memory that training it needs."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from lm.cli.compose.compose import Composition
 from lm.cli.views.outline import outline
@@ -91,8 +91,7 @@ def _heading(shown: Sized, how: Setting) -> str:
 
 
 def _memory(found: Memory, spread: StrategyConfig) -> list[tuple[str, str]]:
-    rows = [(field.name, size) for field in fields(found) if (size := getattr(found, field.name)) or field.name != "frozen"]
-    return [(name, _placed(name, size, spread)) for name, size in [*rows, ("total", found.on_device(spread.offload))]]
+    return [(name, _placed(name, size, spread)) for name, size in [*found.parts().items(), ("total", found.on_device(spread.offload))]]
 
 
 def _placed(name: str, size: int, spread: StrategyConfig) -> str:

@@ -113,6 +113,10 @@ class ObjectiveConfig(Slot, group="objective"):
         """Returns how a validation measures a model.  parent: returns the model that training started from; None: it is not known."""
         return Measure()
 
+    def runs_parent(self) -> bool:
+        """Whether each step runs the model that training started from."""
+        return self.needs_parent
+
     def learns_from(self) -> str | None:
         """Returns the folder of a further model that training needs, its teacher; None where it needs none."""
         return None

@@ -38,6 +38,9 @@ class PolicyConfig(ObjectiveConfig):
     kl: float = Field(0.0, ge=0)
     """What a departure from the model at the start costs, in units of reward a nat. 0: nothing, and no such model is kept."""
 
+    def runs_parent(self) -> bool:
+        return self.kl > 0
+
     def require_fit(self, model: str, data: DataConfig) -> None:
         super().require_fit(model, data)
         alone = any(isinstance(each.records, PromptRecord) and each.records.answer is None for each in data.parts().values())

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lm.errors import Interrupted, LmError, ResourceError
 from lm.storage.atomic import replace_file
-from lm.training.launch.parent import end_with_parent
+from lm.training.launch.parent import end_with_parent, lives
 from lm.training.launch.ranks import PeerLost
 
 AGAIN = "Train again to go on from the last checkpoint."
@@ -57,15 +57,7 @@ class Outcome:
         try:
             return Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
         except OSError:
-            return "S" if _there(self.pid) else "?"
-
-
-def _there(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except OSError:
-        return False
-    return True
+            return "S" if lives(self.pid) else "?"
 
 
 def begins(rank: int) -> None:

@@ -33,7 +33,7 @@ def hold_all(models: list[tuple[str, Choice]], start: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "start", [pytest.param(at, marks=[pytest.mark.slow] if at // PART % 3 else []) for at in range(0, len(pairwise()), PART)]
+    "start", [pytest.param(at, marks=[pytest.mark.slow] if at // PART % 4 else []) for at in range(0, len(pairwise()), PART)]
 )
 @torch.no_grad()
 def test_the_invariants_hold_for_every_pair_of_slot_values(start: int) -> None:

@@ -69,7 +69,10 @@ def eval_batches(rows: Rows, ids: NDArray[np.int64], micro_batch: int) -> Iterat
 
 
 class TrainLoader(Sized):
-    """Iterates over all micro-batches of all steps; `len` is their number. Can be iterated again. Use inside `worker_faults`."""
+    """Iterates over all micro-batches of all steps; `len` is their number. Can be iterated again. Use inside `worker_faults`.
+
+    waited_s: seconds so far that whoever iterates has waited for batches.
+    """
 
     def __init__(self, steps: "Steps", order: range, accumulation: int, workers: int, pinned: bool) -> None:
         start = _leave_signals_to_the_run if workers else None
@@ -82,6 +85,7 @@ class TrainLoader(Sized):
         self._new = bool(workers) and method != "fork"  # workers begin as new processes
         self._alone = self._new and b"__main__" not in pickle.dumps(steps)
         self._length = min(len(order) * accumulation, sys.maxsize)  # len() allows no more
+        self.waited_s = 0.0
 
     def __len__(self) -> int:
         return self._length
@@ -92,11 +96,17 @@ class TrainLoader(Sized):
             steps: Any = iter(self._steps)
         workers = [child for child in multiprocessing.active_children() if child not in others]
         try:
-            while (step := _handed_over(steps, workers)) is not None:
+            while (step := self._waited_for(steps, workers)) is not None:
                 yield from step
         finally:
             if workers:  # torch has no public way. An iterator that the garbage collector finds in a cycle, as an error's traceback makes
                 steps._shutdown_workers()  # one, has its queues closed first; then torch waits for 10 s and Python's end for a minute
+
+    def _waited_for(self, steps: Iterator[list[Batch]], workers: Sequence[BaseProcess]) -> list[Batch] | None:
+        begun = time.perf_counter()
+        step = _handed_over(steps, workers)
+        self.waited_s += time.perf_counter() - begun
+        return step
 
 
 @contextmanager

@@ -91,19 +91,20 @@ class Clock:
     """Measures the time that steps take; what happens between them is left out."""
 
     def __init__(self) -> None:
-        self.step_s = 0.0  # mean seconds of a step in the last lap
+        self.step_s = self.data_s = 0.0  # mean seconds of a step in the last lap, and those of them spent waiting for batches
+        self._waited = 0.0
         self.start(0)
 
     def start(self, step: int) -> None:
         """Starts a lap now, after this many steps."""
         self._step, self._at = step, time.perf_counter()
 
-    def lap(self, step: int) -> float:
-        """Returns the seconds since the last lap."""
+    def lap(self, step: int, waited_s: float) -> float:
+        """Returns the seconds since the last lap.  waited_s: of all laps so far, those spent waiting for batches."""
         now = time.perf_counter()
-        seconds = now - self._at
-        self.step_s = seconds / max(1, step - self._step)
-        self._step, self._at = step, now
+        seconds, steps = now - self._at, max(1, step - self._step)
+        self.step_s, self.data_s = seconds / steps, (waited_s - self._waited) / steps
+        self._step, self._at, self._waited = step, now, waited_s
         return seconds
 
     @contextmanager

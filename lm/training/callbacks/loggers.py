@@ -34,7 +34,7 @@ class Logger(Protocol):
     def close(self) -> None: ...
 
 
-_PERF = ("tokens_per_second", "step_s", "memory_gib", "mfu_pct")
+_PERF = ("tokens_per_second", "step_s", "data_s", "memory_gib", "mfu_pct")
 _DATA = ("tokens", "epochs")
 
 

@@ -7,10 +7,12 @@ import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import torch
 from lightning import Trainer
 
+from lm.data.loader import TrainLoader
 from lm.errors import ConfigError
 from lm.schema import Tree
 from lm.training.budget import peak_flops
@@ -18,6 +20,7 @@ from lm.training.callbacks.base import RunCallback
 from lm.training.module import TrainModule
 
 _DEAD = 2  # logged steps in a row
+_STARVED = 0.2  # part of the time
 
 Metric = Callable[[Trainer, TrainModule], Tree]
 """Returns numbers for a line, by name. Every rank calls it, at the end of the steps that are logged."""
@@ -32,6 +35,7 @@ class Metrics(RunCallback):
         module.run.counters.device = torch.cuda.get_device_name() if cuda else cpu
         self._added = {name: metric.build() for name, metric in module.cfg.metrics.items()}
         module.run.clock.start(module.step)
+        self._told_starved = False
 
     def step_end(self, module: TrainModule) -> None:
         run = module.run
@@ -54,6 +58,7 @@ class Metrics(RunCallback):
         run.logged = line
         run.journal.record(line)
         self._tell_dead(module, line)
+        self._tell_starved(module, line)
 
     def _tell_dead(self, module: TrainModule, line: Tree) -> None:
         """Records once that the gradient is exactly 0 in several logged steps in a row, as where a huge rate has driven the weights to
@@ -64,6 +69,13 @@ class Metrics(RunCallback):
             rewards = "all answers to a prompt are worth the same. Other objective.rewards, easier prompts or more objective.n_answers"
             event = f"gradient exactly 0: {rewards if own else 'nothing is learned. A lower optim.lr'} may help"
             module.run.journal.record({"step": module.step, "event": event, "since_step": counters.dead_steps[0]})
+
+    def _tell_starved(self, module: TrainModule, line: Tree) -> None:
+        """Says once, and only on the terminal, as it is nothing that repeats, that the steps wait for their batches."""
+        if not self._told_starved and line["data_s"] > _STARVED * line["step_s"]:
+            self._told_starved = True
+            part, workers = line["data_s"] / line["step_s"], module.cfg.data.workers
+            module.run.journal.console.say(f"{part:.0%} of the time goes by waiting for batches: data.workers={workers + 2} may help")
 
 
 def tokens(trainer: Trainer, module: TrainModule) -> Tree:
@@ -97,15 +109,15 @@ def gradient(trainer: Trainer, module: TrainModule) -> Tree:
 
 def speed(trainer: Trainer, module: TrainModule) -> Tree:
     """Tokens per second and seconds per step since the previous record, without validations and saves."""
-    clock = module.run.clock
-    module.run.counters.train_s += clock.lap(module.step)
+    clock, loader = module.run.clock, cast(TrainLoader, trainer.train_dataloader)
+    module.run.counters.train_s += clock.lap(module.step, loader.waited_s)
     return {"tokens_per_second": round(module.run.tokens(1) / clock.step_s, 1), "step_s": round(clock.step_s, 5)}
 
 
-def memory(trainer: Trainer, module: TrainModule) -> Tree:
-    """Peak memory of the rank that needs most."""
-    (most,) = module.run.ranks.most(memory_gib(module.device))
-    return {"memory_gib": round(most, 3)}
+def worst_rank(trainer: Trainer, module: TrainModule) -> Tree:
+    """Peak memory of the rank that needs most, and how long a step the rank that waits longest for its batches does so."""
+    most, data_s = module.run.ranks.most(memory_gib(module.device), module.run.clock.data_s)
+    return {"memory_gib": round(most, 3), "data_s": round(data_s, 5)}
 
 
 def utilisation(trainer: Trainer, module: TrainModule) -> Tree:
@@ -131,7 +143,7 @@ def expert_loads(trainer: Trainer, module: TrainModule) -> Tree:
     return {f"expert_load/{name}": round(ratio, 4) for name, ratio in zip(module.model.mixtures(), ratios, strict=True)}
 
 
-LINE: tuple[Metric, ...] = (tokens, loss, told, rate, gradient, speed, memory, utilisation, data, expert_loads)
+LINE: tuple[Metric, ...] = (tokens, loss, told, rate, gradient, speed, worst_rank, utilisation, data, expert_loads)
 """The built-in metrics, in this order: `speed` must stop its clock after `loss` has waited for the device."""
 
 

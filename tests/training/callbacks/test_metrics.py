@@ -1,21 +1,25 @@
 import re
 import subprocess
 import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from lm.data.loader import Steps
 from lm.data.rows.causal import CausalConfig
 from lm.errors import ConfigError
 from lm.losses.tokens import causal_reader
+from lm.nn.batch import Batch
 from lm.training.budget import peak_flops
 from lm.training.callbacks.metrics import utilisation
 from lm.training.objectives.base import LOSSES
 from lm.training.run import train
-from tests.training.conftest import Configure
+from tests.training.conftest import Configure, read
 
 
 def test_peaks_are_found_by_the_names_that_cuda_reports() -> None:
@@ -80,3 +84,21 @@ def test_a_figure_of_the_objective_replaces_none_of_ours(
     monkeypatch.setitem(LOSSES, CausalConfig, build)
     with pytest.raises(ConfigError, match=re.escape(said)):
         train(configure())
+
+
+@pytest.mark.parametrize("waiting_s", [0.0, 0.3])
+def test_time_spent_waiting_for_batches_is_told(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], waiting_s: float
+) -> None:
+    of_step = Steps.__getitem__
+
+    def slow(steps: Steps, step: int) -> list[Batch]:
+        time.sleep(waiting_s)
+        return of_step(steps, step)
+
+    monkeypatch.setattr(Steps, "__getitem__", slow)
+    train(configure("trainer.max_steps=3", "trainer.log_every=1", "trainer.val_every=100"))
+    lines = [line for line in read(tmp_path / "run" / "metrics.jsonl") if "data_s" in line]
+    assert len(lines) == 3 and all(waiting_s < line["data_s"] < line["step_s"] for line in lines)
+    told = capsys.readouterr().out.count("waiting for batches: data.workers=2 may help")
+    assert told == any(line["data_s"] > 0.2 * line["step_s"] for line in lines) and told >= (waiting_s > 0)

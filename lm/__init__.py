@@ -24,6 +24,7 @@ _HOMES = {
     "DecoderConfig": "lm.nn.transformer",
     "EncoderConfig": "lm.nn.transformer",
     "EncoderDecoderConfig": "lm.nn.transformer",
+    "classify": "lm.generation.classify",
     "compare": "lm.report.compare",
     "complete": "lm.generation.generate",
     "evaluate": "lm.generation.examine",
@@ -37,6 +38,7 @@ _HOMES = {
 
 if TYPE_CHECKING:
     from lm.data.batches import Batches
+    from lm.generation.classify import classify
     from lm.generation.examine import evaluate
     from lm.generation.generate import complete, generate
     from lm.generation.load import load, save
@@ -56,6 +58,7 @@ __all__ = [
     "__version__",
     "batches",
     "build_model",
+    "classify",
     "compare",
     "complete",
     "config",

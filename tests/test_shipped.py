@@ -33,8 +33,18 @@ PARENT = ["init_from=runs/pretrain-tiny"]
 TEXT = ["data=text", "data.files=a.txt", "tokenizer=bytes"]
 MIXED = "data.sources=[{name:a,data:{kind:text,files:a.txt}},{name:b,data:{kind:text,files:a.jsonl}}]"
 CONFIGS = ("default", "en", "3.0.0", "sample-10BT", "de-en", "wikitext-103-raw-v1")  # of datasets that conf/data names
-CORPORA = ("mqar", "stdlib", "stdlib_docstrings", "stdlib_chat", "stdlib_code", "stdlib_preferences")  # 11 MB, which are prepared anew here
-OF_DATA = {"pair": "seq2seq", "chat": "sft", "preference": "dpo", "recall": "sft", "prompt": "grpo"}  # kind of record -> objective
+CORPORA = (  # 11 MB, which are prepared anew here
+    "mqar",
+    "stdlib",
+    "stdlib_docstrings",
+    "stdlib_chat",
+    "stdlib_code",
+    "stdlib_preferences",
+    "stdlib_labels",
+)
+OF_DATA = {
+    "pair": "seq2seq", "chat": "sft", "preference": "dpo", "recall": "sft", "prompt": "grpo", "label": "classify",
+}  # fmt: skip  # kind of record -> objective
 WORDS = ["".join(random.Random(n).choices("abcdefghij", k=3 + n % 5)) for n in range(200)]  # enough for a small vocabulary
 
 
@@ -48,8 +58,8 @@ def record(draw: random.Random) -> dict[str, Any]:
     chat = [{"role": "user", "content": asked}, {"role": "assistant", "content": better}]
     return {
         "text": words(draw, 12), "source": asked, "target": better, "messages": chat, "prompt": asked, "article": asked,
-        "highlights": better, "translation": {"de": asked, "en": better}, "instruction": asked, "input": worse, "output": better,
-        "chosen": chat, "rejected": [chat[0], {"role": "assistant", "content": worse}],
+        "highlights": better, "label": draw.choice(("no", "yes")), "translation": {"de": asked, "en": better}, "instruction": asked,
+        "input": worse, "output": better, "chosen": chat, "rejected": [chat[0], {"role": "assistant", "content": worse}],
     }  # fmt: skip
 
 
@@ -59,7 +69,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder, draw = tmp_path_factory.mktemp("shipped"), random.Random(0)
     (folder / "a.txt").write_text("\n".join(words(draw, 8) for _ in range(300)))
     rows = [record(draw) for _ in range(150)]
-    kept = ("text", "source", "target", "messages", "prompt")
+    kept = ("text", "source", "target", "messages", "prompt", "label")
     local = [{key: row[key] for key in kept} | {"chosen": row["target"], "rejected": row["input"]} for row in rows]
     (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in local))
     (folder / "a" / "b").mkdir(parents=True)
@@ -105,6 +115,7 @@ def for_data(option: str) -> list[str]:
     shape = values.get("data.record.kind", {"stdlib_docstrings": "pair", "arithmetic": "chat", "mqar": "recall"}.get(option))
     start = PARENT if shape in ("preference", "prompt") else [*WIDTH, "tokenizer=bytes"]
     start = [*start, "data.record.prompt=prompt", "objective.rewards={ended:{}}", "objective.max_tokens=4"] if shape == "prompt" else start
+    start = [*start, f"objective.labels=[{'nothing,value' if option == 'stdlib_labels' else 'no,yes'}]"] if shape == "label" else start
     long = (
         ["data.seq_len=4096"] if option in ("stdlib_chat", "stdlib_code", "stdlib_preferences") else []
     )  # in bytes, most functions are longer than other rows here
@@ -137,6 +148,8 @@ def beside(group: str, option: str) -> list[str]:
             return [*WIDTH, "data=pairs", "data.files=a.jsonl", "tokenizer=bytes"]
         case "objective", "sft":
             return [*WIDTH, "data=chat", "data.files=a.jsonl", "tokenizer=bytes"]
+        case "objective", "classify":
+            return [*WIDTH, "data=labels", "data.files=a.jsonl", "objective.labels=[no,yes]", "tokenizer=bytes"]
         case "objective", "dpo" | "ipo" | "simpo" | "orpo":
             return [*PARENT, "data=preferences", "data.files=a.jsonl"]
         case "objective", "grpo" | "rloo":
@@ -154,12 +167,14 @@ def for_recipe(recipe: str) -> list[str]:
     parent = PARENT if "init_from" in catalog.values("recipes", recipe) else []
     chosen = compose([f"recipes={recipe}", *parent]).choices
     data, model, tokenizer = (str(chosen[group]) for group in ("data", "model", "tokenizer"))
-    local = {"stdlib": "text", "stdlib_docstrings": "pairs", "stdlib_chat": "chat", "stdlib_preferences": "preferences"}.get(data, data)
+    alike = {"stdlib": "text", "stdlib_docstrings": "pairs", "stdlib_chat": "chat", "stdlib_preferences": "preferences"}
+    local = (alike | {"stdlib_labels": "labels"}).get(data, data)
+    labels = ["objective.labels=[no,yes]"] * (local == "labels")
     hub = local_hub(catalog.values("data", data))
     longer = ["eval.seq_len=[160]"] * ("eval.seq_len" in catalog.values("recipes", recipe))  # as long as the local text allows
     fewer = ["data.n_records=400"] * (data == "mqar")
     needed = [MIXED] if local == "mix" else NEEDED.get(local, [])
-    given = [f"data={local}", *needed, *hub, *fewer, "trainer.compile=false", *longer]
+    given = [f"data={local}", *labels, *needed, *hub, *fewer, "trainer.compile=false", *longer]
     if parent:
         return [*given, *parent]
     size = ["tokenizer.vocab_size=600"] if tokenizer not in ("bytes", "file") else []

@@ -114,4 +114,4 @@ def _counts(cfg: TrainConfig) -> Counts:
     n_tokens = cfg.model.vocab_size or cfg.tokenizer.size(cfg.objective.specials())
     if n_tokens is None:
         raise ConfigError("model.vocab_size: null, and the size of the tokenizer is not known before it is read. Set model.vocab_size.")
-    return count(cfg.model.sized(n_tokens, cfg.data.seq_len), cfg.data.seq_len)
+    return count(cfg.sized_model(n_tokens), cfg.data.seq_len)

@@ -16,6 +16,7 @@ from lm.progress import progress
 VERBS = {
     "train": "pretrain, fine-tune, resume; with -m, every combination of a sweep",
     "generate": "sample text from a model",
+    "classify": "which kind a text is of, by a model that was trained to tell",
     "serve": "a model behind OpenAI's API, and a page to chat with it",
     "eval": "loss and bits per byte of a model on any data",
     "ablate": "a fair comparison of variants, matched, tuned, repeated and judged",
@@ -34,10 +35,11 @@ VERBS = {
 """Verb -> one line of help; `lm.cli.verb.find` has its class."""
 
 _ELSEWHERE = {
-    "chat": "generate", "complete": "generate", "sample": "generate", "inference": "generate", "server": "serve", "api": "serve",
-    "finetune": "train", "fine-tune": "train", "fit": "train", "pretrain": "train", "resume": "train", "sweep": "train",
-    "evaluate": "eval", "test": "eval", "benchmark": "eval", "report": "compare", "plot": "compare", "convert": "export", "push": "export",
-    "study": "ablate", "tokenize": "prepare", "preprocess": "prepare", "inspect": "show", "info": "show", "config": "explain",
+    "chat": "generate", "complete": "generate", "sample": "generate", "inference": "generate", "predict": "classify", "server": "serve",
+    "api": "serve", "finetune": "train", "fine-tune": "train", "fit": "train", "pretrain": "train", "resume": "train", "sweep": "train",
+    "evaluate": "eval", "test": "eval", "benchmark": "eval", "report": "compare", "plot": "compare", "convert": "export",
+    "push": "export", "study": "ablate", "tokenize": "prepare", "preprocess": "prepare", "inspect": "show", "info": "show",
+    "config": "explain",
 }  # fmt: skip  # what other programs call a verb
 
 _ASKS = ("-h", "--help")

@@ -59,11 +59,12 @@ class Writer(Verb):
     """Replace a folder that a verb has written before, once the new one is complete."""
 
     def tried(self) -> str:
-        """Returns the command that tries the written model; an encoder continues no prompt."""
+        """Returns the command that tries the written model; an encoder and a classifier continue no prompt."""
         from lm.storage.model_folder import read_config
 
-        encoder = read_config(Path(self.out).expanduser()).get("model", {}).get("kind") == "encoder"
-        verb, what = ("eval", "data=text data.files=...") if encoder else ("generate", "prompt=...")
+        model = read_config(Path(self.out).expanduser()).get("model", {})
+        verb, what = ("eval", "data=text data.files=...") if model.get("kind") == "encoder" else ("generate", "prompt=...")
+        verb, what = ("classify", "text=...") if model.get("head", {}).get("labels") else (verb, what)
         return f"Try it: lm {verb} from={shlex.quote(self.out)} {what}"
 
 

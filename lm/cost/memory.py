@@ -78,7 +78,7 @@ def memory(model: LM, setting: Setting) -> Memory:
     whole = _gathered(model, n) * size if cut[0] > 1 else 0
     cast = 2 * multiplied(model) if setting.precision == "bf16-mixed" else 0
     tokens = setting.micro_batch * setting.seq_len // setting.context
-    logits = min(setting.chunk, tokens * n) * -(-model.vocab_size // n)
+    logits = min(setting.chunk, tokens * n) * -(-model.cfg.head.size(model.vocab_size) // n)
     return Memory(
         weights=-(-(held + cast) // cut[0]) + whole,
         gradients=-(-trained * size // cut[1]),

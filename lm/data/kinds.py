@@ -4,6 +4,7 @@ from lm.data.config import DataConfig, SourceConfig
 from lm.data.layout.mixed import MixConfig
 from lm.data.records.base import RecordConfig
 from lm.data.records.chat import ChatRecord
+from lm.data.records.label import LabelRecord
 from lm.data.records.pair import PairRecord
 from lm.data.records.preference import PreferenceRecord
 from lm.data.records.prompt import PromptRecord
@@ -11,6 +12,7 @@ from lm.data.rewards.base import Answer, RewardConfig
 from lm.data.rewards.compiles import CompilesReward
 from lm.data.rows.base import ObjectiveConfig
 from lm.data.rows.causal import CausalConfig
+from lm.data.rows.classify import ClassifyConfig
 from lm.data.rows.denoising import SpansConfig, UL2Config
 from lm.data.rows.fim import FIMConfig
 from lm.data.rows.mlm import MLMConfig
@@ -45,15 +47,16 @@ class RowsOf(Corpus):
     init_from: str | None = None
 
     def reader(self) -> ModelConfig | None:
-        """Returns the model where the rows are told for it: the one that training starts from, or an encoder-decoder. None where any model
-        that the objective trains will do."""
-        return self.model if self.init_from is not None or self.model.kind == "encoder_decoder" else None
+        """Returns the model where the rows are told for it: the one that training starts from, an encoder-decoder, or a classifier. None
+        where any model that the objective trains will do."""
+        told = self.init_from is not None or self.model.kind == "encoder_decoder" or isinstance(self.objective, ClassifyConfig)
+        return self.model if told else None
 
 
 __all__ = [
-    "Answer", "ArithmeticConfig", "BPEConfig", "BytesConfig", "CausalConfig", "ChatRecord", "CompilesReward", "Corpus", "DPOConfig",
-    "DataConfig", "FIMConfig", "GRPOConfig", "HubConfig", "IPOConfig", "MLMConfig", "MQARConfig", "MixConfig", "ORPOConfig",
-    "ObjectiveConfig", "PairRecord", "PreferenceRecord", "PrefixConfig", "PromptRecord", "RLOOConfig", "RecordConfig", "RewardConfig",
-    "RowsOf", "SFTConfig", "Seq2SeqConfig", "SimPOConfig", "SourceConfig", "SpansConfig", "StdlibConfig", "StdlibDocstringsConfig",
-    "TextConfig", "TokenizerConfig", "TokenizerFileConfig", "UL2Config", "UnigramConfig", "WordPieceConfig",
+    "Answer", "ArithmeticConfig", "BPEConfig", "BytesConfig", "CausalConfig", "ChatRecord", "ClassifyConfig", "CompilesReward", "Corpus",
+    "DPOConfig", "DataConfig", "FIMConfig", "GRPOConfig", "HubConfig", "IPOConfig", "LabelRecord", "MLMConfig", "MQARConfig", "MixConfig",
+    "ORPOConfig", "ObjectiveConfig", "PairRecord", "PreferenceRecord", "PrefixConfig", "PromptRecord", "RLOOConfig", "RecordConfig",
+    "RewardConfig", "RowsOf", "SFTConfig", "Seq2SeqConfig", "SimPOConfig", "SourceConfig", "SpansConfig", "StdlibConfig",
+    "StdlibDocstringsConfig", "TextConfig", "TokenizerConfig", "TokenizerFileConfig", "UL2Config", "UnigramConfig", "WordPieceConfig",
 ]  # fmt: skip

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from lm.data.records.chat import ChatRecord
 from lm.data.records.fields import BadRecord
@@ -38,11 +38,7 @@ class Prompt:
 def read_prompts(path: Path) -> list[Prompt]:
     """Returns what the lines of a file ask, each a JSON object with the field `prompt` or `messages`; what else is in it goes along into
     the answers. Raises ConfigError for a line that is none, and where lines have not all the same field."""
-    if not path.is_file():
-        found = "this is no regular file" if path.exists() else "there is no such file"
-        raise ConfigError(f"prompts={path}: {found}. Name one of JSON lines.")
-    lines = read_bytes(path, _MOST_MIB).removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    prompts = [_prompt(data, f"{path}, line {number}") for number, data in enumerate(lines, 1) if data.strip()]
+    prompts = [_prompt(line, where) for line, where in read_lines(path, "prompts")]
     if not prompts:
         raise ConfigError(f'{path}: it holds no prompt. Write a line such as {{"prompt": "def main("}} for each.')
     for prompt in prompts:
@@ -51,11 +47,24 @@ def read_prompts(path: Path) -> list[Prompt]:
     return prompts
 
 
-def _prompt(data: bytes, where: str) -> Prompt:
+def read_lines(path: Path, key: str) -> list[tuple[Any, str]]:
+    """Returns the value of each line of a file of JSON lines, and its place for errors; blank lines are left out. Raises ConfigError for
+    one that is none.  key: the option that names the file."""
+    if not path.is_file():
+        found = "this is no regular file" if path.exists() else "there is no such file"
+        raise ConfigError(f"{key}={path}: {found}. Name one of JSON lines.")
+    lines = read_bytes(path, _MOST_MIB).removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    return [(_value(data, where), where) for number, data in enumerate(lines, 1) if data.strip() and (where := f"{path}, line {number}")]
+
+
+def _value(data: bytes, where: str) -> Any:
     try:
-        line = parse_asked(data)
+        return parse_asked(data)
     except ValueError as error:  # UnicodeDecodeError too
         raise ConfigError(f"{where}: it is not JSON ({error}). Fix the line.") from None
+
+
+def _prompt(line: Any, where: str) -> Prompt:
     if not isinstance(line, dict) or ("prompt" in line) == ("messages" in line):
         raise ConfigError(f"{where}: it is no object with either prompt or messages. Fix the line.")
     if ANSWERS in line:

@@ -129,8 +129,10 @@ def room(model: LM, prompt: Sequence[int], cfg: SamplingConfig, first: int | Non
 
 def begin(model: LM, prompt: Sequence[int], first: int | None = None) -> list[int]:
     """Returns the decoder's first input: the prompt, or for an encoder-decoder, which reads the prompt as a source, the start token and
-    what each answer begins with: `first`, or else the model's first_token, if any. Raises ConfigError for an encoder, and where there is no
-    start token."""
+    what each answer begins with: `first`, or else the model's first_token, if any. Raises ConfigError for an encoder or a classifier, and
+    where there is no start token."""
+    if model.cfg.head.labels is not None:
+        raise ConfigError("generate: the model is a classifier, which tells texts apart and continues none. Use lm classify.")
     match model.cfg:
         case EncoderConfig():
             raise ConfigError(

@@ -37,7 +37,7 @@ class Documents:
         told = [rows.documents(ids[at : at + micro_batch]) for at in range(0, len(ids), micro_batch)]
         known = np.unique(np.concatenate([np.unique(part) for part in told if part is not None] or [np.empty(0, np.int64)]))
         self._by_row = len(known) < FEW
-        self._known, self._rows, self._sizes = np.sort(ids) if self._by_row else known, rows, tokenizer.token_bytes()
+        self._known, self._rows, self._sizes = np.sort(ids) if self._by_row else known, rows, rows.label_bytes(tokenizer)
         self._sums = np.zeros((3, len(self._known)))
 
     def add(self, ids: Ids, labels: Tensor, guesses: Tensor) -> None:

@@ -117,14 +117,14 @@ class Evaluator:
         seen = mine.curves.flat() if mine.curves is not None else []
         nats, tokens, n_bytes, *further = self.ranks.total(mine.nats, mine.tokens, mine.n_bytes, *seen, *flat)
         curves, told = Curves.of_flat(further[: len(seen)]) if seen else None, further[len(seen) :]
-        if self.tokenizer.token_bytes() is None:
+        if rows.label_bytes(self.tokenizer) is None:
             n_bytes = round(rows.bytes_per_label * tokens)
         return Totals(nats, tokens, n_bytes, dict(zip(mine.told, zip(told[0::2], told[1::2], strict=True), strict=True)), curves)
 
     def _sums(self, rows: Rows, ids: Ids, curves: Curves | None, documents: Documents | None) -> Totals:
         """Returns the sums over this process's part of the rows. A process with fewer batches than others makes up for them by forwards
         that do not count, since with sharded weights all processes must take part in each forward."""
-        device, sizes = self.model.embed.weight.device, self.tokenizer.token_bytes()
+        device, sizes = self.model.embed.weight.device, rows.label_bytes(self.tokenizer)
         mine = ids[self.ranks.rank :: self.ranks.world]
         idle = -(-len(ids[:: self.ranks.world]) // self.micro_batch) - -(-len(mine) // self.micro_batch)
         each: list[LossSums] = []
@@ -157,7 +157,7 @@ class Evaluator:
 
 def require_labels(rows: Rows, ids: Ids, tokenizer: Tokenizer, micro_batch: int) -> None:
     """Raises ConfigError where the rows `ids` have no label that stands for text; reads up to the first that does."""
-    sizes = tokenizer.token_bytes()
+    sizes = rows.label_bytes(tokenizer)
     for batch in eval_batches(rows, ids, micro_batch):
         assert batch.labels is not None
         predicted = batch.labels[batch.labels != IGNORED].numpy()

@@ -163,6 +163,8 @@ def _require_fit(model: LM, data: DataConfig, objective: ObjectiveConfig, wanted
     """Raises ConfigError where the model cannot be asked this, or not on these data."""
     try:
         objective.require_fit(model.cfg.kind, data)
+        if (labels := objective.headed(model.cfg).head.labels) != model.cfg.head.labels:
+            raise ValueError(f"objective.labels={labels} are not those of the model, {model.cfg.head.labels}. Leave them out.")
     except ValueError as error:
         raise ConfigError(f"objective: {error}") from None
     no_places = why_no_places("data.seq_len", data.seq_len, model.cfg, model.max_seq_len)

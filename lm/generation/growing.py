@@ -21,7 +21,8 @@ def grown_weights(weights: Mapping[str, Tensor], before: Tokenizer, now: Tokeniz
     Hewitt 2021, "Initializing new word embeddings for pretrained language models"; transformers adds noise of 1e-9 of the covariance.
     """
     found, new = dict(weights), new_ids(before, now)
-    for name in (name for name in ROWS if new and name in weights):
+    n_rows = len(weights["embed.weight"])  # a classifier's head has rows for its labels
+    for name in (name for name in ROWS if new and name in weights and len(weights[name]) == n_rows):
         old = weights[name]
         mean = old[: before.vocab_size].mean(0, dtype=torch.float32).to(old.dtype)
         rows = torch.cat([old, mean.expand(max(0, now.vocab_size - len(old)), *mean.shape)])

@@ -1,7 +1,7 @@
 """The two modules that know the vocabulary: the embedding of tokens, and the head, from the last hidden states to logits."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -33,16 +33,52 @@ class HeadConfig(Config):
     """Factor on hidden states before the matrix (T5 1.0: 1 / sqrt(d_model); Granite)."""
     softcap: float | None = Field(None, gt=0)
     """Logits become softcap * tanh(logits / softcap) (Gemma 2). null: off."""
-    transform: Activation | None = None
+    transform: Activation | Literal["tanh"] | None = None
     """A dense layer, this activation and a norm come first (BERT). null: they do not."""
     transform_bias: bool = True
     """That dense layer has a bias (false in ModernBERT)."""
+    transform_norm: bool = True
+    """A norm follows it (false in BERT's head for labels)."""
+    labels: list[str] | None = None
+    """Names of what a classifier tells apart: its logits are of these instead of tokens. null: it is a language model."""
 
     @model_validator(mode="after")
     def _bias_needs_its_layer(self) -> Self:
-        if self.transform is None and not self.transform_bias:
-            raise ValueError("transform_bias=false has no effect without transform. Set transform, or drop it.")
+        for name in ("transform_bias", "transform_norm"):
+            if self.transform is None and not getattr(self, name):
+                raise ValueError(f"{name}=false has no effect without transform. Set transform, or drop it.")
         return self
+
+    @model_validator(mode="after")
+    def _labels_are_told_apart(self) -> Self:
+        if self.labels is None:
+            return self
+        names = [name.strip() for name in self.labels]
+        if len(names) < 2 or len({*names}) < len(names) or not all(names):
+            raise ValueError(f"labels={self.labels} are not two or more different names. Name each once, as in labels=[negative,positive].")
+        if self.tied:
+            raise ValueError("labels have vectors of their own, and tied=true takes those of tokens. Set tied=false as well.")
+        return self
+
+    def unlike(self, other: "HeadConfig") -> set[str]:
+        """Returns the names of weights that have another meaning in a model with the other head, which tells other things apart; none
+        where both tell the same."""
+        if self.labels == other.labels:
+            return set()
+        before = all(getattr(self, name) == getattr(other, name) for name in _BEFORE)
+        return {f"{at}.{name}" for at in (["head"] if before else ["head", "head.dense", "head.norm"]) for name in ("weight", "bias")}
+
+    def telling(self, labels: list[str], bias: bool) -> Self:
+        """Returns a head that tells these apart, with the layer before it, if any."""
+        kept = {name: getattr(self, name) for name in _BEFORE}
+        return self if self.labels == labels else type(self)(**kept, labels=labels, tied=False, bias=bias)
+
+    def size(self, vocab_size: int) -> int:
+        """Returns how many logits there are."""
+        return vocab_size if self.labels is None else len(self.labels)
+
+
+_BEFORE = ("transform", "transform_bias", "transform_norm")  # options of what stands before the matrix
 
 
 class OfVocabulary(Divisible):
@@ -70,13 +106,13 @@ class Head(Declares, OfVocabulary, nn.Linear):
     drawn: ClassVar[Mapping[str, Draw]] = {"weight": into_logits}
 
     def __init__(self, cfg: HeadConfig, norm: NormConfig, d_model: int, vocab_size: int) -> None:
-        super().__init__(d_model, vocab_size, bias=cfg.bias)
+        super().__init__(d_model, cfg.size(vocab_size), bias=cfg.bias)
         self.scale, self.softcap = cfg.scale, cfg.softcap
         self.dense = self.norm = None
         if cfg.transform is not None:
-            self.act = ACTIVATIONS[cfg.transform]
+            self.act = torch.tanh if cfg.transform == "tanh" else ACTIVATIONS[cfg.transform]
             self.dense = Linear(d_model, d_model, bias=cfg.transform_bias)
-            self.norm = norm.build(d_model)
+            self.norm = norm.build(d_model) if cfg.transform_norm else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.vocabulary.whole(self._capped(self.product(self._ready(x))))

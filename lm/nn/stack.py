@@ -73,6 +73,8 @@ class ModelConfig(Slot):
         self.position.require(self.attention.rotary_width(self.d_model), self.attention.whence(self.d_model))
         self.block.require(self.norm, self.ffn, self.recurrent is not None)
         self.ffn.require(self.n_layers)
+        if self.drafts() and self.head.labels is not None:
+            raise ValueError("mtp predicts tokens, and head.labels are none. Set mtp=null, or head.labels=null.")
         used = {self.slot(layer) for layer in range(self.n_layers)}
         if self.recurrent is None and "recurrent" in self.pattern:
             raise ValueError(f"pattern={self._shown()} names recurrent layers, and recurrent is null. Choose one, as in"
@@ -89,6 +91,10 @@ class ModelConfig(Slot):
     def sized(self, n_tokens: int, seq_len: int) -> Self:
         """Returns this config with null sizes set: vocab_size to n_tokens, rounded up to 64s for fast kernels; max_seq_len to seq_len."""
         return self.replace(vocab_size=self.vocab_size or -(-n_tokens // 64) * 64, max_seq_len=self.max_seq_len or seq_len)
+
+    def continues(self) -> bool:
+        """Whether it goes on with texts, as an encoder and a classifier do not."""
+        return self.kind != "encoder" and self.head.labels is None
 
     def drafts(self) -> bool:
         """Whether there are blocks beyond the last layer."""

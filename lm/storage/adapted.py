@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lm.adapters.adapter import AdapterConfig
 from lm.errors import CheckpointError
+from lm.nn.transformer import model_config
 from lm.schema import Config, Tree
 from lm.storage.model_folder import folder_hash, read_model, resolve_model
 from lm.storage.reading import checked
@@ -90,7 +91,7 @@ def read_merged(folder: Path) -> tuple[Tree, dict[str, Tensor]]:
     tree, own = read_model(folder)
     if (adapted := Adapted.of(folder, tree)) is None:
         return tree, own
-    weights = _parent_weights(folder, adapted, own)
+    weights = _parent_weights(folder, adapted, tree, own)
     try:
         adapted.adapter.merge(weights, own)
     except (KeyError, RuntimeError) as error:
@@ -102,11 +103,13 @@ def read_apart(folder: Path) -> tuple[Tree, dict[str, Tensor]]:
     """As `read_merged`, with the adapter's weights beside those of the parent."""
     tree, own = read_model(folder)
     adapted = Adapted.of(folder, tree)
-    return tree, own if adapted is None else _parent_weights(folder, adapted, own) | own
+    return tree, own if adapted is None else _parent_weights(folder, adapted, tree, own) | own
 
 
-def _parent_weights(folder: Path, adapted: Adapted, own: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the parent's weights, in the adapter's dtype where that is wider."""
+def _parent_weights(folder: Path, adapted: Adapted, tree: Tree, own: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the parent's weights, in the adapter's dtype where that is wider, and without a head for other labels."""
     dtype = next((tensor.dtype for tensor in own.values()), torch.float32)
-    _, weights = read_merged(adapted.source(folder))
-    return {name: weight.to(torch.promote_types(weight.dtype, dtype)) for name, weight in weights.items()}
+    before, weights = read_merged(adapted.source(folder))
+    heads = [model_config(each["model"], str(folder)).head for each in (tree, before)]
+    kept = weights.keys() - heads[0].unlike(heads[1])
+    return {name: weight.to(torch.promote_types(weight.dtype, dtype)) for name, weight in weights.items() if name in kept}

@@ -47,7 +47,7 @@ def _fill(cfg: TrainConfig, data: Prepared, reader: CheckpointReader | None) -> 
     own = empty if reader is not None else drawn(cfg.seeds.init)
     if cfg.init_from is None or (reader is not None and cfg.adapter is None):
         return own
-    base = copied(cfg.init_from, data.tokenizer)
+    base = copied(cfg, data.tokenizer)
     return base if cfg.adapter is None else beside(base, own)
 
 
@@ -55,7 +55,7 @@ def _model_config(run: TrainConfig, data: Prepared) -> ModelConfig:
     """Returns the model config with vocab_size and max_seq_len filled in. Raises CheckpointError or ConfigError where vocab_size is below
     the tokenizer's."""
     size = data.tokenizer.vocab_size
-    cfg = run.model.sized(size, run.data.seq_len)
+    cfg = run.sized_model(size)
     fits = cfg.vocab_size is not None and cfg.vocab_size >= size
     if not fits and run.init_from is not None:
         raise CheckpointError(

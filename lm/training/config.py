@@ -1,11 +1,9 @@
 """Everything that `lm train` can be told: the frozen `config.yaml` of a run folder is one TrainConfig."""
 
-import re
-from pathlib import Path
 from typing import Annotated, Literal, Self
 
 import torch
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from lm.adapters.adapter import AdapterConfig, LoRAConfig
 from lm.cost.memory import Setting
@@ -17,10 +15,10 @@ from lm.nn.head import CHUNK
 from lm.nn.parametrization import Growth
 from lm.nn.transformer import ModelConfig, build_model
 from lm.schema import MOST, Config, MaybeEmpty, Named, flatten
-from lm.storage.run_folder import RunFolder
 from lm.training.budget import BudgetConfig
 from lm.training.callbacks.kinds import CallbackConfig, MetricConfig
 from lm.training.callbacks.loggers import JsonlLoggerConfig, LoggerConfig
+from lm.training.keeping import CheckpointConfig, ResumeConfig, RunConfig
 from lm.training.launch.config import LaunchConfig
 from lm.training.numerics import NumericsConfig
 from lm.training.optim import adamw, muon, sgd
@@ -32,28 +30,6 @@ from lm.training.strategies.config import SingleConfig, StrategyConfig
 
 OPTIMIZERS = (adamw, muon, sgd)  # importing the modules registers their kinds
 STRATEGIES = (zero_config,)  # likewise
-
-
-class RunConfig(Config):
-    """Which folder a run lives in."""
-
-    name: str
-    """Folder name below `dir`: up to 120 letters (a to z, A to Z), digits and ._,=+@- with a letter or digit first."""
-    dir: str = "runs"
-    """Folder of all runs."""
-
-    @field_validator("name")
-    @classmethod
-    def _stays_inside_dir(cls, name: str) -> str:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._,=+@-]{0,119}", name):
-            rule = "up to 120 letters (a to z, A to Z), digits and ._,=+@- with a letter or digit first"
-            raise ValueError(f"'{name[:40]}' cannot name a run folder. Use {rule}.")
-        return name
-
-    @property
-    def folder(self) -> Path:
-        """Returns the run's folder."""
-        return RunFolder.of(self.tree()).path
 
 
 class TrainerConfig(RecomputeConfig):
@@ -89,35 +65,6 @@ class TrainerConfig(RecomputeConfig):
     """Prompts continued at each validation into samples.md, or sources; held_out: how the first held-out documents begin."""
     sample_tokens: int = Field(64, gt=0, le=MOST)
     """Tokens per sample."""
-
-
-class CheckpointConfig(Config):
-    """When to save and how many to keep."""
-
-    every: int = Field(100, gt=0)
-    """Steps between checkpoints; the last step always saves."""
-    keep_last: int = Field(2, gt=0)
-    """Checkpoints kept."""
-    keep_steps: list[Annotated[int, Field(gt=0)]] = []
-    """Steps that are saved and kept beside those, such as where a run of another length is to branch off."""
-    best: bool = False
-    """Hand on the model of the best validation, whose checkpoint is kept too, instead of the last one."""
-    background: bool = False
-    """Training goes on while a checkpoint is written; takes a copy of weights and optimizer in the host's memory."""
-
-    @property
-    def most(self) -> int:
-        """Returns the most checkpoints on disk at once; the newest is complete before the oldest is removed."""
-        return self.keep_last + 1 + len(self.keep_steps) + self.best
-
-
-class ResumeConfig(Config):
-    """What to do with a run folder that exists."""
-
-    mode: Literal["auto", "must"] = "auto"
-    """auto: resume where there is a checkpoint, else start; must: refuse to start from nothing."""
-    fresh_optimizer: bool = False
-    """Resume weights and step but start the optimizer anew."""
 
 
 class Sized(Config):
@@ -174,6 +121,10 @@ class Sized(Config):
             or self.objective.why_not_context_parallel()
             or (self.strategy.why_not_tensor_parallel(self) if self.launch.tensor > 1 else None)
         )
+
+    def sized_model(self, n_tokens: int) -> ModelConfig:
+        """Returns the model with null sizes set, for a tokenizer of so many tokens, and with the head that the objective trains."""
+        return self.objective.headed(self.model).sized(n_tokens, self.data.seq_len)
 
     def setting(self) -> Setting:
         """Returns the settings that the memory of a rank depends on."""
@@ -281,6 +232,7 @@ class TrainConfig(Sized):
         if self.budget != BudgetConfig() and not (self.plan or self.check):
             raise ValueError("budget is what a plan reckons with, and this is none. Write plan=true as well, or leave it out.")
         self.objective.require_fit(self.model.kind, self.data)
+        self.objective.headed(self.model)
         if (refused := self.eval.why_not(self.model, self.data.seq_len, self.objective.kind)) is not None:
             raise ValueError(refused)
         if self.objective.needs_parent and self.init_from is None:
@@ -293,7 +245,7 @@ class TrainConfig(Sized):
         if self.adapter is not None and self.init_from is None:
             raise ValueError(f"adapter={self.adapter.kind} is trained beside weights that have learned already. Set init_from.")
         if self.adapter is not None:
-            self.adapter.apply(build_model(self.model.sized(MOST, self.data.seq_len), device="meta"))
+            self.adapter.apply(build_model(self.sized_model(MOST), device="meta"))
         limit = self.model.max_seq_len
         if limit is not None and self.data.seq_len > limit:
             raise ValueError(f"data.seq_len={self.data.seq_len} is over model.max_seq_len={limit}. Lower one or raise the other.")

@@ -83,7 +83,7 @@ def frozen_bytes(cfg: Sized, model: ModelConfig) -> int:
     """Returns the bytes of the models that the loss compares with, which every rank holds whole, in the dtype of their folders, and of a
     teacher's logits of one chunk and their softmax in float32."""
     how, taught = cfg.setting(), _teacher(cfg)
-    said = sum(min(how.chunk, how.micro_batch * how.seq_len) * (each.vocab_size or 0) * 8 for each, _ in taught)
+    said = sum(min(how.chunk, how.micro_batch * how.seq_len) * each.head.size(each.vocab_size or 0) * 8 for each, _ in taught)
     return said + sum(count(each, how.seq_len).parameters * size for each, size in (*_start(cfg, model), *taught))
 
 
@@ -96,7 +96,7 @@ def step_law(n: int, tokens: int) -> tuple[float, float]:
 def _filled(cfg: TrainConfig) -> ModelConfig:
     """Returns the model config with its sizes filled in as training does. A tokenizer still to be trained counts with its largest size."""
     n_tokens = cfg.model.vocab_size or cfg.tokenizer.size(cfg.objective.specials()) or cfg.tokenizer.build().vocab_size
-    return cfg.model.sized(n_tokens, cfg.data.seq_len)
+    return cfg.sized_model(n_tokens)
 
 
 def _step_s(cfg: TrainConfig, counts: Counts) -> float | None:

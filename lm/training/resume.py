@@ -133,7 +133,7 @@ def _require_same_weights(reader: CheckpointReader, run: TrainConfig) -> None:
         saved = model_config(reader.meta["model"])
     except ConfigError as error:
         raise CheckpointError(f"{reader.folder}: {error}") from None
-    cfg = run.model
+    cfg = run.objective.headed(run.model)
     full = build_model(
         cfg.replace(vocab_size=cfg.vocab_size or saved.vocab_size, max_seq_len=cfg.max_seq_len or saved.max_seq_len), device="meta"
     )

@@ -5,7 +5,7 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 from lm.errors import ConfigError
-from lm.hf.io.family import TRAINING_ONLY, Family, families
+from lm.hf.io.family import TRAINING_ONLY, families
 from lm.nn.transformer import ModelConfig, model_config
 from lm.schema import Config, Tree, find_field, flatten, members, nest, variants
 from tests.hf.harness import LENGTH, VOCAB
@@ -16,25 +16,24 @@ BY_NAME: dict[str, tuple[Any, ...]] = {
     "eps": (1e-6, 1e-5, 0.1), "theta": (500.0, 1e4, 1e6), "original_len": (16, 32, 2 * LENGTH), "factor": (1.0, 2.0, 8.0),
     "pattern": (["attention"], ["recurrent", "attention"], ["recurrent", "recurrent", "recurrent", "attention"]),
     "short_factor": ([1.0, 1.1, 1.2, 1.5],), "long_factor": ([1.0, 1.5, 2.0, 4.0],), "latent_eps": (1e-6, 1e-5),
-    "attention_factor": (None, 0.5, 2.0),
+    "attention_factor": (None, 0.5, 2.0), "labels": (["no", "yes"],),
 }  # fmt: skip
 
 
 def drawn(source: random.Random, name: str, mutations: int) -> ModelConfig:
     """Returns a model that this family holds, but for so many options."""
-    family = families()[name]
     while True:
         try:
-            held = _held(source, family)
-            cfg = model_config(_mutated(source, held, mutations))
+            cfg = model_config(_mutated(source, held(source, name), mutations))
         except ConfigError:
             continue
         if cfg.position.changes_at(2 * LENGTH) is None:  # of which an export tells that the logits of some rows differ
             return cfg
 
 
-def _held(source: random.Random, family: Family) -> ModelConfig:
-    """What of a random model comes back from config.json."""
+def held(source: random.Random, name: str) -> ModelConfig:
+    """What of a random model comes back from a family's config.json. Raises ConfigError where its options do not fit each other."""
+    family = families()[name]
     given = SIZES | family.fixed
     tree: Tree = {"kind": given["kind"]}
     cls = ModelConfig.kinds()[given["kind"]]

@@ -112,7 +112,7 @@ MISTAKES: list[tuple[Tree, str]] = [
         {"attention": {"n_heads": 4, "scale": 0.3}, "parametrization": {"kind": "mup", "base_width": 8, "base_head_dim": 4}},
         "parametrization=mup sets attention.scale by base_head_dim, and it is given, or has no place. Leave one out.",
     ),
-    ({"head": {"transform": "tanh"}}, "head.transform: 'tanh' is not an option."),
+    ({"head": {"transform": "sine"}}, "head.transform: 'sine' is not an option."),
     ({"head": {"transform_bias": False}}, "head: transform_bias=false has no effect without transform. Set transform, or drop it."),
     ({"head": {"scale": 0.0}}, "head.scale: 0.0 does not fit. The value must be greater than 0."),
     ({"block": {"layer_scale": 1e300}}, "block.layer_scale: 1e+300 does not fit. The value must be one that float32 holds, up to 3.4e38."),

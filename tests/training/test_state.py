@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from lm.errors import CheckpointError
 from lm.storage.checkpoint import CheckpointReader, Piece, step_folder
 from lm.training.callbacks.saving import Saver
-from lm.training.config import CheckpointConfig
+from lm.training.keeping import CheckpointConfig
 from lm.training.launch.ranks import Ranks
 from lm.training.optim.adamw import AdamWConfig
 from lm.training.optim.base import OptimConfig, begin_state

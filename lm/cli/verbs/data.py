@@ -58,5 +58,5 @@ class Data(Verb):
             raise ConfigError(f"rows: {outside[0]} was asked for, and there are {len(rows):,}. Choose rows from 0 to {len(rows) - 1}.")
         for row in wanted:
             answer(f"row {row} of {len(rows):,}")
-            for spans in shown(rows.batch(np.array([row]), self.draw), prepared.tokenizer):
+            for spans in shown(rows.batch(np.array([row]), self.draw), prepared.tokenizer, rows.label_names()):
                 answer_spans(*spans)

@@ -15,6 +15,8 @@ def further(run: RunFolder) -> list[str]:
     prompts = config.get("trainer.sample_prompts")
     prompt = str(prompts[0]) if isinstance(prompts, list) and prompts else run.samples.beginning() or "Once upon a time"
     says = {"decoder": "sample it", "encoder_decoder": "try it"}.get(str(config.get("model.kind")))
+    if config.get("objective.kind") == "classify":
+        says, lines = None, [f"try it: lm classify {given} text=TEXT"]
     lines = [f"{says}: lm generate {given} prompt={in_shell(prompt)}"] if says else []
     if lines and _has_template(run):
         lines = [f"talk to it: lm generate {given}"]

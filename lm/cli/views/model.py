@@ -56,7 +56,7 @@ def _trained(model: LM) -> list[tuple[str, str]]:
 
 def _filled(composition: Composition, shown: Sized) -> tuple[ModelConfig, list[tuple[str, str]]]:
     """Returns the model config with its sizes filled in, and a row for each size that neither preset nor command line sets."""
-    cfg = shown.model.sized(shown.model.vocab_size or _n_tokens(composition, shown), shown.data.seq_len)
+    cfg = shown.sized_model(shown.model.vocab_size or _n_tokens(composition, shown))
     assumed = []
     if shown.model.vocab_size is None:
         assumed.append(("vocabulary", f"{cfg.vocab_size:,}, from tokenizer={composition.choices['tokenizer']}, for model.vocab_size=null"))

@@ -1,6 +1,6 @@
 """A batch as readable text."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
@@ -12,12 +12,15 @@ _NOTHING = "·"
 Line = list[tuple[str, str]]  # (text, style)
 
 
-def shown(batch: Batch, tokenizer: Tokenizer) -> list[Line]:
-    """Returns lines with the inputs and labels of each document of each row; inputs with bidirectional attention are in ⟨⟩."""
-    return [line for row in range(len(batch.tokens)) for line in _row(batch, row, tokenizer)]
+def shown(batch: Batch, tokenizer: Tokenizer, names: Sequence[str] | None = None) -> list[Line]:
+    """Returns lines with the inputs and labels of each document of each row; inputs with bidirectional attention are in ⟨⟩.
+
+    names: of labels that are no tokens.
+    """
+    return [line for row in range(len(batch.tokens)) for line in _row(batch, row, tokenizer, names)]
 
 
-def _row(batch: Batch, row: int, tokenizer: Tokenizer) -> Iterator[Line]:
+def _row(batch: Batch, row: int, tokenizer: Tokenizer, names: Sequence[str] | None) -> Iterator[Line]:
     assert batch.labels is not None
     for number, places in enumerate(_documents(batch.tokens, batch.positions, batch.documents, row)):
         if batch.source_tokens is not None:
@@ -25,7 +28,7 @@ def _row(batch: Batch, row: int, tokenizer: Tokenizer) -> Iterator[Line]:
             yield [(f"  source {number}: ", ""), *_spans(batch.source_tokens[row][sources[number]], None, tokenizer)]
         prefix = batch.prefix[row][places] if batch.prefix is not None else None
         yield [(f"  reads {number}:  ", ""), *_spans(batch.tokens[row][places], prefix, tokenizer)]
-        yield [(f"  says {number}:   ", ""), *_spans(batch.labels[row][places], None, tokenizer)]
+        yield [(f"  says {number}:   ", ""), *_spans(batch.labels[row][places], None, tokenizer, names)]
 
 
 def _documents(tokens: Tensor, positions: Tensor | None, documents: Tensor | None, row: int) -> list[Tensor]:
@@ -35,9 +38,9 @@ def _documents(tokens: Tensor, positions: Tensor | None, documents: Tensor | Non
     return [positions[row] >= 0 if positions is not None else tokens[row] == tokens[row]]
 
 
-def _spans(tokens: Tensor, prefix: Tensor | None, tokenizer: Tokenizer) -> Iterator[tuple[str, str]]:
+def _spans(tokens: Tensor, prefix: Tensor | None, tokenizer: Tokenizer, names: Sequence[str] | None = None) -> Iterator[tuple[str, str]]:
     for at, token in enumerate(tokens.tolist()):
-        text = _NOTHING if token == IGNORED else _visible(tokenizer, token)
+        text = _NOTHING if token == IGNORED else _visible(tokenizer, token) if names is None else names[token]
         inside = prefix is not None and bool(prefix[at])
         yield ("│" if at else "") + (f"⟨{text}⟩" if inside else text), _COLOURS[at % 2]
 

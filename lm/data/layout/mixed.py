@@ -1,9 +1,10 @@
 """The rows of several sources as one: mixed by weight in training, concatenated in validation."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, Self
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from lm.data.config import DataConfig, SourceConfig
@@ -11,6 +12,7 @@ from lm.data.mixture import Mixture, Share, merged
 from lm.data.order import Ids
 from lm.data.records.base import RecordConfig
 from lm.data.rows.base import Rows
+from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.nn.batch import Batch
 from lm.schema import Config
 
@@ -117,6 +119,12 @@ class MixedRows(Rows):
         self.offsets = np.cumsum([0, *map(len, self._parts)])
         self.n_labels = sum(part.n_labels for part in self._parts)
         self.bytes_per_label = sum(part.bytes_per_label * part.n_labels for part in self._parts) / self.n_labels
+
+    def label_bytes(self, tokenizer: Tokenizer) -> NDArray[np.int32] | None:
+        return self._parts[0].label_bytes(tokenizer)
+
+    def label_names(self) -> Sequence[str] | None:
+        return self._parts[0].label_names()
 
     def __len__(self) -> int:
         return int(self.offsets[-1])

@@ -1,12 +1,13 @@
 """The interfaces of objectives' configs and of rows."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import ClassVar, Literal, Self
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from lm.data.config import DataConfig
@@ -20,7 +21,7 @@ from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.losses.measure import Answers, Measure
 from lm.nn.batch import Batch
-from lm.nn.transformer import LM
+from lm.nn.transformer import LM, ModelConfig
 from lm.schema import Slot
 from lm.units import counted
 
@@ -33,6 +34,14 @@ class Rows(ABC):
 
     n_labels: int  # of this split
     bytes_per_label: float  # mean bytes of text per label in this split: for tokenizers whose tokens are not bytes
+
+    def label_bytes(self, tokenizer: Tokenizer) -> NDArray[np.int32] | None:
+        """Returns (v,) how many bytes of text each label stands for; None where only their mean is known, `bytes_per_label`."""
+        return tokenizer.token_bytes()
+
+    def label_names(self) -> Sequence[str] | None:
+        """Returns the names of labels that are no tokens; None of tokens."""
+        return None
 
     @abstractmethod
     def __len__(self) -> int:
@@ -72,8 +81,8 @@ class Material:
     """Everything from which an objective makes the rows of one split.
 
     packed: `split`, `fit` or `none`.  start: start token of an encoder-decoder's decoder; None: the model is no encoder-decoder.
-    first: what each of its targets begins with, if anything.  short: a split that does not fill a row is one row, as to be evaluated on;
-    else it is refused.
+    first: what each of its targets begins with, if anything.  model: None: any that the objective trains.  short: a split that does not
+    fill a row is one row, as to be evaluated on; else it is refused.
     """
 
     store: TokenStore
@@ -82,6 +91,7 @@ class Material:
     packed: str
     start: int | None = None
     first: int | None = None
+    model: ModelConfig | None = None
     seed: int = 0
     short: bool = False
 
@@ -112,6 +122,15 @@ class ObjectiveConfig(Slot, group="objective"):
     def measure(self, parent: Callable[[], LM] | None) -> Measure:
         """Returns how a validation measures a model.  parent: returns the model that training started from; None: it is not known."""
         return Measure()
+
+    def headed(self, model: ModelConfig) -> ModelConfig:
+        """Returns the model with the head that this objective trains. Raises ValueError where it cannot train the one that it has."""
+        if model.head.labels is not None:
+            raise ValueError(
+                f"objective={self.kind} predicts tokens, and model.head.labels={model.head.labels} are none. Use objective=classify, or"
+                " model.head.labels=null for a new head."
+            )
+        return model
 
     def runs_parent(self) -> bool:
         """Whether each step runs the model that training started from."""

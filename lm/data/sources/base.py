@@ -21,7 +21,7 @@ ROLES = ("system", "developer", "user", ASSISTANT, "tool", "function", "ipython"
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """Fields of an assistant's message beside its content, as the templates of published models call them."""
 _KEY_CHARS = 1 << 16
-_NEEDED = {ASSISTANT, "source", "target", "chosen", "rejected"}  # roles whose text must not be blank
+_NEEDED = {ASSISTANT, "source", "target", "label", "chosen", "rejected"}  # roles whose text must not be blank
 
 
 class Turn(NamedTuple):

@@ -6,7 +6,7 @@ import textwrap
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import Field
 
@@ -27,8 +27,8 @@ class StdlibDocstringsConfig(SourceConfig):
     """Part of the files whose functions are held out for validation."""
 
     record: RecordConfig = PairRecord()
-    """Of the fields source, target, brief, which is the first paragraph of the target, and head, which is the function up to and with its
-    docstring: a pair, a chat or a preference."""
+    """Of the fields source, target, brief, which is the first paragraph of the target, head, which is the function up to and with its
+    docstring, and returns, which is value or nothing: a pair, a chat, a preference or a label."""
 
     @property
     def records(self) -> RecordConfig | None:
@@ -47,15 +47,24 @@ class StdlibDocstringsSource(StdlibFileSource):
 
     def _of_file(self, text: str, where: str, split: Split) -> Iterator[Document]:
         """Leaves out a record whose last two turns are equal: a preference between equal answers, as of a one-paragraph docstring."""
-        for head, source, target in functions(text):
-            turns = self._record.turns({"source": source, "target": target, "brief": target.split("\n\n")[0], "head": head}, where)
-            if turns[-1].text != turns[-2].text and (found := turns_document(turns, split)):
-                yield found
+        for found in functions(text):
+            values = found._asdict() | {"brief": found.target.split("\n\n")[0], "returns": "value" if found.returns else "nothing"}
+            turns = self._record.turns(values, where)
+            if turns[-1].text != turns[-2].text and (document := turns_document(turns, split)):
+                yield document
 
 
-def functions(module: str) -> Iterator[tuple[str, str, str]]:
-    """Yields (lines up to the end of the docstring, source without the docstring, docstring) of each function, dedented; nothing for a
-    module that does not parse."""
+class Function(NamedTuple):
+    """The texts of a function, dedented."""
+
+    head: str  # the lines up to the end of the docstring
+    source: str  # without the docstring
+    target: str  # the docstring
+    returns: bool  # a value other than None
+
+
+def functions(module: str) -> Iterator[Function]:
+    """Yields each function that has a docstring; nothing for a module that does not parse."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in old code
@@ -69,4 +78,10 @@ def functions(module: str) -> Iterator[tuple[str, str, str]]:
             if first > node.lineno and not lines[first - 1][: node.body[0].col_offset].strip() and node.body[1].lineno > last:
                 head = textwrap.dedent("".join(lines[node.lineno - 1 : last]))
                 source = textwrap.dedent("".join([*lines[node.lineno - 1 : first - 1], *lines[last : node.end_lineno]]))
-                yield head, source, inspect.cleandoc(doc)
+                yield Function(head, source, inspect.cleandoc(doc), any(map(_returns, ast.walk(node))))
+
+
+def _returns(node: ast.AST) -> bool:
+    """Whether this is a return, or a yield, of a value that is not the constant None."""
+    given = node.value if isinstance(node, ast.Return | ast.Yield) else node if isinstance(node, ast.YieldFrom) else None
+    return given is not None and not (isinstance(given, ast.Constant) and given.value is None)

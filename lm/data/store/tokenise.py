@@ -127,7 +127,7 @@ class _Stores:
         if self._lossless is None or (self._lossless and (self._written < _TRIED or self._written % _TRIED == 0)):
             text = passage.text[:_TRIED_CHARS]
             self._lossless = self._tokenizer.decode(self._tokenizer.encode(text)) == text
-        if self._lossless and unknown is not None:
+        if self._lossless and unknown is not None and passage.ids is None:
             self._lossless = not bool((ids == unknown).any())
 
     def _write(self, passage: Passage, ids: Ids) -> None:

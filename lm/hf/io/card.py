@@ -21,8 +21,9 @@ def model_card(saved: Tree, source: str, family: Family, model: LM) -> str:
         "Started from": _text(saved, "parent"),
     }
     table = "\n".join(f"| {fact} | {value} |" for fact, value in facts.items() if value)
+    task = _TASKS[model.cfg.kind] if model.cfg.head.labels is None else "text-classification"
     return (
-        f"---\nlibrary_name: transformers\npipeline_tag: {_TASKS[model.cfg.kind]}\n---\n\n# {name(saved, source)}\n\n"
+        f"---\nlibrary_name: transformers\npipeline_tag: {task}\n---\n\n# {name(saved, source)}\n\n"
         f"Trained with lm (slotlm) and exported to the format of transformers.\n\n| | |\n|---|---|\n{table}\n\n"
         "Intended use, training data and limits are for its author to state.\n"
     )

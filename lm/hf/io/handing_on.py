@@ -38,8 +38,10 @@ def uses_of_hf(source: str, folder: Path, family: Family, model: LM, tokenizer: 
     """Returns the uses of a folder in the format of transformers.  source: what it was exported from; imported: the family that this was
     imported from."""
     there, kind = shlex.quote(str(folder)), model.cfg.kind
-    shown = _GENERATED if kind != "encoder" else "m(input_ids=x['input_ids']).logits.argmax(-1)"
+    shown = _GENERATED if model.cfg.continues() else "m(input_ids=x['input_ids']).logits.argmax(-1)"
     found = [Use("transformers", _python(_PYTHON.format(auto=family.auto, folder=str(folder), shown=shown)))]
+    if model.cfg.head.labels is not None:
+        return [*found, Use("vLLM, MLX, llama.cpp, lm-eval", None, "it tells texts apart, and none was tried with a classifier")]
     found += [Use(program, *_of_decoder(model.cfg, family, folder, use)) for program, use in DECODERS.items()]
     why, gguf = _no_gguf(model, tokenizer, imported), shlex.quote(f"{folder}-gguf")
     found.append(Use("llama.cpp", None if why else f"lm export from={shlex.quote(source)} format=gguf out={gguf}", why))

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from lm.errors import CheckpointError, ConfigError
-from lm.hf.io.family import Family, Pair, families, resolved
+from lm.hf.io.classifier import known_task
+from lm.hf.io.family import Family, Pair, resolved
 from lm.hf.io.files import Files
 from lm.hf.io.packed import PackedFiles, packing_of
 from lm.hf.io.unread import refusal
@@ -85,7 +86,7 @@ def read_hf(folder: Path, max_seq_len: int | None = None) -> Imported:
 
 
 def _family(folder: Path, hf: Tree) -> Family:
-    known = families()
+    known = known_task(hf)
     kind = str(hf.get("model_type"))
     if kind not in known:
         raise ConfigError(f"{folder / CONFIG}: {refusal(hf, known)}")

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
+from lm.hf.io.classifier import classifiers
 from lm.hf.io.family import Family, families, resolved
 from lm.hf.io.files import INDEX, SINGLE
 from lm.hf.io.generation import GENERATION, generation_config
@@ -28,7 +29,8 @@ def family_for(cfg: ModelConfig, wanted: str | None = None, among: Collection[st
     wanted: the only family that may; None: all in `among`. among: names of families; None: all. Raises ConfigError naming the options that
     have no place in the nearest family.
     """
-    known = {name: family for name, family in families().items() if among is None or name in among}
+    every = classifiers() if cfg.head.labels is not None and among is None else families()
+    known = {name: family for name, family in every.items() if among is None or name in among}
     if wanted is not None and wanted not in known:
         raise ConfigError(f"family={wanted!r} is not known. Known are {', '.join(known)}.")
     if wanted is None and imported in known and not known[imported].homeless(cfg):
@@ -105,7 +107,8 @@ def write_hf(
     folder.mkdir(exist_ok=True)
     _save_shards(folder, theirs)
     write_json(folder / CONFIG, config)
-    write_json(folder / GENERATION, generation_config(config, cfg, tokenizer, sampling))
+    if cfg.head.labels is None:
+        write_json(folder / GENERATION, generation_config(config, cfg, tokenizer, sampling))
     if tokenizer is not None:
         save_tokenizer(folder, tokenizer, cfg)
 

@@ -17,8 +17,8 @@ class Samples(RunCallback):
 
     def begin(self, module: TrainModule) -> None:
         prompts = _prompts(module)
-        if prompts and module.model.cfg.kind == "encoder":
-            module.run.journal.console.say("trainer.sample_prompts are left aside: an encoder continues no text")
+        if prompts and not module.model.cfg.continues():
+            module.run.journal.console.say("trainer.sample_prompts are left aside: an encoder, or a classifier, continues no text")
             return
         try:
             writer = self._writer(module)
@@ -37,7 +37,7 @@ class Samples(RunCallback):
     def write(self, module: TrainModule) -> None:
         """Generates and writes the samples. Every rank generates, since each may hold only a part of the weights."""
         run = module.run
-        if module.cfg.trainer.sample_prompts and module.model.cfg.kind != "encoder":
+        if module.cfg.trainer.sample_prompts and module.model.cfg.continues():
             told = run.journal.console.during("Sampling")
             with run.clock.paused(), told, module.exported_weights(), eager(module.cfg.trainer.compile):
                 run.counters.samples_bytes = run.journal.samples(module.step, self._texts(module))

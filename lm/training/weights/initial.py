@@ -1,6 +1,7 @@
 """The initial weights of a run; and building a model part by part, so that no rank holds the whole model."""
 
 from collections.abc import Callable, Container, Iterable, Iterator
+from pathlib import Path
 from weakref import WeakValueDictionary
 
 import torch
@@ -38,7 +39,7 @@ def tokenizer_of(cfg: TrainConfig) -> Tokenizer:
     run freezes the rows of these."""
     own = load_tokenizer(resolve_model(str(cfg.init_from)))
     found = grown(own, cfg.tokenizer.specials) if isinstance(cfg.tokenizer, TokenizerFileConfig) else own
-    built = on_meta(cfg, cfg.model.sized(found.vocab_size, cfg.data.seq_len)) if found is not own else None
+    built = on_meta(cfg, cfg.sized_model(found.vocab_size)) if found is not own else None
     if built is not None and (still := [name for name, p in built.named_parameters() if name in ROWS and not p.requires_grad]):
         remedy = "Name it in adapter.whole" if cfg.adapter is not None else "Leave it out of trainer.freeze"
         raise ConfigError(
@@ -48,21 +49,30 @@ def tokenizer_of(cfg: TrainConfig) -> Tokenizer:
     return found
 
 
-def copied(path: str, tokenizer: Tokenizer) -> Fill:
-    """Returns a fill with the weights of a run, model or checkpoint folder; the fill raises CheckpointError where shapes differ.
+def _new_head(model: LM, cfg: TrainConfig, source: Path) -> set[str]:
+    """Returns the names of the head's weights where it tells other things apart than that of the folder, so that it begins anew. Raises
+    ConfigError where an adapter would leave it so."""
+    found = model.cfg.head.unlike(model_config(read_config(source)["model"]).head)
+    if cfg.adapter is not None and found & dict(model.named_parameters()).keys() - cfg.adapter.own(model).keys():
+        raise ConfigError("adapter.whole: the head tells other things apart than that of init_from, and begins anew. Name it: [head].")
+    return found
 
-    tokenizer: may have more special tokens than the folder's.
-    """
-    source = resolve_model(path)
+
+def copied(cfg: TrainConfig, tokenizer: Tokenizer) -> Fill:
+    """Returns a fill with the weights of init_from, a run, model or checkpoint folder; a new head is drawn. The fill raises CheckpointError
+    where shapes differ.  tokenizer: may have more special tokens than the folder's."""
+    source, own = resolve_model(str(cfg.init_from)), drawn(cfg.seeds.init)
     weights = grown_weights(read_merged(source)[1], load_tokenizer(source), tokenizer)
     fits = False
 
     def fill(model: LM, names: Container[str]) -> None:
         nonlocal fits
+        new = _new_head(model, cfg, source)
         if not fits:  # on the first call, before any weight is sharded
-            require_same_shapes(_shapes(model), {name: tuple(weight.shape) for name, weight in weights.items()}, str(source))
+            _require_same(_shapes(model), {name: tuple(weight.shape) for name, weight in weights.items()}, new, source)
             fits = True
-        mine = [(name, p) for name, p in model.named_parameters() if name in names]
+        own(model, [name for name in new if name in names])
+        mine = [(name, p) for name, p in model.named_parameters() if name in names and name not in new]
         copy_weights(mine, {name: weights[name] for name, _ in mine}, str(source))
 
     return fill
@@ -74,7 +84,12 @@ def require_fit(model: LM, cfg: TrainConfig) -> None:
     before = model_config(read_config(source)["model"])
     if isinstance(cfg.tokenizer, TokenizerFileConfig) and cfg.tokenizer.specials:
         before = before.replace(vocab_size=max(before.vocab_size or 0, tokenizer_of(cfg).vocab_size))
-    require_same_shapes(_shapes(model), _shapes(build_model(before, device="meta")), str(source))
+    _require_same(_shapes(model), _shapes(build_model(before, device="meta")), _new_head(model, cfg, source), source)
+
+
+def _require_same(model: dict[str, tuple[int, ...]], there: dict[str, tuple[int, ...]], new: set[str], source: Path) -> None:
+    mine, saved = ({name: shape for name, shape in each.items() if name not in new} for each in (model, there))
+    require_same_shapes(mine, saved, str(source))
 
 
 def beside(base: Fill, own: Fill) -> Fill:
@@ -93,7 +108,7 @@ _parents: WeakValueDictionary[str, LM] = WeakValueDictionary()
 
 def parent(path: str, adapter: AdapterConfig | None, tokenizer: Tokenizer) -> LM:
     """Returns the frozen model that a run started from, on the CPU; all callers share one instance.  adapter: where given, the matrices
-    are rounded as they are in training beside this adapter.  tokenizer: as in `copied`."""
+    are rounded as they are in training beside this adapter.  tokenizer: may have more special tokens than the folder's."""
     key = f"{path} {adapter} {tokenizer.hash}"
     model = _parents.get(key)
     if model is None:
@@ -118,6 +133,8 @@ def require_teacher(cfg: TrainConfig, model: ModelConfig, tokenizer: Tokenizer |
     source = resolve_model(path)
     its = model_config(read_config(source)["model"])
     where, remedy = f"objective.teacher={path}", "Choose another teacher"
+    if its.head.labels != model.head.labels:
+        raise ConfigError(f"{where}: it tells other things apart than the model (model.head.labels={its.head.labels}). {remedy}.")
     if its.kind != model.kind:
         raise ConfigError(f"{where}: its model.kind is {its.kind}, and that of the model {model.kind}. {remedy}.")
     if its.max_seq_len is not None and its.max_seq_len < cfg.data.seq_len:

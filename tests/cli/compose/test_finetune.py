@@ -73,7 +73,7 @@ def test_a_recipe_of_its_own_rate_keeps_it_and_no_parent_means_nothing_gentle(pa
 
 @pytest.mark.parametrize("recipe", [name for name in catalog.groups()["recipes"] if name.startswith("finetune/")])
 def test_a_recipe_of_fine_tuning_fits_the_context_of_its_parent(parent: str, recipe: str) -> None:
-    has_data = {"finetune/chat_tiny", "finetune/dpo_tiny", "finetune/grpo_arithmetic", "finetune/continued_tiny"}
+    has_data = {"finetune/chat_tiny", "finetune/dpo_tiny", "finetune/grpo_arithmetic", "finetune/continued_tiny", "finetune/classify_tiny"}
     files = [] if recipe in has_data else ["data.files=a.jsonl"]
     composition = compose([f"recipes={recipe}", f"init_from={parent}", *files])
     assert composition.config().data.seq_len == 64

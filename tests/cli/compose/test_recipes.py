@@ -27,6 +27,7 @@ NEEDED = {
     "chat": ["data.files=a.jsonl"],
     "preferences": ["data.files=a.jsonl"],
     "prompts": ["data.files=a.jsonl"],
+    "labels": ["data.files=a.jsonl"],
     "hub": ["data.name=a/b"],
     "file": ["tokenizer.path=tokenizer.json"],
 }  # what an option leaves to the user
@@ -34,6 +35,8 @@ BESIDE = {
     "data=pairs": ["objective=seq2seq"],
     "data=stdlib_docstrings": ["objective=seq2seq"],
     "data=chat": ["objective=sft"],
+    "data=labels": ["objective=classify", "objective.labels=[no,yes]"],
+    "data=stdlib_labels": ["objective=classify", "objective.labels=[nothing,value]"],
     "data=stdlib_chat": ["objective=sft"],
     "data=stdlib_code": ["objective=sft"],
     "data=arithmetic": ["objective=sft"],
@@ -53,6 +56,7 @@ BESIDE = {
     "objective=mlm": ["model=bert_base"],
     "objective=seq2seq": ["data=stdlib_docstrings"],
     "objective=sft": ["data=stdlib_chat"],
+    "objective=classify": ["data=stdlib_labels", "objective.labels=[nothing,value]"],
     **{f"objective={name}": ["data=arithmetic", "init_from=runs/pretrain-tiny"] for name in ("grpo", "rloo")},
     **{
         f"objective={name}": ["data=preferences", "data.files=a.jsonl", "init_from=runs/pretrain-tiny"]

@@ -177,12 +177,12 @@ class Thing:
 
 
 def test_functions_are_parted_from_their_docstrings() -> None:
-    found = {target: source for _, source, target in functions(MODULE)}
+    found = {each.target: each.source for each in functions(MODULE)}
     assert list(found) == ["Adds one.\n\nAnd no more.", "Short.", "Inner."]
     assert found["Adds one.\n\nAnd no more."] == "def first(a):\n    # a comment\n    return a + 1\n"
     assert found["Short."].startswith("async def second(self):\n    def third():\n") and '"""Inner."""' in found["Short."]
     assert next(functions(MODULE))[0] == 'def first(a):\n    """Adds one.\n\n    And no more.\n    """\n'
-    for head, source, _ in functions(MODULE):  # what data=stdlib_code asks for, and what it answers
+    for head, source, *_ in functions(MODULE):  # what data=stdlib_code asks for, and what it answers
         assert CompilesReward().score(Answer(head, source, source, 1, True)) == 1.0
     assert list(functions("def broken(:")) == [] == list(functions("\0"))
     assert [target for _, _, target in functions("def f():\n    x = '\x0c'\n\x0c\ndef g():\n    'Doc.'\n    return 1\n")] == ["Doc."]

@@ -15,7 +15,7 @@ from lm.storage.atomic import verify
 from lm.storage.checkpoint import CheckpointReader, Piece, checkpoints, step_folder
 from lm.training.callbacks import saving
 from lm.training.callbacks.saving import Saver
-from lm.training.config import CheckpointConfig
+from lm.training.keeping import CheckpointConfig
 from lm.training.launch.ranks import Ranks
 from lm.training.run import train
 from tests.server import Process

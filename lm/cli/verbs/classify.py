@@ -1,0 +1,98 @@
+"""`lm classify from=FOLDER text=TEXT`: which kind a text is of, by a model that objective=classify has trained."""
+
+import json
+import os
+from pathlib import Path
+from typing import Literal
+
+from lm.cli.verb import Verb
+from lm.errors import ConfigError
+from lm.printing import answer, note
+from lm.schema import MaybeEmpty, Tree
+from lm.storage.atomic import replace_file
+from lm.storage.model_folder import resolve_model
+from lm.units import counted, table
+
+_PREDICTED = "predicted"  # the field that is added to each line
+_SHOWN = 60
+
+
+class Classify(Verb):
+    """usage: lm classify from=FOLDER text=TEXT [text=TEXT ...] [key=value ...]
+       lm classify from=FOLDER texts=FILE out=FILE
+
+    Tells how likely each label of a classifier is for a text: a model that was
+    trained by objective=classify. texts=FILE out=FILE does so for each line of a
+    file, {"text": ...}.
+    """
+
+    from_: str
+    """Run, model or checkpoint folder."""
+    text: MaybeEmpty | list[MaybeEmpty] | None = None
+    """What to classify; may be given several times."""
+    texts: str | None = None
+    """File of JSON lines, each with `text`. The lines go to `out` with `predicted` added: the likeliest label, and all probabilities."""
+    out: str | None = None
+    """With texts: the file to write."""
+    overwrite: bool = False
+    """With out: replace a file."""
+    merge: bool = True
+    """An adapter becomes part of the weights; otherwise it computes beside them."""
+    device: str = "auto"
+    """auto (CUDA where there is a GPU), cpu, cuda or cuda:N."""
+    format: Literal["text", "json"] = "text"
+    """json: a list of each text with all probabilities."""
+
+    def run(self, rest: list[str]) -> None:
+        """Prints a table on stdout, notes on stderr."""
+        self.refuse(rest)
+        if (self.text is None) == (self.texts is None):
+            raise ConfigError("text: give text=TEXT, or texts=FILE and out=FILE.")
+        if (self.texts is None) != (self.out is None) or (self.texts is not None and self.format != "text"):
+            raise ConfigError("texts, out, format: a file of texts needs out=FILE, and has a format of its own. Write texts=FILE out=FILE.")
+        folder = resolve_model(self.from_)
+        if self.texts is not None and self.out is not None:
+            self._classify_file(folder, Path(os.path.expanduser(self.texts)), Path(os.path.expanduser(self.out)))
+            return
+        given = [self.text] if isinstance(self.text, str) else self.text or []
+        found = self._classified(folder, given)
+        if self.format == "json":
+            answer(json.dumps([{"text": text, **_told(each)} for text, each in zip(given, found, strict=True)], ensure_ascii=False))
+            return
+        rows = [[*(f"{chance:.4f}" for chance in each.values()), text[:_SHOWN]] for text, each in zip(given, found, strict=True)]
+        answer(table([[*found[0], "text"], *rows], indent=""))
+
+    def _classified(self, folder: Path, texts: list[str]) -> list[dict[str, float]]:
+        from lm.generation.classify import classify
+        from lm.generation.load import load
+
+        return classify(*load(folder, self.device, self.merge), texts)
+
+    def _classify_file(self, folder: Path, texts: Path, out: Path) -> None:
+        from lm.generation.answering import require_new
+
+        require_new(out, self.overwrite)
+        lines = _read(texts)
+        found = self._classified(folder, [line["text"] for line in lines])
+        told = [json.dumps(line | {_PREDICTED: _told(each)}, ensure_ascii=False) for line, each in zip(lines, found, strict=True)]
+        replace_file(out, "\n".join([*told, ""]).encode(errors="backslashreplace"))
+        note(f"{self.out}: {counted(len(lines), 'text')} classified.")
+
+
+def _told(chances: dict[str, float]) -> Tree:
+    return {"label": max(chances, key=chances.__getitem__), "probabilities": {name: round(chance, 6) for name, chance in chances.items()}}
+
+
+def _read(path: Path) -> list[Tree]:
+    """Returns the lines of a file of texts. Raises ConfigError for one that is none."""
+    from lm.generation.answering import read_lines
+
+    found = read_lines(path, "texts")
+    for line, where in found:
+        if not isinstance(line, dict) or not isinstance(line.get("text"), str):
+            raise ConfigError(f"{where}: it is no object with a text. Fix the line.")
+        if _PREDICTED in line:
+            raise ConfigError(f"{where}: it has the field {_PREDICTED} already, which is written here. Rename it.")
+    if not found:
+        raise ConfigError(f'{path}: it holds no text. Write a line such as {{"text": "a text"}} for each.')
+    return [line for line, _ in found]

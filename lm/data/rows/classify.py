@@ -1,0 +1,163 @@
+"""Rows of texts with labels: which of several kinds a text is of is read off at one of its tokens."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from lm.data.layout.best_fit import best_fit
+from lm.data.layout.examples import places_of, side_by_side
+from lm.data.order import Ids
+from lm.data.rows.base import LikelihoodConfig, Material, ObjectiveConfig, Rows, widest
+from lm.data.rows.seq2seq import rounded
+from lm.data.store.shards import TokenStore
+from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.errors import ConfigError
+from lm.nn.batch import IGNORED, Batch
+from lm.nn.transformer import ModelConfig
+from lm.units import counted
+
+_MOST_TOLD = 20
+
+
+class ClassifyConfig(LikelihoodConfig):
+    """Tell which kind a text is of, at its first token (encoder; Devlin et al. 2018, arXiv:1810.04805, section 4.1) or its last one
+    (decoder; Radford et al. 2018, "Improving language understanding by generative pre-training")."""
+
+    models = ("encoder", "decoder")
+    shapes = ("label",)
+    usual_for = ("label",)
+    packings = ("fit", "none")
+    needs_masked_documents = True
+    answers = True
+
+    kind: Literal["classify"] = "classify"
+    labels: list[str] | None = None
+    """Names of what is told apart, in the order of their numbers, as which the data may have them. They get a head of their own, without
+    scale and softcap, and with a bias in an encoder alone. null: model.head.labels, of a model that is a classifier already."""
+
+    def headed(self, model: ModelConfig) -> ModelConfig:
+        if self.labels is not None:
+            return model.replace(head=model.head.telling(self.labels, bias=model.kind == "encoder"))
+        if model.head.labels is None:
+            raise ValueError("objective=classify has no names for what is told apart. Set objective.labels=[negative,positive], say.")
+        return model
+
+    def why_not_context_parallel(self) -> str | None:
+        return ObjectiveConfig.why_not_context_parallel(self)
+
+    def rows(self, of: Material) -> Rows:
+        return ClassifyRows(of, self.labels or (of.model.head.labels if of.model is not None else None) or [])
+
+
+class Reading:
+    """How a model reads a text that it is to classify."""
+
+    def __init__(self, model: ModelConfig | None, tokenizer: Tokenizer, most: int) -> None:
+        """model: None: a decoder.  most: tokens that it reads at the most; the end of a longer text is left out."""
+        self._both_ways = model is not None and model.kind == "encoder"
+        self._prefix, self.behind, self._most = tokenizer.prefix, tokenizer.suffix if self._both_ways else [], most
+        self._tokenizer = tokenizer
+
+    def text(self, text: str) -> Ids:
+        """Returns the ids that a model reads of a text."""
+        return self.read(np.array([*self._prefix, *self._tokenizer.encode(text)], np.int64))
+
+    def read(self, begun: Ids) -> Ids:
+        """Returns the ids that a model reads.  begun: those of what a text begins with, and of the text."""
+        return np.concatenate([begun[: self._most - len(self.behind)], np.array(self.behind, np.int64)])
+
+    def place(self, n: int) -> int:
+        """Returns at which of n tokens the label is read off: the first sees all in an encoder, the last in a decoder."""
+        return 0 if self._both_ways else n - 1
+
+
+class ClassifyRows(Rows):
+    """Whole texts side by side (best fit), or one per row. A text of no tokens is left out."""
+
+    def __init__(self, of: Material, labels: Sequence[str]) -> None:
+        store, seq_len, self._packed = of.store, of.data.seq_len, of.packed == "fit"
+        if not store.n_documents:
+            raise ConfigError(f"data: the {store.split} split has 0 texts. Give more data.")
+        self._store, self._pad, self._seq_len, self._labels = store, of.tokenizer.pad, seq_len, labels
+        self._reading, self._classes = Reading(of.model, of.tokenizer, seq_len), _classes(store, labels)
+        self._whole = store.parts[1::2, 0] - store.starts + len(self._reading.behind)
+        kept = np.flatnonzero(self._whole)
+        lengths = np.minimum(self._whole[kept], seq_len)
+        one_by_one: tuple[Ids, Ids] = np.arange(len(kept)), np.arange(len(kept) + 1)
+        order, self._bounds = best_fit(lengths, seq_len) if self._packed else one_by_one
+        self._texts = kept[order]
+        self.n_labels = len(kept)
+        self.bytes_per_label = store.n_bytes / store.n_documents
+
+    def __len__(self) -> int:
+        return len(self._bounds) - 1
+
+    def batch(self, ids: Ids, draw: int = 0) -> Batch:
+        """Packed rows are all data.seq_len wide; others are as wide as the longest of the batch."""
+        rows = [[self._text(text) for text in self._of_row(i)] for i in ids]
+        width = self._width(ids)
+        labels = [[self._labelled(text) for text in self._of_row(i)] for i in ids]
+        return Batch(side_by_side(rows, width, self._pad), side_by_side(labels, width, IGNORED), *places_of(rows, width))
+
+    def documents(self, ids: Ids) -> Ids:
+        of = [[np.full(self._length(text), text) for text in self._of_row(i)] for i in ids]
+        found: Ids = side_by_side(of, self._width(ids), -1).numpy()
+        return found
+
+    def widest(self, n: int) -> Ids:
+        return super().widest(n) if self._packed else widest(n, np.minimum(self._whole[self._texts], self._seq_len))
+
+    def label_bytes(self, tokenizer: Tokenizer) -> None:
+        """Of the labels' names."""
+
+    def label_names(self) -> Sequence[str]:
+        return self._labels
+
+    def describe(self) -> str:
+        counts = np.bincount(self._classes[self._texts], minlength=len(self._labels))
+        most = int(counts.argmax())
+        cut = int((self._whole > self._seq_len).sum())
+        longer = f"; {cut:,} cut (the longest has {int(self._whole.max()):,} tokens; raise data.seq_len)" if cut else ""
+        told = f"{counted(len(self._texts), 'text')} in {counted(len(self), 'row')} of {self._seq_len} tokens"
+        return f"{self._store.split}: {told}, {counts[most] / len(self._texts):.1%} of them '{self._labels[most]}'{longer}"
+
+    def _of_row(self, row: int) -> Ids:
+        return self._texts[self._bounds[row] : self._bounds[row + 1]]
+
+    def _length(self, text: int) -> int:
+        return min(int(self._whole[text]), self._seq_len)
+
+    def _width(self, ids: Ids) -> int:
+        if self._packed:
+            return self._seq_len
+        return min(self._seq_len, rounded(max(self._length(text) for row in ids for text in self._of_row(row))))
+
+    def _text(self, text: int) -> Ids:
+        begin = int(self._store.starts[text])
+        end = begin + min(int(self._whole[text]) - len(self._reading.behind), self._seq_len)
+        return self._reading.read(self._store.read(begin, end).astype(np.int64))
+
+    def _labelled(self, text: int) -> Ids:
+        n = self._length(text)
+        found = np.full(n, IGNORED)
+        found[self._reading.place(n)] = self._classes[text]
+        return found
+
+
+def _classes(store: TokenStore, labels: Sequence[str]) -> Ids:
+    """Returns the number of each text's label. Raises ConfigError where one is not among the labels, and tells those that there are."""
+    ends = np.append(store.starts[1:], store.n_tokens)
+    names = [
+        bytes(store.read(int(begin), int(end)).astype(np.uint8)).decode() for begin, end in zip(store.parts[1::2, 0], ends, strict=True)
+    ]
+    found, which = np.unique(names, return_inverse=True)
+    numbers = {name: number for number, name in enumerate(labels)}
+    known = {str(number): number for number in range(len(labels))} | numbers
+    if strange := [name for name in found.tolist() if name not in known]:
+        some = ",".join(found.tolist()[:_MOST_TOLD]) + (",..." if len(found) > _MOST_TOLD else "")
+        raise ConfigError(
+            f"data: the label '{strange[0]}' of the {store.split} split is not in objective.labels=[{','.join(labels)}]. Add it, or fix the"
+            f" records; those of this split are [{some}]."
+        )
+    return np.array([known[name] for name in found.tolist()])[which]

@@ -1,0 +1,74 @@
+"""`lm classify`."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import lm as api
+from lm.data.tokenizer.config import BytesConfig
+from lm.nn.transformer import build_model
+from tests.conftest import Lm
+from tests.nn.models import config
+
+NAMES = ["calm", "wild"]
+
+
+@pytest.fixture
+def made(lm: Lm, tmp_path: Path) -> str:
+    cfg = config(vocab_size=320, max_seq_len=32)
+    api.save(build_model(cfg.replace(head=cfg.head.telling(NAMES, bias=False)), seed=0), BytesConfig().build(), tmp_path / "made")
+    return "from=made"
+
+
+def test_texts_are_told_in_a_table_or_as_json(made: str, lm: Lm) -> None:
+    code, table, _ = lm("classify", made, "text=the sea", "text=a line\nbreak")
+    head, *rows = table.splitlines()
+    assert code == 0 and head.split() == [*NAMES, "text"] and [row.split(maxsplit=2)[2] for row in rows] == ["the sea", "a line\\nbreak"]
+    code, told, _ = lm("classify", made, "text=the sea", "format=json")
+    [found] = json.loads(told)
+    assert found["text"] == "the sea" and found["probabilities"]["calm"] == pytest.approx(float(rows[0].split()[0]), abs=1e-4)
+    assert found["label"] == max(found["probabilities"], key=found["probabilities"].__getitem__)
+
+
+def test_a_file_of_texts_gets_what_was_predicted(made: str, lm: Lm, tmp_path: Path) -> None:
+    """Each line keeps what else is in it, in its place; long and short texts are as they are alone."""
+    given = [{"text": "x" * n, "label": "wild", "id": n} for n in (40, 1, 7, 31, 3)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, given)) + "\n\n")
+    code, _, note = lm("classify", made, "texts=a.jsonl", "out=b.jsonl")
+    found = [json.loads(line) for line in (tmp_path / "b.jsonl").read_text().splitlines()]
+    assert code == 0 and "5 texts classified" in note
+    assert [{key: line[key] for key in ("text", "label", "id")} for line in found] == given
+    alone = [json.loads(lm("classify", made, f"text={line['text']}", "format=json")[1])[0] for line in given]
+    for line, one in zip(found, alone, strict=True):
+        assert line["predicted"]["probabilities"] == pytest.approx(one["probabilities"], abs=1e-5)
+    assert lm("classify", made, "texts=a.jsonl", "out=b.jsonl")[0] == 2
+    assert lm("classify", made, "texts=b.jsonl", "out=b.jsonl", "overwrite=true")[2].count("predicted already") == 1
+    assert lm("classify", made, "texts=a.jsonl", "out=b.jsonl", "overwrite=true")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([], "give text=TEXT, or texts=FILE and out=FILE"),
+        (["text=a", "texts=a.jsonl", "out=b"], "give text=TEXT, or"),
+        (["texts=a.jsonl"], "needs out=FILE"),
+        (["text=a", "out=b"], "needs out=FILE"),
+        (["texts=gone.jsonl", "out=b"], "texts=gone.jsonl: there is no such file"),
+        (["texts=bad.jsonl", "out=b"], "bad.jsonl, line 1: it is no object with a text"),
+        (["texts=empty.jsonl", "out=b"], "it holds no text"),
+        (["txt=a"], "txt: there is no such key. Did you mean 'text'"),
+    ],
+)
+def test_what_cannot_be_classified_is_told(made: str, lm: Lm, tmp_path: Path, given: list[str], said: str) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "bad.jsonl").write_text('{"prompt": "a"}\n')
+    (tmp_path / "empty.jsonl").write_text("\n")
+    code, _, error = lm("classify", made, *given)
+    assert code == 2 and said in error
+
+
+def test_another_model_is_no_classifier(lm: Lm, tmp_path: Path) -> None:
+    api.save(build_model(config(vocab_size=320), seed=0), BytesConfig().build(), tmp_path / "plain")
+    code, _, error = lm("classify", "from=plain", "text=a")
+    assert code == 2 and "Use one that objective=classify has trained" in error

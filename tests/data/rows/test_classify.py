@@ -1,0 +1,114 @@
+"""objective=classify: texts in rows, and where their labels stand."""
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lm.data.config import DataConfig
+from lm.data.kinds import ClassifyConfig, LabelRecord, TextConfig, WordPieceConfig
+from lm.data.rows.base import Rows
+from lm.data.rows.build import build_rows
+from lm.data.store.prepare import prepare
+from lm.data.tokenizer.config import BytesConfig
+from lm.errors import ConfigError
+from lm.nn.batch import IGNORED
+from lm.nn.transformer import EncoderConfig, ModelConfig
+from lm.schema import from_tree
+from lm.testing.models import BASE
+from tests.nn.models import config, with_kinds
+
+Record = dict[str, Any]
+TEXTS: list[Record] = [{"text": "x" * (1 + 7 * i % 40), "label": ("good", "bad", "grim")[i % 3]} for i in range(60)]
+LABELS = ["bad", "good", "grim"]
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Callable[..., Rows]:
+    def build(records: list[Record], model: ModelConfig, tokenizer: Any = None, labels: list[str] | None = None, **options: Any) -> Rows:
+        file = tmp_path / "a.jsonl"
+        file.write_text("".join(json.dumps(record) + "\n" for record in records))
+        record = LabelRecord(**options.pop("record", {}))
+        data: DataConfig = TextConfig(
+            **{"files": str(file), "cache_dir": str(tmp_path / "cache"), "record": record, "val_frac": 0.01, "seq_len": 32} | options
+        )
+        prepared = prepare(data, tokenizer or BytesConfig(), log=lambda line: None)
+        return build_rows(ClassifyConfig(labels=labels or LABELS), data, prepared.parts[""].stores["train"], prepared.tokenizer, model)
+
+    return build
+
+
+def encoder() -> ModelConfig:
+    return from_tree(EncoderConfig, with_kinds(BASE | {"kind": "encoder"}))
+
+
+@pytest.mark.parametrize("packing", ["fit", "none"])
+@pytest.mark.parametrize(("model", "behind", "at"), [(config(), [], -1), (encoder(), [257], 0)], ids=["decoder", "encoder"])
+def test_a_label_is_at_the_last_token_in_a_decoder_and_at_the_first_in_an_encoder(
+    rows: Callable[..., Rows], model: ModelConfig, behind: list[int], at: int, packing: str
+) -> None:
+    """Every text is there once, between bos and, where tokens see each other both ways, eos; its end is left out where it is too long."""
+    found = rows(TEXTS, model, packing=packing)
+    batch = found.batch(np.arange(len(found)))
+    assert batch.labels is not None and batch.documents is not None and batch.positions is not None
+    seen = []
+    for row in range(len(found)):
+        for number in range(int(batch.documents[row].max()) + 1):
+            places = batch.documents[row] == number
+            tokens, labels = batch.tokens[row][places].tolist(), batch.labels[row][places].tolist()
+            assert batch.positions[row][places].tolist() == [*range(len(tokens))]
+            assert labels.pop(at) in range(3) and {*labels} <= {IGNORED}
+            assert tokens[0] == 256 and tokens[len(tokens) - len(behind) :] == behind and len(tokens) <= 32
+            seen.append((len(tokens) - 1 - len(behind), LABELS[int(batch.labels[row][places][at])]))
+    most = 31 - len(behind)
+    given = Counter((min(len(each["text"]), most), each["label"]) for each in TEXTS)
+    assert len(seen) == found.n_labels >= 55 and not Counter(seen) - given
+    assert (batch.labels != IGNORED).sum() == found.n_labels and (packing == "none") == (len(found) == found.n_labels)
+    documents = found.documents(np.arange(len(found)))
+    assert documents is not None and documents.shape == batch.labels.shape
+    assert sorted(documents[batch.labels.numpy() != IGNORED].tolist()) == [*range(found.n_labels)]
+
+
+def test_a_label_may_be_a_number_and_its_field_lie_deeper(rows: Callable[..., Rows]) -> None:
+    numbered = [{"said": record["text"], "meta": {"kind": LABELS.index(record["label"])}} for record in TEXTS]
+    found = rows(numbered, config(), record={"text": "said", "label": "meta.kind"}), rows(TEXTS, config())
+    assert all((one.batch(np.array([0])).labels == found[1].batch(np.array([0])).labels).all() for one in found)
+    assert "% of them" in found[0].describe()
+
+
+def test_names_of_digits_come_before_numbers(rows: Callable[..., Rows]) -> None:
+    """Seen to fail: label 1 was the second."""
+    digits = [{"text": record["text"], "label": 1} for record in TEXTS]
+    batch = rows(digits, config(), labels=["1", "0"]).batch(np.array([0]))
+    assert batch.labels is not None and batch.labels.max() == 0
+
+
+@pytest.mark.parametrize(
+    ("records", "said"),
+    [
+        (
+            [*TEXTS, {"text": "one more", "label": "so-so"}],
+            r"'so-so' .* not in objective.labels=\[bad,good,grim\].*those of",
+        ),
+        ([{"text": "a", "label": 3}] * 9 + TEXTS, "label '3'"),
+        ([*TEXTS, {"text": "a", "label": 0.5}], "field 'label' holds 0.5, neither a name nor a whole number"),
+        ([*TEXTS, {"text": "a", "label": True}], "field 'label' holds true"),
+        ([*TEXTS, {"text": "a"}], "field 'label' is missing"),
+        ([{"text": "a", "label": " "}], "0 documents for training"),
+    ],
+)
+def test_what_is_no_label_is_refused(rows: Callable[..., Rows], records: list[Record], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        rows(records, config())
+
+
+def test_labels_do_not_go_through_the_tokenizer(rows: Callable[..., Rows]) -> None:
+    """Which makes one of all that it does not know: seen to fail with labels that were encoded as text."""
+    words = [{"text": "x" * (1 + i % 9), "label": ("好", "坏")[i % 2]} for i in range(60)]
+    found = rows(words, encoder(), WordPieceConfig(vocab_size=270), ["好", "坏"])
+    batch = found.batch(np.arange(len(found)))
+    assert batch.labels is not None and {*batch.labels[batch.labels != IGNORED].tolist()} == {0, 1}

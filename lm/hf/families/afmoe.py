@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from typing import Any, ClassVar
 
 from lm.hf.families.deepseek_moe import DeepSeekMoE
 from lm.hf.io.family import Pair, module
@@ -15,7 +14,7 @@ class AFMoE(DeepSeekMoE):
 
     name = "afmoe"
     architecture = "AfmoeForCausalLM"
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **{ours: theirs for ours, theirs in DeepSeekMoE.fields.items() if not ours.startswith("ffn.") and not ours.endswith("_bias")},
         "norm.eps": ("rms_norm_eps", 1e-5),
         "attention.head_dim": ("head_dim", 128),
@@ -28,13 +27,13 @@ class AFMoE(DeepSeekMoE):
         "ffn.router.scale": ("route_scale", 1.0),
     }
     usual_dense = 6144
-    further: ClassVar[tuple[str, ...]] = (*DeepSeekMoE.further, *WINDOW_KEYS, "global_attn_every_n_layers", "mup_enabled")
-    idle: ClassVar[tuple[str, ...]] = ("load_balance_coeff", "use_grouped_mm")
-    fixed: ClassVar[Tree] = {
+    further = (*DeepSeekMoE.further, *WINDOW_KEYS, "global_attn_every_n_layers", "mup_enabled")
+    idle = ("load_balance_coeff", "use_grouped_mm")
+    fixed = {
         **DeepSeekMoE.fixed, "norm.place": "sandwich", "attention.qk_norm": "head", "attention.out_gate": "element",
         "attention.qkv_bias": False, "attention.out_bias": False, "ffn.router.normalize": True,
     }  # fmt: skip
-    fixed_there: ClassVar[Tree] = {
+    fixed_there = {
         "attention_bias": False, "n_group": 1, "num_expert_groups": 1, "num_limited_groups": 1, "route_norm": True, "score_func": "sigmoid",
         "topk_group": 1,
     }  # fmt: skip

@@ -1,9 +1,6 @@
 """Arcee's AFM.  Arcee AI 2025, "Announcing Arcee Foundation Models"."""
 
-from typing import Any, ClassVar
-
 from lm.hf.families.llama import Llama
-from lm.schema import Tree
 
 
 class Arcee(Llama):
@@ -11,12 +8,12 @@ class Arcee(Llama):
 
     name = "arcee"
     architecture = "ArceeForCausalLM"
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **Llama.fields,
         "norm.eps": ("rms_norm_eps", 1e-5),
         "ffn.activation": ("hidden_act", "relu2"),
     }
-    fixed: ClassVar[Tree] = {**Llama.fixed, "ffn.gated": False}
+    fixed = {**Llama.fixed, "ffn.gated": False}
 
 
 FAMILY = Arcee(even_heads=True)

@@ -1,7 +1,6 @@
 """Bamba.  IBM, Princeton, CMU and UIUC 2024, "Bamba: inference-efficient hybrid Mamba2 model"."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
 
 from lm.hf.families.granite_hybrid import GraniteHybrid
 from lm.hf.families.llama import Llama
@@ -19,19 +18,19 @@ class Bamba(GraniteHybrid):
     architecture = "BambaForCausalLM"
     theta = 10000.0
     partial = True
-    renamed: ClassVar[dict[str, str]] = {}
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    renamed = {}
+    fields = {
         **Llama.fields,
         "norm.eps": ("rms_norm_eps", 1e-5),
         "attention.n_kv_heads": ("num_key_value_heads", 8),
     }
-    further: ClassVar[tuple[str, ...]] = (
+    further = (
         *(key for key in GraniteHybrid.further if key.startswith(("mamba_", "time_step_"))), "attn_layer_indices", "attn_rotary_emb",
         "num_logits_to_keep", "z_loss_coefficient",
     )  # fmt: skip
-    respelled: ClassVar[tuple[str, ...]] = ("attn_layer_indices", "mamba_d_head", "mamba_n_heads")
-    fixed: ClassVar[Tree] = Llama.fixed
-    fixed_there: ClassVar[Tree] = {}
+    respelled = ("attn_layer_indices", "mamba_d_head", "mamba_n_heads")
+    fixed = Llama.fixed
+    fixed_there = {}
 
     def read(self, hf: Tree) -> Tree:
         n, attends = hf["num_hidden_layers"], hf.get("attn_layer_indices") or []

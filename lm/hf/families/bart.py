@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from lm.errors import ConfigError
 from lm.hf.io.family import Family, Pair, embedding, module, same
@@ -22,7 +22,7 @@ class Bart(Family):
     scaled: ClassVar[bool] = False  # the embedding, where config.json does not say
     needs_start: ClassVar[bool] = False  # transformers' class takes no null for the decoder's first token
     unused: ClassVar[int] = 2  # first rows of the table of positions
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         "vocab_size": "vocab_size",
         "max_seq_len": ("max_position_embeddings", 1024),
         "d_model": "d_model",
@@ -38,12 +38,12 @@ class Bart(Family):
         "start_token": ("decoder_start_token_id", 2),
     }
     further: ClassVar[tuple[str, ...]] = ("scale_embedding", "decoder_attention_heads", "decoder_ffn_dim", "num_hidden_layers")
-    fixed: ClassVar[Tree] = {
+    fixed = {
         "kind": "encoder_decoder", "norm.kind": "layer", "norm.place": "post", "norm.eps": 1e-5, "position.kind": "learned",
         "attention.kind": "gqa", "attention.qkv_bias": True, "attention.out_bias": True, "ffn.kind": "mlp", "ffn.gated": False,
         "ffn.bias": True, "block.kind": "sequential", "embed.norm": True, "head.bias": True,
     }  # fmt: skip
-    fixed_there: ClassVar[Tree] = {
+    fixed_there = {
         "is_encoder_decoder": True, "normalize_before": False, "normalize_embedding": True, "add_final_layer_norm": False,
         "static_position_embeddings": False,
     }  # fmt: skip

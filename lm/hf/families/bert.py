@@ -1,7 +1,7 @@
 """BERT with its head for masked tokens.  Devlin et al. 2018, arXiv:1810.04805."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from lm.errors import ConfigError
 from lm.hf.io.family import Family, Pair, activation, module, same
@@ -18,8 +18,8 @@ class Bert(Family):
         r"bert\.pooler\.dense\.(weight|bias)", r"cls\.seq_relationship\.(weight|bias)", r"bert\.embeddings\.position_ids",
         r"cls\.predictions\.decoder\.bias",
     )  # fmt: skip
-    older_endings: ClassVar[dict[str, str]] = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    older_endings = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    fields = {
         "vocab_size": "vocab_size",
         "max_seq_len": ("max_position_embeddings", 512),
         "d_model": "hidden_size",
@@ -32,12 +32,12 @@ class Bert(Family):
         "ffn.activation": ("hidden_act", "gelu"),
     }
     further: ClassVar[tuple[str, ...]] = ("type_vocab_size", "tie_word_embeddings", "is_decoder")
-    fixed: ClassVar[Tree] = {
+    fixed = {
         "kind": "encoder", "norm.kind": "layer", "norm.place": "post", "position.kind": "learned", "attention.kind": "gqa",
         "attention.qkv_bias": True, "attention.out_bias": True, "ffn.kind": "mlp", "ffn.gated": False, "ffn.bias": True,
         "block.kind": "sequential", "embed.norm": True, "head.tied": True, "head.bias": True,
     }  # fmt: skip
-    fixed_there: ClassVar[Tree] = {"position_embedding_type": "absolute", "add_cross_attention": False}
+    fixed_there = {"position_embedding_type": "absolute", "add_cross_attention": False}
 
     def read(self, hf: Tree) -> Tree:
         for key, needed in (("tie_word_embeddings", True), ("is_decoder", False)):

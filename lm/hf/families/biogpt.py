@@ -1,7 +1,6 @@
 """BioGPT.  Luo et al. 2022, arXiv:2210.10341."""
 
 import math
-from typing import Any, ClassVar
 
 from lm.hf.families.opt import OPT
 from lm.schema import Tree
@@ -14,7 +13,7 @@ class BioGPT(OPT):
     architecture = "BioGptForCausalLM"
     prefix = "biogpt."
     stack = ("biogpt", "layer_norm", "output_projection")
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         "vocab_size": ("vocab_size", 42384),
         "max_seq_len": ("max_position_embeddings", 1024),
         "d_model": "hidden_size",
@@ -27,10 +26,10 @@ class BioGPT(OPT):
         "dropout": ("hidden_dropout_prob", 0.1),
         "head.tied": ("tie_word_embeddings", True),
     }
-    further: ClassVar[tuple[str, ...]] = ("scale_embedding", "layerdrop")
-    idle: ClassVar[tuple[str, ...]] = ("layer_norm_eps",)  # its norms have torch's
-    fixed: ClassVar[Tree] = {**OPT.fixed, "attention.qkv_bias": True, "attention.out_bias": True, "ffn.bias": True}
-    fixed_there: ClassVar[Tree] = {}
+    further = ("scale_embedding", "layerdrop")
+    idle = ("layer_norm_eps",)  # its norms have torch's
+    fixed = {**OPT.fixed, "attention.qkv_bias": True, "attention.out_bias": True, "ffn.bias": True}
+    fixed_there = {}
 
     def read(self, hf: Tree) -> Tree:
         return {"embed.scale": math.sqrt(hf["hidden_size"]) if hf.get("scale_embedding", True) else 1.0}

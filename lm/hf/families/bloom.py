@@ -1,7 +1,6 @@
 """BLOOM.  BigScience 2022, arXiv:2211.05100."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
 
 from lm.hf.io.family import Family, Pair, module, modules, same
 from lm.hf.io.transforms import SplitHeads
@@ -14,7 +13,7 @@ class Bloom(Family):
     name = "bloom"
     architecture = "BloomForCausalLM"
     prefix = "transformer."
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         "vocab_size": "vocab_size",
         "max_seq_len": ("seq_length", 2048),
         "d_model": "hidden_size",
@@ -25,13 +24,13 @@ class Bloom(Family):
         "dropout": ("hidden_dropout", 0.0),
         "head.tied": ("tie_word_embeddings", True),
     }
-    fixed: ClassVar[Tree] = {
+    fixed = {
         "kind": "decoder", "norm.kind": "layer", "norm.place": "pre", "position.kind": "alibi", "attention.kind": "gqa",
         "attention.qkv_bias": True, "attention.out_bias": True, "ffn.kind": "mlp", "ffn.gated": False, "ffn.bias": True,
         "ffn.activation": "gelu_tanh", "block.kind": "sequential", "embed.norm": True,
     }  # fmt: skip
-    fixed_there: ClassVar[Tree] = {"apply_residual_connection_post_layernorm": False}
-    renamed: ClassVar[dict[str, str]] = {"n_embed": "hidden_size", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer"}
+    fixed_there = {"apply_residual_connection_post_layernorm": False}
+    renamed = {"n_embed": "hidden_size", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer"}
 
     def pairs(self, ours: Tree) -> Iterator[Pair]:
         yield same("embed.weight", "transformer.word_embeddings.weight")

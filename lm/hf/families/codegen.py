@@ -1,7 +1,6 @@
 """CodeGen.  Nijkamp et al. 2022, arXiv:2203.13474."""
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from lm.errors import ConfigError
 from lm.hf.families.gptj import GPTJ
@@ -17,8 +16,8 @@ class CodeGen(GPTJ):
 
     name = "codegen"
     architecture = "CodeGenForCausalLM"
-    ignored: ClassVar[tuple[str, ...]] = (*GPTJ.ignored, r"(transformer\.)?h\.\d+\.attn\.causal_mask")
-    idle: ClassVar[tuple[str, ...]] = (*GPTJ.idle, "n_ctx")
+    ignored = (*GPTJ.ignored, r"(transformer\.)?h\.\d+\.attn\.causal_mask")
+    idle = (*GPTJ.idle, "n_ctx")
 
     def read(self, hf: Tree) -> Tree:
         if hf["n_head"] % _PARTS:

@@ -1,11 +1,9 @@
 """Command R.  Cohere 2024, "Command R: retrieval-augmented generation at production scale"."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
 
 from lm.hf.families.llama import Llama
 from lm.hf.io.family import Pair, module
-from lm.schema import Tree
 
 
 class Cohere(Llama):
@@ -14,17 +12,17 @@ class Cohere(Llama):
     name = "cohere"
     architecture = "CohereForCausalLM"
     theta = 500000.0
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **{ours: theirs for ours, theirs in Llama.fields.items() if ours != "ffn.bias"},
         "norm.eps": ("layer_norm_eps", 1e-5),
         "head.scale": ("logit_scale", 0.0625),
         "head.tied": ("tie_word_embeddings", True),
     }
-    fixed: ClassVar[Tree] = {
+    fixed = {
         **Llama.fixed, "norm.kind": "layer", "norm.bias": False, "block.kind": "parallel", "block.shared_norm": True,
         "position.interleaved": True,
     }  # fmt: skip
-    fixed_there: ClassVar[Tree] = {"use_qk_norm": False}
+    fixed_there = {"use_qk_norm": False}
 
     def norms(self, here: str, there: str) -> Iterator[Pair]:
         yield from module(f"{here}.attention_norm", f"{there}.input_layernorm")

@@ -1,7 +1,5 @@
 """Command R7B and Command A.  Cohere 2025, arXiv:2504.00698."""
 
-from typing import Any, ClassVar
-
 from lm.hf.families.cohere import Cohere
 from lm.hf.options.windows import WINDOW_KEYS, layer_types, read_rotating_windows, write_windows
 from lm.schema import Tree
@@ -13,13 +11,13 @@ class Cohere2(Cohere):
     name = "cohere2"
     architecture = "Cohere2ForCausalLM"
     theta = 10000.0
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = Cohere.fields
-    further: ClassVar[tuple[str, ...]] = (*WINDOW_KEYS, "sliding_window_pattern")
-    idle: ClassVar[tuple[str, ...]] = (
+    fields = Cohere.fields
+    further = (*WINDOW_KEYS, "sliding_window_pattern")
+    idle = (
         "layer_switch", "order_of_interleaved_layers", "use_embedding_sharing", "use_gated_activation", "use_parallel_block",
         "use_parallel_embedding",
     )  # fmt: skip
-    fixed_there: ClassVar[Tree] = {"position_embedding_type": "rope_gptj", "rotary_pct": 1.0}  # in files; transformers reads neither
+    fixed_there = {"position_embedding_type": "rope_gptj", "rotary_pct": 1.0}  # in files; transformers reads neither
 
     def read(self, hf: Tree) -> Tree:
         return read_rotating_windows(hf, layer_types(hf["num_hidden_layers"], hf.get("sliding_window_pattern", 4)), 4096)

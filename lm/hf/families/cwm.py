@@ -1,7 +1,5 @@
 """Code World Model.  Meta 2025, arXiv:2510.02387."""
 
-from typing import Any, ClassVar
-
 from lm.hf.families.llama import Llama
 from lm.hf.options.windows import WINDOW_KEYS, layer_types, read_windows, write_windows
 from lm.nn.transformer import ModelConfig
@@ -21,13 +19,13 @@ class Cwm(Llama):
     architecture = "CwmForCausalLM"
     rare = True
     theta = 1000000.0
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **{ours: theirs for ours, theirs in Llama.fields.items() if not ours.startswith("attention.") or not ours.endswith("bias")},
         "norm.eps": ("rms_norm_eps", 1e-5),
         "attention.n_kv_heads": ("num_key_value_heads", 8),
         "attention.head_dim": ("head_dim", 128),
     }
-    further: ClassVar[tuple[str, ...]] = WINDOW_KEYS
+    further = WINDOW_KEYS
 
     def config(self, hf: Tree) -> ModelConfig:
         return super().config(hf if hf.get("rope_scaling") or hf.get("rope_parameters") else {**hf, "rope_parameters": _USUAL})

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection, Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from lm.errors import ConfigError
 from lm.hf.families.llama import Llama
@@ -17,7 +17,7 @@ class DeepSeekMoE(Llama):
     """Llama with a mixture of experts after the first layers, chosen by groups and with a correction bias, beside shared experts."""
 
     usual_dense: ClassVar[int]  # width of the first layers' feed-forward, where the file names none
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **{ours: theirs for ours, theirs in Llama.fields.items() if not ours.startswith("ffn.")},
         "ffn.expert.activation": ("hidden_act", "silu"),
         "ffn.expert.hidden": ("moe_intermediate_size", 1408),
@@ -31,11 +31,11 @@ class DeepSeekMoE(Llama):
         "ffn.router.scale": ("routed_scaling_factor", 1.0),
     }
     further: ClassVar[tuple[str, ...]] = ("intermediate_size",)
-    fixed: ClassVar[Tree] = {
+    fixed = {
         "kind": "decoder", "norm.kind": "rms", "norm.place": "pre", "attention.kind": "gqa", "ffn.kind": "moe", "ffn.expert.gated": True,
         "ffn.router.kind": "sigmoid", "block.kind": "sequential",
     }  # fmt: skip
-    fixed_there: ClassVar[Tree] = {"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+    fixed_there = {"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
 
     def read(self, hf: Tree) -> Tree:
         there = {key: missing for _, key, missing in self.places()} | hf
@@ -69,7 +69,7 @@ class FurtherTokens(DeepSeekMoE):
     github.com/deepseek-ai/DeepSeek-V3."""
 
     further: ClassVar[tuple[str, ...]] = (*DeepSeekMoE.further, MTP_LAYERS)
-    renamed: ClassVar[dict[str, str]] = {"num_mtp_layers": MTP_LAYERS}
+    renamed = {"num_mtp_layers": MTP_LAYERS}
 
     def as_stored(self, hf: Tree, names: Collection[str]) -> Tree:
         """Counts the multi-token prediction layers in the file: transformers writes their number, and leaves their tensors out."""

@@ -1,7 +1,6 @@
 """DeepSeek-V2.  arXiv:2405.04434."""
 
 from collections.abc import Collection
-from typing import Any, ClassVar
 
 from lm.errors import ConfigError
 from lm.hf.families.deepseek_moe import MTP_LAYERS
@@ -15,7 +14,7 @@ class DeepSeekV2(DeepSeekV3):
 
     name = "deepseek_v2"
     architecture = "DeepseekV2ForCausalLM"
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **{o: t for o, t in DeepSeekV3.fields.items() if o not in ("ffn.router.normalize", "position.interleaved") and "group" not in o},
         "ffn.n_experts": ("n_routed_experts", 64),
         "ffn.n_shared": ("n_shared_experts", 2),
@@ -24,13 +23,11 @@ class DeepSeekV2(DeepSeekV3):
         "ffn.expert.hidden": ("moe_intermediate_size", 1407),
         "ffn.router.scale": ("routed_scaling_factor", 1.0),
     }
-    further: ClassVar[tuple[str, ...]] = (*(key for key in DeepSeekV3.further if key != MTP_LAYERS), "topk_method", "n_group", "topk_group")
-    respelled: ClassVar[tuple[str, ...]] = ("topk_method", "n_group", "topk_group")
-    renamed: ClassVar[dict[str, str]] = {}
-    fixed: ClassVar[Tree] = {
-        **DeepSeekV3.fixed, "ffn.router.kind": "softmax", "ffn.router.normalize": False, "position.interleaved": True, "mtp": None,
-    }  # fmt: skip
-    fixed_there: ClassVar[Tree] = {"moe_layer_freq": 1, "scoring_func": "softmax", "norm_topk_prob": False, "mlp_bias": False}
+    further = (*(key for key in DeepSeekV3.further if key != MTP_LAYERS), "topk_method", "n_group", "topk_group")
+    respelled = ("topk_method", "n_group", "topk_group")
+    renamed = {}
+    fixed = {**DeepSeekV3.fixed, "ffn.router.kind": "softmax", "ffn.router.normalize": False, "position.interleaved": True, "mtp": None}
+    fixed_there = {"moe_layer_freq": 1, "scoring_func": "softmax", "norm_topk_prob": False, "mlp_bias": False}
 
     def as_stored(self, hf: Tree, names: Collection[str]) -> Tree:
         return hf

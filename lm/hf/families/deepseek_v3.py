@@ -1,7 +1,7 @@
 """DeepSeek-V3.  arXiv:2412.19437."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from lm.hf.families.deepseek_moe import FurtherTokens
 from lm.hf.io.family import Pair, module
@@ -20,7 +20,7 @@ class DeepSeekV3(FurtherTokens):
     name = "deepseek_v3"
     architecture = "DeepseekV3ForCausalLM"
     usual_dense = 18432
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **{ours: theirs for ours, theirs in FurtherTokens.fields.items() if not ours.startswith("attention.")},
         "attention.n_heads": "num_attention_heads",
         "attention.q_rank": ("q_lora_rank", 1536),
@@ -39,7 +39,7 @@ class DeepSeekV3(FurtherTokens):
         "position.interleaved": ("rope_interleave", True),
     }
     further: ClassVar[tuple[str, ...]] = (*FurtherTokens.further, "num_key_value_heads", "qk_head_dim", "head_dim")
-    fixed: ClassVar[Tree] = {**FurtherTokens.fixed, "attention.kind": "mla", "attention.latent_eps": 1e-6}
+    fixed = {**FurtherTokens.fixed, "attention.kind": "mla", "attention.latent_eps": 1e-6}
 
     def read(self, hf: Tree) -> Tree:
         return {**super().read(hf), **self._scale(hf)}

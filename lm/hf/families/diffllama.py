@@ -1,7 +1,6 @@
 """DiffLlama, Llama with differential attention.  Ye et al. 2024, arXiv:2410.05258."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
 
 from lm.hf.families.llama import Llama
 from lm.hf.io.family import Pair, same
@@ -13,14 +12,14 @@ class DiffLlama(Llama):
 
     name = "diffllama"
     architecture = "DiffLlamaForCausalLM"
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **{ours: theirs for ours, theirs in Llama.fields.items() if ours not in ("attention.dropout", "ffn.bias")},
         "norm.eps": ("rms_norm_eps", 1e-5),
         "attention.eps": ("rms_norm_eps", 1e-5),
     }
-    further: ClassVar[tuple[str, ...]] = ("lambda_std_dev",)
-    fixed: ClassVar[Tree] = {**Llama.fixed, "attention.kind": "differential"}
-    fixed_there: ClassVar[Tree] = {"attention_dropout": 0.0}
+    further = ("lambda_std_dev",)
+    fixed = {**Llama.fixed, "attention.kind": "differential"}
+    fixed_there = {"attention_dropout": 0.0}
 
     def block(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
         yield from super().block(here, there, ours)

@@ -1,7 +1,6 @@
 """DistilBERT with its head for masked tokens.  Sanh et al. 2019, arXiv:1910.01108."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
 
 from lm.hf.families.bert import Bert
 from lm.hf.io.family import Pair, module, same
@@ -13,9 +12,9 @@ class DistilBert(Bert):
 
     name = "distilbert"
     architecture = "DistilBertForMaskedLM"
-    ignored: ClassVar[tuple[str, ...]] = (r"distilbert\.embeddings\.position_ids",)
-    older_endings: ClassVar[dict[str, str]] = {}
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    ignored = (r"distilbert\.embeddings\.position_ids",)
+    older_endings = {}
+    fields = {
         "vocab_size": ("vocab_size", 30522),
         "max_seq_len": ("max_position_embeddings", 512),
         "d_model": ("dim", 768),
@@ -26,10 +25,10 @@ class DistilBert(Bert):
         "ffn.hidden": ("hidden_dim", 3072),
         "ffn.activation": ("activation", "gelu"),
     }
-    further: ClassVar[tuple[str, ...]] = ("tie_word_embeddings",)
-    idle: ClassVar[tuple[str, ...]] = ("sinusoidal_pos_embds", "tie_weights_")  # of how the weights were drawn, and of an older version
-    fixed: ClassVar[Tree] = {**Bert.fixed, "norm.eps": 1e-12}
-    fixed_there: ClassVar[Tree] = {}
+    further = ("tie_word_embeddings",)
+    idle = ("sinusoidal_pos_embds", "tie_weights_")  # of how the weights were drawn, and of an older version
+    fixed = {**Bert.fixed, "norm.eps": 1e-12}
+    fixed_there = {}
 
     def read(self, hf: Tree) -> Tree:
         return super().read({**hf, "hidden_act": hf.get("activation", "gelu")}) | {"embed.segments": None}

@@ -1,7 +1,5 @@
 """dots.llm1.  rednote-hilab 2025, arXiv:2506.05767."""
 
-from typing import Any, ClassVar
-
 from lm.errors import ConfigError
 from lm.hf.families.deepseek_moe import DeepSeekMoE
 from lm.hf.families.qwen3 import Qwen3
@@ -16,7 +14,7 @@ class Dots1(DeepSeekMoE, Qwen3):
     architecture = "Dots1ForCausalLM"
     rare = True
     usual_dense = 10944
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **DeepSeekMoE.fields,
         "attention.n_kv_heads": ("num_key_value_heads", 32),
         "ffn.n_experts": "n_routed_experts",
@@ -25,9 +23,9 @@ class Dots1(DeepSeekMoE, Qwen3):
         "ffn.first_dense": ("first_k_dense_replace", 0),
         "ffn.router.normalize": ("norm_topk_prob", False),
     }
-    further: ClassVar[tuple[str, ...]] = (*DeepSeekMoE.further, *WINDOW_KEYS, "max_window_layers")
-    respelled: ClassVar[tuple[str, ...]] = ("scoring_func",)
-    fixed: ClassVar[Tree] = {**DeepSeekMoE.fixed, "attention.qk_norm": "head"}
+    further = (*DeepSeekMoE.further, *WINDOW_KEYS, "max_window_layers")
+    respelled = ("scoring_func",)
+    fixed = {**DeepSeekMoE.fixed, "attention.qk_norm": "head"}
 
     def read(self, hf: Tree) -> Tree:
         if (scored := hf.get("scoring_func", _SCORES[0])) not in _SCORES:

@@ -1,7 +1,6 @@
 """ERNIE 1.0, and those of its successors without embeddings of tasks.  Sun et al. 2019, arXiv:1904.09223."""
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from lm.hf.families.bert import Bert
 from lm.hf.io.family import Pair
@@ -14,8 +13,8 @@ class Ernie(Bert):
     name = "ernie"
     architecture = "ErnieForMaskedLM"
     ignored = tuple(pattern.replace(r"bert\.", r"ernie\.") for pattern in Bert.ignored)
-    idle: ClassVar[tuple[str, ...]] = ("task_type_vocab_size",)
-    fixed_there: ClassVar[Tree] = {**Bert.fixed_there, "use_task_id": False}
+    idle = ("task_type_vocab_size",)
+    fixed_there = {**Bert.fixed_there, "use_task_id": False}
 
     def pairs(self, ours: Tree) -> Iterator[Pair]:
         for pair in super().pairs(ours):

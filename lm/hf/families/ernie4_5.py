@@ -1,9 +1,6 @@
 """ERNIE 4.5, dense.  Baidu 2025, "ERNIE 4.5 Technical Report"."""
 
-from typing import Any, ClassVar
-
 from lm.hf.families.llama import Llama
-from lm.schema import Tree
 
 
 class Ernie45(Llama):
@@ -12,7 +9,7 @@ class Ernie45(Llama):
     name = "ernie4_5"
     architecture = "Ernie4_5ForCausalLM"
     theta = 500000.0
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **{ours: theirs for ours, theirs in Llama.fields.items() if ours != "attention.dropout"},
         "norm.eps": ("rms_norm_eps", 1e-5),
         "attention.n_kv_heads": ("num_key_value_heads", 2),
@@ -22,7 +19,7 @@ class Ernie45(Llama):
         "ffn.bias": ("use_bias", False),
         "head.tied": ("tie_word_embeddings", True),
     }
-    fixed: ClassVar[Tree] = {**Llama.fixed, "position.interleaved": True}
+    fixed = {**Llama.fixed, "position.interleaved": True}
 
 
 FAMILY = Ernie45()

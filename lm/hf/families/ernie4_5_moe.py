@@ -1,7 +1,6 @@
 """ERNIE 4.5 with experts.  Baidu 2025, "ERNIE 4.5 Technical Report"."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
 
 from lm.errors import ConfigError
 from lm.hf.families.deepseek_moe import MTP_LAYERS
@@ -20,8 +19,8 @@ class Ernie45MoE(Ernie45):
     name = "ernie4_5_moe"
     architecture = "Ernie4_5_MoeForCausalLM"
     ignored = (*Ernie45.ignored, r"(model\.)?mtp_.*")
-    renamed: ClassVar[dict[str, str]] = {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"}
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    renamed = {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"}
+    fields = {
         **{ours: theirs for ours, theirs in Ernie45.fields.items() if not ours.startswith("ffn.") and not ours.endswith("bias")},
         "attention.n_kv_heads": ("num_key_value_heads", 4),
         "attention.head_dim": ("head_dim", None),
@@ -33,14 +32,14 @@ class Ernie45MoE(Ernie45):
         "ffn.first_dense": ("moe_layer_start_index", 1),
         "ffn.every": ("moe_layer_interval", 1),
     }
-    further: ClassVar[tuple[str, ...]] = ("intermediate_size", "moe_layer_end_index", MTP_LAYERS)
-    respelled: ClassVar[tuple[str, ...]] = ("moe_layer_end_index",)
-    fixed: ClassVar[Tree] = {
+    further = ("intermediate_size", "moe_layer_end_index", MTP_LAYERS)
+    respelled = ("moe_layer_end_index",)
+    fixed = {
         "kind": "decoder", "norm.kind": "rms", "norm.place": "pre", "attention.kind": "gqa", "position.kind": "rope",
         "position.interleaved": True, "ffn.kind": "moe", "ffn.expert.gated": True, "ffn.router.kind": "corrected_softmax",
         "block.kind": "sequential",
     }  # fmt: skip
-    fixed_there: ClassVar[Tree] = {"use_bias": False, "moe_norm_min": 1e-12}
+    fixed_there = {"use_bias": False, "moe_norm_min": 1e-12}
 
     def read(self, hf: Tree) -> Tree:
         n, end = hf["num_hidden_layers"], hf.get("moe_layer_end_index", -1)

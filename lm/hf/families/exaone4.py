@@ -1,7 +1,5 @@
 """EXAONE 4.0.  LG AI Research 2025, arXiv:2507.11407."""
 
-from typing import Any, ClassVar
-
 from lm.hf.families.olmo2 import OLMo2
 from lm.hf.options.windows import FULL, WINDOW_KEYS, layer_types, read_rotating_windows, read_windows, write_windows
 from lm.schema import Tree
@@ -12,13 +10,13 @@ class Exaone4(OLMo2):
 
     name = "exaone4"
     architecture = "Exaone4ForCausalLM"
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **{ours: theirs for ours, theirs in OLMo2.fields.items() if not ours.endswith("bias")},
         "attention.n_kv_heads": ("num_key_value_heads", 32),
     }
-    further: ClassVar[tuple[str, ...]] = (*WINDOW_KEYS, "sliding_window_pattern")
-    respelled: ClassVar[tuple[str, ...]] = ("sliding_window_pattern",)
-    fixed: ClassVar[Tree] = {**OLMo2.fixed, "attention.qk_norm": "head"}
+    further = (*WINDOW_KEYS, "sliding_window_pattern")
+    respelled = ("sliding_window_pattern",)
+    fixed = {**OLMo2.fixed, "attention.qk_norm": "head"}
 
     def read(self, hf: Tree) -> Tree:
         """As transformers, looks at sliding_window_pattern where there are no layer_types; without sliding_window all layers rotate."""

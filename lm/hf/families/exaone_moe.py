@@ -1,7 +1,6 @@
 """K-EXAONE.  LG AI Research 2026, arXiv:2601.01739."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
 
 from lm.hf.families.deepseek_moe import DeepSeekMoE
 from lm.hf.io.family import Pair
@@ -16,7 +15,7 @@ class ExaoneMoE(DeepSeekMoE):
     name = "exaone_moe"
     architecture = "ExaoneMoeForCausalLM"
     ignored = (*DeepSeekMoE.ignored, r"mtp\..*")  # predicts further tokens; transformers leaves it out, too
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **{ours: theirs for ours, theirs in DeepSeekMoE.fields.items() if not ours.endswith(("_bias", "first_dense"))},
         "norm.eps": ("rms_norm_eps", 1e-5),
         "attention.n_kv_heads": ("num_key_value_heads", 32),
@@ -26,16 +25,16 @@ class ExaoneMoE(DeepSeekMoE):
         "ffn.router.scale": ("routed_scaling_factor", 2.5),
     }
     usual_dense = 16384
-    further: ClassVar[tuple[str, ...]] = (
+    further = (
         *DeepSeekMoE.further,
         *WINDOW_KEYS,
         "sliding_window_pattern",
         "mlp_layer_types",
         "first_k_dense_replace",
     )
-    idle: ClassVar[tuple[str, ...]] = ("is_moe_layer", "num_nextn_predict_layers")
-    fixed: ClassVar[Tree] = {**DeepSeekMoE.fixed, "attention.qk_norm": "head", "attention.qkv_bias": False, "attention.out_bias": False}
-    fixed_there: ClassVar[Tree] = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+    idle = ("is_moe_layer", "num_nextn_predict_layers")
+    fixed = {**DeepSeekMoE.fixed, "attention.qk_norm": "head", "attention.qkv_bias": False, "attention.out_bias": False}
+    fixed_there = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
 
     def read(self, hf: Tree) -> Tree:
         known = {key: missing for _, key, missing in self.places()} | hf

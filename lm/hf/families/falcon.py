@@ -1,7 +1,6 @@
 """Falcon 7B, 40B, 180B and 2-11B.  Almazrouei et al. 2023, arXiv:2311.16867."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
 
 from lm.hf.io.family import Family, Pair, module, modules, same
 from lm.hf.io.transforms import SplitHeads
@@ -20,7 +19,7 @@ class Falcon(Family):
     architecture = "FalconForCausalLM"
     prefix = "transformer."
     theta = 10000.0
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         "vocab_size": "vocab_size",
         "max_seq_len": ("max_position_embeddings", 2048),
         "d_model": "hidden_size",
@@ -34,16 +33,16 @@ class Falcon(Family):
         "ffn.activation": ("activation", "gelu"),
         "head.tied": ("tie_word_embeddings", True),
     }
-    respelled: ClassVar[tuple[str, ...]] = (  # the one form has no use for the other's keys
+    respelled = (  # the one form has no use for the other's keys
         "new_decoder_architecture", "num_ln_in_parallel_attn", "parallel_attn", "multi_query", "num_kv_heads",
     )  # fmt: skip
-    further: ClassVar[tuple[str, ...]] = respelled
-    renamed: ClassVar[dict[str, str]] = {"n_embed": "hidden_size"}
-    fixed: ClassVar[Tree] = {
+    further = respelled
+    renamed = {"n_embed": "hidden_size"}
+    fixed = {
         "kind": "decoder", "norm.kind": "layer", "norm.place": "pre", "position.kind": "rope", "attention.kind": "gqa", "ffn.kind": "mlp",
         "ffn.gated": False,
     }  # fmt: skip
-    fixed_there: ClassVar[Tree] = {"alibi": False}  # transformers rounds its product with the place to bfloat16: no two lengths agree
+    fixed_there = {"alibi": False}  # transformers rounds its product with the place to bfloat16: no two lengths agree
 
     def read(self, hf: Tree) -> Tree:
         """Returns further options. In the newer form (40B and later) blocks are always parallel, and keys of the older form have no

@@ -1,10 +1,7 @@
 """FlexOlmo.  Shi et al. 2025, arXiv:2507.07024."""
 
-from typing import Any, ClassVar
-
 from lm.hf.families.olmo2 import OLMo2
 from lm.hf.families.olmoe import OLMoE
-from lm.schema import Tree
 
 
 class FlexOLMo(OLMo2, OLMoE):
@@ -13,7 +10,7 @@ class FlexOLMo(OLMo2, OLMoE):
     name = "flex_olmo"
     architecture = "FlexOlmoForCausalLM"
     theta = 500000.0
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **OLMoE.fields,
         "norm.eps": ("rms_norm_eps", 1e-6),
         "attention.head_dim": ("head_dim", None),
@@ -21,8 +18,8 @@ class FlexOLMo(OLMo2, OLMoE):
         "ffn.n_experts": ("num_experts", 7),
         "ffn.top_k": ("num_experts_per_tok", 5),
     }
-    fixed: ClassVar[Tree] = {**OLMoE.fixed, "norm.place": "output"}
-    fixed_there: ClassVar[Tree] = {"pad_token_id": None}  # where none is told, transformers takes 100277
+    fixed = {**OLMoE.fixed, "norm.place": "output"}
+    fixed_there = {"pad_token_id": None}  # where none is told, transformers takes 100277
 
 
 FAMILY = FlexOLMo()

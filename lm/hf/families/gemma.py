@@ -1,7 +1,6 @@
 """Gemma 1.  arXiv:2403.08295."""
 
 import math
-from typing import Any, ClassVar
 
 from lm.hf.families.llama import Llama
 from lm.schema import Tree
@@ -12,17 +11,17 @@ class Gemma(Llama):
 
     name = "gemma"
     architecture = "GemmaForCausalLM"
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **{ours: theirs for ours, theirs in Llama.fields.items() if ours != "ffn.bias"},
         "attention.n_kv_heads": ("num_key_value_heads", 16),
         "attention.head_dim": ("head_dim", 256),
         "ffn.activation": ("hidden_act", "gelu_pytorch_tanh"),
         "head.tied": ("tie_word_embeddings", True),
     }
-    idle: ClassVar[tuple[str, ...]] = ("hidden_activation",)
-    respelled: ClassVar[tuple[str, ...]] = ("hidden_act",)
-    fixed: ClassVar[Tree] = {**Llama.fixed, "norm.zero_centered": True}
-    fixed_there: ClassVar[Tree] = {"use_bidirectional_attention": False}
+    idle = ("hidden_activation",)
+    respelled = ("hidden_act",)
+    fixed = {**Llama.fixed, "norm.zero_centered": True}
+    fixed_there = {"use_bidirectional_attention": False}
 
     def read(self, hf: Tree) -> Tree:
         """As transformers, takes the first files' gelu for its tanh approximation, which these models were trained with."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from lm.hf.families.llama import Llama
 from lm.hf.io.family import Pair, module
@@ -16,7 +16,7 @@ class Gemma2(Llama):
     name = "gemma2"
     architecture = "Gemma2ForCausalLM"
     pattern: ClassVar[int] = 2  # every so many layers one has no window
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **{ours: theirs for ours, theirs in Llama.fields.items() if ours != "ffn.bias"},
         "attention.n_kv_heads": ("num_key_value_heads", 4),
         "attention.head_dim": ("head_dim", 256),
@@ -26,8 +26,8 @@ class Gemma2(Llama):
         "head.tied": ("tie_word_embeddings", True),
     }
     further: ClassVar[tuple[str, ...]] = (*WINDOW_KEYS, "hidden_act", "query_pre_attn_scalar")
-    fixed: ClassVar[Tree] = {**Llama.fixed, "norm.place": "sandwich", "norm.zero_centered": True}
-    fixed_there: ClassVar[Tree] = {"use_bidirectional_attention": False}
+    fixed = {**Llama.fixed, "norm.place": "sandwich", "norm.zero_centered": True}
+    fixed_there = {"use_bidirectional_attention": False}
 
     def read(self, hf: Tree) -> Tree:
         return {

@@ -1,9 +1,6 @@
 """Gemma 3, the text model.  arXiv:2503.19786."""
 
-from typing import Any, ClassVar
-
 from lm.hf.families.gemma2 import Gemma2
-from lm.schema import Tree
 
 
 class Gemma3(Gemma2):
@@ -14,13 +11,13 @@ class Gemma3(Gemma2):
     theta = 1000000.0
     local_theta = 10000.0
     pattern = 6
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **{ours: theirs for ours, theirs in Gemma2.fields.items() if ours != "attention.softcap"},
         "head.softcap": ("final_logit_softcapping", None),
     }
-    further: ClassVar[tuple[str, ...]] = (*Gemma2.further, "sliding_window_pattern")
-    fixed: ClassVar[Tree] = {**Gemma2.fixed, "attention.qk_norm": "head"}
-    fixed_there: ClassVar[Tree] = {**Gemma2.fixed_there, "attn_logit_softcapping": None}  # transformers does nothing by it
+    further = (*Gemma2.further, "sliding_window_pattern")
+    fixed = {**Gemma2.fixed, "attention.qk_norm": "head"}
+    fixed_there = {**Gemma2.fixed_there, "attn_logit_softcapping": None}  # transformers does nothing by it
 
 
 FAMILY = Gemma3(even_heads=True)

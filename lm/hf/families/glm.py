@@ -1,12 +1,10 @@
 """GLM-4-9B and GLM-Edge.  GLM team 2024, arXiv:2406.12793."""
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from lm.hf.families.glm4 import GLM4
 from lm.hf.families.llama import Llama
 from lm.hf.io.family import Pair
-from lm.schema import Tree
 
 
 class GLM(GLM4):
@@ -14,7 +12,7 @@ class GLM(GLM4):
 
     name = "glm"
     architecture = "GlmForCausalLM"
-    fixed: ClassVar[Tree] = {**GLM4.fixed, "norm.place": "pre"}
+    fixed = {**GLM4.fixed, "norm.place": "pre"}
 
     def norms(self, here: str, there: str) -> Iterator[Pair]:
         return Llama.norms(self, here, there)

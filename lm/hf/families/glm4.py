@@ -1,7 +1,6 @@
 """GLM-4-0414.  GLM team 2024, arXiv:2406.12793."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
 
 from lm.hf.families.llama import Llama
 from lm.hf.io.family import Pair, module, modules
@@ -16,15 +15,15 @@ class GLM4(Llama):
     name = "glm4"
     architecture = "Glm4ForCausalLM"
     partial = True
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **{ours: theirs for ours, theirs in Llama.fields.items() if ours not in ("ffn.bias", "attention.out_bias")},
         "norm.eps": ("rms_norm_eps", 1.5625e-07),
         "attention.n_kv_heads": ("num_key_value_heads", 2),
         "attention.head_dim": ("head_dim", 128),
         "attention.qkv_bias": ("attention_bias", True),
     }
-    fixed: ClassVar[Tree] = {**Llama.fixed, "norm.place": "sandwich", "position.interleaved": True}
-    fixed_there: ClassVar[Tree] = {"pad_token_id": None}  # where none is told, transformers takes 151329
+    fixed = {**Llama.fixed, "norm.place": "sandwich", "position.interleaved": True}
+    fixed_there = {"pad_token_id": None}  # where none is told, transformers takes 151329
 
     def read(self, hf: Tree) -> Tree:
         return {**read_rope({"partial_rotary_factor": 0.5, **hf}), "position.interleaved": True}

@@ -1,7 +1,5 @@
 """GLM-4.5 to 4.7.  GLM team 2025, arXiv:2508.06471."""
 
-from typing import Any, ClassVar
-
 from lm.hf.families.deepseek_moe import FurtherTokens
 from lm.hf.options.rope import read_rope
 from lm.schema import Tree
@@ -14,12 +12,12 @@ class GLM4MoE(FurtherTokens):
     architecture = "Glm4MoeForCausalLM"
     partial = True
     usual_dense = 10944
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **{ours: theirs for ours, theirs in FurtherTokens.fields.items() if ours != "attention.out_bias"},
         "norm.eps": ("rms_norm_eps", 1e-5),
         "attention.n_kv_heads": ("num_key_value_heads", 8),
     }
-    further: ClassVar[tuple[str, ...]] = (*FurtherTokens.further, "use_qk_norm")
+    further = (*FurtherTokens.further, "use_qk_norm")
 
     def read(self, hf: Tree) -> Tree:
         norm = "head" if hf.get("use_qk_norm", False) else "none"

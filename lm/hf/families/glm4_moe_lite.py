@@ -1,7 +1,5 @@
 """GLM-4.7-Flash.  GLM team 2026; the mixture and the latent attention of DeepSeek-V3, arXiv:2412.19437."""
 
-from typing import Any, ClassVar
-
 from lm.errors import ConfigError
 from lm.hf.families.deepseek_v3 import DeepSeekV3
 from lm.schema import Tree
@@ -15,7 +13,7 @@ class GLM4MoELite(DeepSeekV3):
     name = "glm4_moe_lite"
     architecture = "Glm4MoeLiteForCausalLM"
     usual_dense = 10240
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **{ours: theirs for ours, theirs in DeepSeekV3.fields.items() if ours != "ffn.first_dense"},
         "norm.eps": ("rms_norm_eps", 1e-5),
         "attention.q_rank": ("q_lora_rank", 768),
@@ -28,7 +26,7 @@ class GLM4MoELite(DeepSeekV3):
         "ffn.router.top_groups": ("topk_group", 1),
         "ffn.router.scale": ("routed_scaling_factor", 1.8),
     }
-    further: ClassVar[tuple[str, ...]] = (*DeepSeekV3.further, "mlp_layer_types")
+    further = (*DeepSeekV3.further, "mlp_layer_types")
 
     def read(self, hf: Tree) -> Tree:
         n = hf["num_hidden_layers"]

@@ -1,7 +1,7 @@
 """GPT-2.  Radford et al. 2019."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from lm.hf.io.family import Family, Pair, module, modules, same
 from lm.hf.io.transforms import Chain, Split, Transpose
@@ -17,7 +17,7 @@ class GPT2(Family):
     architecture = "GPT2LMHeadModel"
     prefix = "transformer."
     ignored = (r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias",)
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         "vocab_size": "vocab_size",
         "max_seq_len": "n_positions",
         "d_model": "n_embd",
@@ -31,12 +31,12 @@ class GPT2(Family):
         "head.tied": ("tie_word_embeddings", True),
     }
     idle: ClassVar[tuple[str, ...]] = ("n_ctx",)
-    fixed: ClassVar[Tree] = {
+    fixed = {
         "kind": "decoder", "norm.kind": "layer", "norm.place": "pre", "position.kind": "learned", "attention.kind": "gqa",
         "attention.qkv_bias": True, "attention.out_bias": True, "ffn.kind": "mlp", "ffn.gated": False, "ffn.bias": True,
         "block.kind": "sequential",
     }  # fmt: skip
-    fixed_there: ClassVar[Tree] = {
+    fixed_there = {
         "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "reorder_and_upcast_attn": False,
         "add_cross_attention": False,
     }  # fmt: skip

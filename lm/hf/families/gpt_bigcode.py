@@ -1,7 +1,6 @@
 """SantaCoder and StarCoder 1.  Li et al. 2023, arXiv:2305.06161."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
 
 from lm.hf.families.gpt2 import GPT2, OUT
 from lm.hf.io.family import Pair, module, modules
@@ -14,16 +13,16 @@ class GPTBigCode(GPT2):
 
     name = "gpt_bigcode"
     architecture = "GPTBigCodeForCausalLM"
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **GPT2.fields,
         "ffn.activation": ("activation_function", "gelu_pytorch_tanh"),
     }
-    further: ClassVar[tuple[str, ...]] = ("multi_query", "num_key_value_heads")
-    idle: ClassVar[tuple[str, ...]] = (
+    further = ("multi_query", "num_key_value_heads")
+    idle = (
         *GPT2.idle, "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "inference_runner", "max_batch_size",
         "max_sequence_length", "pad_key_length", "pre_allocate_kv_cache", "validate_runner_input",
     )  # fmt: skip
-    fixed_there: ClassVar[Tree] = {"scale_attn_weights": True, "add_cross_attention": False}
+    fixed_there = {"scale_attn_weights": True, "add_cross_attention": False}
 
     def read(self, hf: Tree) -> Tree:
         return {"attention.n_kv_heads": 1 if hf.get("multi_query", True) else hf["n_head"]}

@@ -1,7 +1,6 @@
 """GPT-Neo, and models of TinyStories.  Black et al. 2021, doi:10.5281/zenodo.5297715; Eldan & Li 2023, arXiv:2305.07759."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
 
 from lm.hf.families.gpt2 import GPT2, OUT
 from lm.hf.io.family import Pair, module
@@ -17,7 +16,7 @@ class GPTNeo(GPT2):
     name = "gpt_neo"
     architecture = "GPTNeoForCausalLM"
     ignored = (r"(transformer\.)?h\.\d+\.attn\.attention\.(masked_)?bias",)
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         "vocab_size": "vocab_size",
         "max_seq_len": "max_position_embeddings",
         "d_model": "hidden_size",
@@ -30,10 +29,10 @@ class GPTNeo(GPT2):
         "ffn.activation": ("activation_function", "gelu_new"),
         "head.tied": ("tie_word_embeddings", True),
     }
-    further: ClassVar[tuple[str, ...]] = ("attention_types", "attention_layers", "window_size")
-    respelled: ClassVar[tuple[str, ...]] = ("attention_types", "window_size")  # [[["global", "local"], 2]] is written as one list of four
-    fixed: ClassVar[Tree] = {**GPT2.fixed, "attention.qkv_bias": False, "attention.scale": 1.0}
-    fixed_there: ClassVar[Tree] = {}
+    further = ("attention_types", "attention_layers", "window_size")
+    respelled = ("attention_types", "window_size")  # [[["global", "local"], 2]] is written as one list of four
+    fixed = {**GPT2.fixed, "attention.qkv_bias": False, "attention.scale": 1.0}
+    fixed_there = {}
 
     def read(self, hf: Tree) -> Tree:
         told = hf.get("attention_types") or [[["global", "local"], 12]]

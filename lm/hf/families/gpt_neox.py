@@ -1,7 +1,6 @@
 """GPT-NeoX and Pythia.  Black et al. 2022, arXiv:2204.06745; Biderman et al. 2023, arXiv:2304.01373."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
 
 from lm.hf.io.family import Family, Pair, module, modules, same
 from lm.hf.io.transforms import SplitHeads
@@ -18,8 +17,8 @@ class GPTNeoX(Family):
     theta = 10000.0
     ignored = (r"(gpt_neox\.)?layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",)
     partial = True
-    built: ClassVar[dict[str, str]] = {"embed_out.": "lm_head."}
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    built = {"embed_out.": "lm_head."}
+    fields = {
         "vocab_size": "vocab_size",
         "max_seq_len": ("max_position_embeddings", 2048),
         "d_model": "hidden_size",
@@ -34,9 +33,9 @@ class GPTNeoX(Family):
         "ffn.activation": ("hidden_act", "gelu"),
         "head.tied": ("tie_word_embeddings", False),
     }
-    further: ClassVar[tuple[str, ...]] = ("use_parallel_residual", "rotary_pct", "rotary_emb_base")
-    respelled: ClassVar[tuple[str, ...]] = ("rotary_pct", "rotary_emb_base")  # rope_parameters come first
-    fixed: ClassVar[Tree] = {
+    further = ("use_parallel_residual", "rotary_pct", "rotary_emb_base")
+    respelled = ("rotary_pct", "rotary_emb_base")  # rope_parameters come first
+    fixed = {
         "kind": "decoder", "norm.kind": "layer", "norm.place": "pre", "position.kind": "rope", "attention.kind": "gqa", "ffn.kind": "mlp",
         "ffn.gated": False, "ffn.bias": True,
     }  # fmt: skip

@@ -1,7 +1,6 @@
 """gpt-oss.  OpenAI 2025, arXiv:2508.10925."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
 
 from lm.errors import ConfigError
 from lm.hf.families.llama import Llama
@@ -23,7 +22,7 @@ class GptOss(Llama):
     name = "gpt_oss"
     architecture = "GptOssForCausalLM"
     theta = 150000.0
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **{ours: theirs for ours, theirs in Llama.fields.items() if not ours.startswith("ffn.")},
         "norm.eps": ("rms_norm_eps", 1e-5),
         "attention.n_kv_heads": ("num_key_value_heads", 8),
@@ -35,13 +34,13 @@ class GptOss(Llama):
         "ffn.n_experts": ("num_local_experts", 128),
         "ffn.top_k": ("num_experts_per_tok", 4),
     }
-    further: ClassVar[tuple[str, ...]] = WINDOW_KEYS
-    fixed: ClassVar[Tree] = {
+    further = WINDOW_KEYS
+    fixed = {
         "kind": "decoder", "norm.kind": "rms", "norm.place": "pre", "attention.kind": "gqa", "attention.gpt_oss_sinks": True,
         "ffn.kind": "moe", "ffn.expert.gated": True, "ffn.expert.bias": True, "ffn.expert.activation": "quick_gelu",
         "ffn.router.kind": "softmax", "ffn.router.bias": True, "block.kind": "sequential",
     }  # fmt: skip
-    fixed_there: ClassVar[Tree] = {"hidden_act": "silu", "swiglu_alpha": 1.702}
+    fixed_there = {"hidden_act": "silu", "swiglu_alpha": 1.702}
 
     def read(self, hf: Tree) -> Tree:
         if hf.get("swiglu_limit", 7.0) is None:

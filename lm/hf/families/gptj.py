@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from lm.hf.families.gpt2 import GPT2
 from lm.hf.io.family import Family, Pair, module, same
@@ -18,16 +18,16 @@ class GPTJ(Family):
     prefix = "transformer."
     partial = True
     ignored: ClassVar[tuple[str, ...]] = (r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias|embed_positions)",)
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **GPT2.fields,
         "attention.dropout": ("attn_pdrop", 0.0),
         "dropout": ("resid_pdrop", 0.0),
         "ffn.activation": ("activation_function", "gelu_new"),
         "head.tied": ("tie_word_embeddings", False),
     }
-    further: ClassVar[tuple[str, ...]] = ("rotary_dim",)
+    further = ("rotary_dim",)
     idle: ClassVar[tuple[str, ...]] = ("rotary", "scale_attn_weights")
-    fixed: ClassVar[Tree] = {
+    fixed = {
         "kind": "decoder", "norm.kind": "layer", "norm.place": "pre", "attention.kind": "gqa", "ffn.kind": "mlp", "ffn.gated": False,
         "ffn.bias": True, "position.kind": "rope", "position.theta": 10000.0, "position.interleaved": True, "block.kind": "parallel",
         "block.shared_norm": True, "head.bias": True,

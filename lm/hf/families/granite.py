@@ -1,6 +1,6 @@
 """Granite 3.  IBM 2024, "Granite 3.0 Language Models"."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from lm.hf.families.llama import Llama
 from lm.schema import Tree
@@ -11,7 +11,7 @@ class Granite(Llama):
 
     name = "granite"
     architecture = "GraniteForCausalLM"
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **Llama.fields,
         "embed.scale": ("embedding_multiplier", 1.0),
         "attention.scale": ("attention_multiplier", 1.0),

@@ -1,7 +1,7 @@
 """Granite 4: Mamba-2 in most layers, attention in the others.  IBM 2025, "Granite 4.0 Language Models"."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from lm.hf.families.granite import Granite
 from lm.hf.families.granitemoeshared import GraniteMoEShared
@@ -25,10 +25,8 @@ class GraniteHybrid(GraniteMoEShared):
     architecture = "GraniteMoeHybridForCausalLM"
     hybrid = True
     theta: ClassVar[float | None] = None  # most of these models have no positions
-    renamed: ClassVar[dict[str, str]] = {"layers_block_type": "layer_types"}
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
-        ours: theirs for ours, theirs in Granite.fields.items() if not ours.startswith("ffn.") and ours != "attention.head_dim"
-    }
+    renamed = {"layers_block_type": "layer_types"}
+    fields = {ours: theirs for ours, theirs in Granite.fields.items() if not ours.startswith("ffn.") and ours != "attention.head_dim"}
     further: ClassVar[tuple[str, ...]] = (
         "layer_types", "position_embedding_type", "intermediate_size", "num_experts_per_tok", "mamba_n_heads", "mamba_n_groups",
         "mamba_d_state", "mamba_d_head", "mamba_d_conv", "mamba_expand", "mamba_chunk_size", "mamba_conv_bias", "mamba_proj_bias",
@@ -36,7 +34,7 @@ class GraniteHybrid(GraniteMoEShared):
         "hidden_act", "shared_intermediate_size", "num_local_experts",
     )  # fmt: skip
     respelled: ClassVar[tuple[str, ...]] = ("layer_types", "position_embedding_type", "mamba_d_head", "mamba_n_heads")
-    fixed: ClassVar[Tree] = {key: value for key, value in Granite.fixed.items() if key != "position.kind" and not key.startswith("ffn.")}
+    fixed = {key: value for key, value in Granite.fixed.items() if key != "position.kind" and not key.startswith("ffn.")}
 
     def homeless(self, cfg: ModelConfig) -> list[str]:
         kinds = ("mlp", "moe")

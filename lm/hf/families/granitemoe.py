@@ -1,7 +1,7 @@
 """Granite 3 with experts.  IBM 2024, "Granite 3.0 Language Models"."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from lm.hf.families.granite import Granite
 from lm.hf.families.mixtral import Mixtral
@@ -16,12 +16,12 @@ class GraniteMoE(Granite, Mixtral):
     name = "granitemoe"
     architecture = "GraniteMoeForCausalLM"
     theta: ClassVar[float | None] = 10000.0
-    unadapted: ClassVar[tuple[str, ...]] = ("block_sparse_moe.input_linear", "block_sparse_moe.output_linear")  # parameters of other names
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    unadapted = ("block_sparse_moe.input_linear", "block_sparse_moe.output_linear")  # parameters of other names
+    fields = {
         **{ours: theirs for ours, theirs in Granite.fields.items() if not ours.startswith("ffn.") and ours != "attention.head_dim"},
         **{ours: theirs for ours, theirs in Mixtral.fields.items() if ours.startswith("ffn.") and ours != "ffn.router.jitter"},
     }
-    fixed: ClassVar[Tree] = {**Mixtral.fixed, "position.kind": "rope"}
+    fixed = {**Mixtral.fixed, "position.kind": "rope"}
 
     def ffn(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
         theirs = f"{there}.block_sparse_moe"

@@ -1,7 +1,6 @@
 """Granite with experts, and one that every token passes.  IBM 2025."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
 
 from lm.errors import ConfigError
 from lm.hf.families.granitemoe import GraniteMoE
@@ -15,8 +14,8 @@ class GraniteMoEShared(GraniteMoE):
 
     name = "granitemoeshared"
     architecture = "GraniteMoeSharedForCausalLM"
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {**GraniteMoE.fields, "ffn.shared_hidden": ("shared_intermediate_size", 0)}
-    fixed: ClassVar[Tree] = {**GraniteMoE.fixed, "ffn.n_shared": 1}
+    fields = {**GraniteMoE.fields, "ffn.shared_hidden": ("shared_intermediate_size", 0)}
+    fixed = {**GraniteMoE.fixed, "ffn.n_shared": 1}
 
     def read(self, hf: Tree) -> Tree:
         if not hf.get("shared_intermediate_size", 0):

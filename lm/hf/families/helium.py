@@ -1,7 +1,5 @@
 """Helium 1.  Kyutai 2025, "Helium 1: a modular and multilingual LLM"."""
 
-from typing import Any, ClassVar
-
 from lm.errors import ConfigError
 from lm.hf.families.llama import Llama
 from lm.schema import Tree
@@ -14,13 +12,13 @@ class Helium(Llama):
     architecture = "HeliumForCausalLM"
     rare = True
     theta = 100000.0
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **{ours: theirs for ours, theirs in Llama.fields.items() if ours != "attention.out_bias"},
         "norm.eps": ("rms_norm_eps", 1e-8),
         "attention.n_kv_heads": ("num_key_value_heads", 20),
         "attention.head_dim": ("head_dim", 128),
     }
-    fixed: ClassVar[Tree] = {**Llama.fixed, "position.interleaved": True}
+    fixed = {**Llama.fixed, "position.interleaved": True}
 
     def read(self, hf: Tree) -> Tree:
         if (width := hf["num_attention_heads"] * hf.get("head_dim", 128)) != hf["hidden_size"]:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from lm.hf.families.llama import Llama
 from lm.hf.io.family import Pair
@@ -15,7 +15,7 @@ class HunYuanDense(Llama):
 
     name = "hunyuan_v1_dense"
     architecture = "HunYuanDenseV1ForCausalLM"
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **{ours: theirs for ours, theirs in Llama.fields.items() if ours != "ffn.bias"},
         "norm.eps": ("rms_norm_eps", 1e-5),
     }
@@ -23,8 +23,8 @@ class HunYuanDense(Llama):
         "attention_head_dim", "cla_share_factor", "norm_type", "num_experts", "org_vocab_size", "routed_scaling_factor", "use_cla",
         "use_mla", "use_rotary_pos_emb",
     )  # fmt: skip
-    fixed: ClassVar[Tree] = {**Llama.fixed, "attention.qk_norm": "rotated"}
-    fixed_there: ClassVar[Tree] = {"use_qk_norm": True}
+    fixed = {**Llama.fixed, "attention.qk_norm": "rotated"}
+    fixed_there = {"use_qk_norm": True}
 
     def config(self, hf: Tree) -> ModelConfig:
         """As `Family.config`. What files call dynamic, with an alpha, is a larger base whatever the length, and is read as that."""

@@ -1,7 +1,6 @@
 """HunYuan with experts: A13B.  Tencent 2025, "Hunyuan-A13B technical report"."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
 
 from lm.errors import ConfigError
 from lm.hf.families.hunyuan_v1_dense import HunYuanDense
@@ -14,19 +13,19 @@ class HunYuanMoE(HunYuanDense):
 
     name = "hunyuan_v1_moe"
     architecture = "HunYuanMoEV1ForCausalLM"
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **{ours: theirs for ours, theirs in HunYuanDense.fields.items() if not ours.startswith("ffn.")},
         "ffn.expert.hidden": "intermediate_size",
         "ffn.expert.activation": ("hidden_act", "silu"),
         "ffn.n_experts": ("num_experts", 1),
     }
-    further: ClassVar[tuple[str, ...]] = ("moe_topk",)
-    respelled: ClassVar[tuple[str, ...]] = ("moe_topk",)  # files have it for each layer, too
-    idle: ClassVar[tuple[str, ...]] = (
+    further = ("moe_topk",)
+    respelled = ("moe_topk",)  # files have it for each layer, too
+    idle = (
         *(key for key in HunYuanDense.idle if key != "num_experts"), "moe_intermediate_size", "moe_layer_num_skipped", "num_shared_expert",
         "use_mixed_mlp_moe", "group_limited_greedy", "n_group", "topk_group", "norm_topk_prob",
     )  # fmt: skip
-    fixed: ClassVar[Tree] = {
+    fixed = {
         **{key: value for key, value in HunYuanDense.fixed.items() if not key.startswith("ffn.")}, "ffn.kind": "moe",
         "ffn.expert.gated": True, "ffn.router.kind": "softmax", "ffn.n_shared": 1,
     }  # fmt: skip

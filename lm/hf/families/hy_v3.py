@@ -1,7 +1,6 @@
 """Hy3.  Tencent 2026, "Hy3-preview"."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
 
 from lm.hf.families.deepseek_moe import DeepSeekMoE
 from lm.hf.io.family import Pair
@@ -15,7 +14,7 @@ class HY3(DeepSeekMoE):
     name = "hy_v3"
     architecture = "HYV3ForCausalLM"
     theta = 11_158_840.0
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **{ours: theirs for ours, theirs in DeepSeekMoE.fields.items() if not ours.startswith("ffn.")},
         "norm.eps": ("rms_norm_eps", 1e-5),
         "attention.n_kv_heads": ("num_key_value_heads", 8),
@@ -28,10 +27,10 @@ class HY3(DeepSeekMoE):
         "ffn.router.scale": ("router_scaling_factor", 2.826),
     }
     usual_dense = 13312
-    further: ClassVar[tuple[str, ...]] = (*DeepSeekMoE.further, "mlp_layer_types")
-    idle: ClassVar[tuple[str, ...]] = ("enable_moe_fp32_combine", "num_nextn_predict_layers")
-    fixed: ClassVar[Tree] = {**DeepSeekMoE.fixed, "attention.qk_norm": "head", "ffn.router.normalize": True}
-    fixed_there: ClassVar[Tree] = {"mlp_bias": False}
+    further = (*DeepSeekMoE.further, "mlp_layer_types")
+    idle = ("enable_moe_fp32_combine", "num_nextn_predict_layers")
+    fixed = {**DeepSeekMoE.fixed, "attention.qk_norm": "head", "ffn.router.normalize": True}
+    fixed_there = {"mlp_bias": False}
 
     def ignores(self, hf: Tree) -> tuple[str, ...]:
         """Its block that predicts a further token is a layer after the last one."""

@@ -1,7 +1,6 @@
 """HyperCLOVA X SEED.  NAVER Cloud 2025, arXiv:2506.22403."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
 
 from lm.hf.families.granite import Granite
 from lm.hf.io.family import Pair, module
@@ -13,13 +12,13 @@ class HyperCLOVAX(Granite):
 
     name = "hyperclovax"
     architecture = "HyperCLOVAXForCausalLM"
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **Granite.fields,
         "attention.scale": ("attention_multiplier", None),
         "head.scale": ("logits_scaling", 1.0),
     }
-    further: ClassVar[tuple[str, ...]] = ("use_post_norm",)
-    fixed: ClassVar[Tree] = {key: value for key, value in Granite.fixed.items() if key != "norm.place"}
+    further = ("use_post_norm",)
+    fixed = {key: value for key, value in Granite.fixed.items() if key != "norm.place"}
 
     def read(self, hf: Tree) -> Tree:
         return {"norm.place": "sandwich" if hf.get("use_post_norm", True) else "pre"}

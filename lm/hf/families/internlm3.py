@@ -1,7 +1,5 @@
 """InternLM3.  Shanghai AI Laboratory 2025, "InternLM3-8B-Instruct"."""
 
-from typing import Any, ClassVar
-
 from lm.errors import ConfigError
 from lm.hf.families.llama import Llama
 from lm.schema import Tree
@@ -11,13 +9,13 @@ class InternLM3(Llama):
     """Llama, with biases everywhere or nowhere."""
 
     name = "internlm3"
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **Llama.fields,
         "norm.eps": ("rms_norm_eps", 1e-5),
         "attention.n_kv_heads": ("num_key_value_heads", 2),
         "attention.head_dim": ("head_dim", 128),
     }
-    renamed: ClassVar[dict[str, str]] = {"qkv_bias": "attention_bias", "bias": "mlp_bias"}
+    renamed = {"qkv_bias": "attention_bias", "bias": "mlp_bias"}
 
     def read(self, hf: Tree) -> Tree:
         inner, outer = hf.get("attention_bias", False), hf.get("mlp_bias", False)

@@ -1,9 +1,6 @@
 """Jais 2.  MBZUAI, Inception and Cerebras 2025, "Jais-2-8B-Chat"."""
 
-from typing import Any, ClassVar
-
 from lm.hf.families.llama import Llama
-from lm.schema import Tree
 
 
 class Jais2(Llama):
@@ -12,7 +9,7 @@ class Jais2(Llama):
     name = "jais2"
     architecture = "Jais2ForCausalLM"
     rare = True
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **Llama.fields,
         "norm.eps": ("layer_norm_eps", 1e-5),
         "attention.qkv_bias": ("attention_bias", True),
@@ -20,7 +17,7 @@ class Jais2(Llama):
         "ffn.activation": ("hidden_act", "relu2"),
         "ffn.bias": ("mlp_bias", True),
     }
-    fixed: ClassVar[Tree] = {**Llama.fixed, "norm.kind": "layer", "ffn.gated": False}
+    fixed = {**Llama.fixed, "norm.kind": "layer", "ffn.gated": False}
 
 
 FAMILY = Jais2(even_heads=True)

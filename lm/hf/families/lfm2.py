@@ -1,7 +1,7 @@
 """LFM2, dense.  Liquid AI 2025, arXiv:2511.23404."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from lm.hf.families.llama import Llama
 from lm.hf.io.family import Pair, module, same
@@ -17,8 +17,8 @@ class LFM2(Llama):
     architecture = "Lfm2ForCausalLM"
     hybrid = True
     theta = 1000000.0
-    renamed: ClassVar[dict[str, str]] = {"tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"}
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    renamed = {"tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"}
+    fields = {
         **{ours: theirs for ours, theirs in Llama.fields.items() if not ours.endswith(("bias", "dropout", "head_dim", "activation"))},
         "norm.eps": ("norm_eps", 1e-5),
         "head.tied": ("tie_word_embeddings", True),
@@ -29,8 +29,8 @@ class LFM2(Llama):
         "conv_dim", "conv_dim_out", "conv_use_xavier_init", "num_heads", "use_pos_enc",
     )  # fmt: skip
     respelled: ClassVar[tuple[str, ...]] = ("block_auto_adjust_ff_dim", "intermediate_size", "layer_types")
-    fixed: ClassVar[Tree] = {**Llama.fixed, "attention.qk_norm": "head", "ffn.activation": "silu"}
-    fixed_there: ClassVar[Tree] = {"conv_bias": False}
+    fixed = {**Llama.fixed, "attention.qk_norm": "head", "ffn.activation": "silu"}
+    fixed_there = {"conv_bias": False}
 
     def read(self, hf: Tree) -> Tree:
         n = hf["num_hidden_layers"]

@@ -1,7 +1,6 @@
 """LFM2 with experts.  Liquid AI 2025, arXiv:2511.23404."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
 
 from lm.hf.families.lfm2 import LFM2
 from lm.hf.io.family import Pair, experts, same
@@ -14,8 +13,8 @@ class LFM2MoE(LFM2):
 
     name = "lfm2_moe"
     architecture = "Lfm2MoeForCausalLM"
-    renamed: ClassVar[dict[str, str]] = {"tie_embedding": "tie_word_embeddings"}
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    renamed = {"tie_embedding": "tie_word_embeddings"}
+    fields = {
         **{ours: theirs for ours, theirs in LFM2.fields.items() if not ours.startswith("ffn.")},
         "attention.n_kv_heads": ("num_key_value_heads", 8),
         "ffn.expert.hidden": ("moe_intermediate_size", 1792),
@@ -25,13 +24,13 @@ class LFM2MoE(LFM2):
         "ffn.router.normalize": ("norm_topk_prob", True),
         "ffn.router.scale": ("routed_scaling_factor", 1.0),
     }
-    further: ClassVar[tuple[str, ...]] = ("layer_types", "conv_L_cache", "intermediate_size")
-    respelled: ClassVar[tuple[str, ...]] = ("layer_types",)
-    fixed: ClassVar[Tree] = {
+    further = ("layer_types", "conv_L_cache", "intermediate_size")
+    respelled = ("layer_types",)
+    fixed = {
         **{ours: value for ours, value in LFM2.fixed.items() if not ours.startswith("ffn.")}, "ffn.kind": "moe", "ffn.expert.gated": True,
         "ffn.expert.activation": "silu", "ffn.router.kind": "sigmoid", "ffn.router.floor": 1e-6,
     }  # fmt: skip
-    fixed_there: ClassVar[Tree] = {"conv_bias": False, "use_expert_bias": True}
+    fixed_there = {"conv_bias": False, "use_expert_bias": True}
 
     def read(self, hf: Tree) -> Tree:
         pattern = read_pattern(hf["layer_types"], hf["num_hidden_layers"], ("conv",))

@@ -1,7 +1,7 @@
 """Llama 1 to 3, and what is built like them.  Grattafiori et al. 2024, arXiv:2407.21783."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from lm.hf.io.family import Family, Pair, module, same
 from lm.schema import Tree
@@ -15,7 +15,7 @@ class Llama(Family):
     prefix = "model."
     theta: ClassVar[float | None] = 10000.0
     ignored: ClassVar[tuple[str, ...]] = (r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         "vocab_size": "vocab_size",
         "max_seq_len": "max_position_embeddings",
         "d_model": "hidden_size",
@@ -32,7 +32,7 @@ class Llama(Family):
         "ffn.bias": ("mlp_bias", False),
         "head.tied": ("tie_word_embeddings", False),
     }
-    fixed: ClassVar[Tree] = {
+    fixed = {
         "kind": "decoder", "norm.kind": "rms", "norm.place": "pre", "attention.kind": "gqa", "ffn.kind": "mlp", "ffn.gated": True,
         "position.kind": "rope", "block.kind": "sequential",
     }  # fmt: skip

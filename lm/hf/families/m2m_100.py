@@ -1,10 +1,7 @@
 """M2M-100 and NLLB.  Fan et al. 2020, arXiv:2010.11125; NLLB team 2022, arXiv:2207.04672."""
 
-from typing import Any, ClassVar
-
 from lm.hf.families.mbart import MBart
 from lm.hf.families.xglm import FAIRSEQ
-from lm.schema import Tree
 
 
 class M2M100(MBart):
@@ -16,13 +13,13 @@ class M2M100(MBart):
     scaled = True
     ignored = (*MBart.ignored, r"(model\.)?(encoder|decoder)\.embed_positions\.weights")
     zero_if_missing = ()
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **MBart.fields, "ffn.activation": ("activation_function", "relu"), "attention.dropout": ("attention_dropout", 0.1),
         "start_token": ("decoder_start_token_id", 2),
     }  # fmt: skip
-    fixed: ClassVar[Tree] = {**MBart.fixed, **FAIRSEQ, "embed.norm": False, "head.bias": False}
-    idle: ClassVar[tuple[str, ...]] = tuple(key for key in MBart.fixed_there if key != "is_encoder_decoder")  # its class reads none of them
-    fixed_there: ClassVar[Tree] = {"is_encoder_decoder": True}
+    fixed = {**MBart.fixed, **FAIRSEQ, "embed.norm": False, "head.bias": False}
+    idle = tuple(key for key in MBart.fixed_there if key != "is_encoder_decoder")  # its class reads none of them
+    fixed_there = {"is_encoder_decoder": True}
 
 
 FAMILY = M2M100()

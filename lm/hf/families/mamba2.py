@@ -1,7 +1,6 @@
 """Mamba-2, without attention and without feed-forwards.  Dao & Gu 2024, arXiv:2405.21060."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
 
 from lm.errors import ConfigError
 from lm.hf.io.family import Family, Pair, module, same
@@ -20,8 +19,8 @@ class Mamba2(Family):
     hybrid = True
     prefix = "backbone."
     unadapted = ("out_proj",)  # in this family alone: its kernels read the matrix past the module
-    older_endings: ClassVar[dict[str, str]] = {"embeddings.weight": "embedding.weight"}
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    older_endings = {"embeddings.weight": "embedding.weight"}
+    fields = {
         "vocab_size": "vocab_size",
         "max_seq_len": ("max_position_embeddings", 2048),
         "d_model": "hidden_size",
@@ -37,15 +36,15 @@ class Mamba2(Family):
         "recurrent.eps": ("layer_norm_epsilon", 1e-5),
         "head.tied": ("tie_word_embeddings", False),
     }
-    further: ClassVar[tuple[str, ...]] = (
+    further = (
         "expand", "chunk_size", "time_step_rank", "time_step_min", "time_step_max", "time_step_floor", "time_step_limit",
         "residual_in_fp32", "rms_norm", "norm_before_gate",
     )  # fmt: skip
-    fixed: ClassVar[Tree] = {
+    fixed = {
         "kind": "decoder", "norm.kind": "rms", "norm.place": "pre", "position.kind": "none", "recurrent.kind": "mamba2",
         "pattern": ["recurrent"], "ffn.kind": "none", "block.kind": "sequential",
     }  # fmt: skip
-    fixed_there: ClassVar[Tree] = {"hidden_act": "silu", "rescale_prenorm_residual": False}  # set, transformers divides what it has loaded
+    fixed_there = {"hidden_act": "silu", "rescale_prenorm_residual": False}  # set, transformers divides what it has loaded
 
     def read(self, hf: Tree) -> Tree:
         """Returns a placeholder for attention, which no layer has, as the config wants one."""

@@ -1,7 +1,6 @@
 """Marian, the translators of OPUS-MT.  Junczys-Dowmunt et al. 2018, arXiv:1804.00344."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -18,12 +17,10 @@ class Marian(Bart):
     name = "marian"
     architecture = "MarianMTModel"
     needs_start = True
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {**Bart.fields, "start_token": ("decoder_start_token_id", 58100)}
-    further: ClassVar[tuple[str, ...]] = (*Bart.further, "decoder_vocab_size", "share_encoder_decoder_embeddings")
-    fixed: ClassVar[Tree] = {
-        **Bart.fixed, "embed.norm": False, "position.kind": "sinusoidal", "position.theta": 10000.0, "position.halves": True,
-    }  # fmt: skip
-    fixed_there: ClassVar[Tree] = {
+    fields = {**Bart.fields, "start_token": ("decoder_start_token_id", 58100)}
+    further = (*Bart.further, "decoder_vocab_size", "share_encoder_decoder_embeddings")
+    fixed = {**Bart.fixed, "embed.norm": False, "position.kind": "sinusoidal", "position.theta": 10000.0, "position.halves": True}
+    fixed_there = {
         **Bart.fixed_there, "normalize_embedding": False, "static_position_embeddings": True, "add_bias_logits": False,
         "share_encoder_decoder_embeddings": True,
     }  # fmt: skip

@@ -1,7 +1,6 @@
 """mBART.  Liu et al. 2020, arXiv:2001.08210."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
 
 from lm.hf.families.bart import Bart
 from lm.hf.io.family import Pair, module
@@ -13,9 +12,9 @@ class MBart(Bart):
 
     name = "mbart"
     architecture = "MBartForConditionalGeneration"
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {**Bart.fields, "start_token": ("decoder_start_token_id", None)}
-    fixed: ClassVar[Tree] = {**Bart.fixed, "norm.place": "pre"}
-    fixed_there: ClassVar[Tree] = {**Bart.fixed_there, "normalize_before": True, "add_final_layer_norm": True, "add_bias_logits": False}
+    fields = {**Bart.fields, "start_token": ("decoder_start_token_id", None)}
+    fixed = {**Bart.fixed, "norm.place": "pre"}
+    fixed_there = {**Bart.fixed_there, "normalize_before": True, "add_final_layer_norm": True, "add_bias_logits": False}
 
     def pairs(self, ours: Tree) -> Iterator[Pair]:
         yield from super().pairs(ours)

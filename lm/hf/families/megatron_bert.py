@@ -1,7 +1,6 @@
 """Megatron-BERT, and GatorTron.  Shoeybi et al. 2019, arXiv:1909.08053."""
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from lm.hf.families.bert import Bert
 from lm.hf.io.family import Pair, module
@@ -13,7 +12,7 @@ class MegatronBert(Bert):
 
     name = "megatron-bert"
     architecture = "MegatronBertForMaskedLM"
-    fixed: ClassVar[Tree] = {**Bert.fixed, "norm.place": "pre", "embed.norm": False}
+    fixed = {**Bert.fixed, "norm.place": "pre", "embed.norm": False}
 
     def pairs(self, ours: Tree) -> Iterator[Pair]:
         for pair in super().pairs(ours):

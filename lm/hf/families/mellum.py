@@ -1,7 +1,5 @@
 """Mellum 2.  JetBrains 2026, "Mellum2-12B-A2.5B"."""
 
-from typing import Any, ClassVar
-
 from lm.errors import ConfigError
 from lm.hf.families.qwen3_moe import Qwen3MoE
 from lm.hf.io.family import activation
@@ -19,18 +17,16 @@ class Mellum(Qwen3MoE):
     theta = 500000.0
     local_theta = 10000.0
     ignored = (*Qwen3MoE.ignored, r"mtp\..*")  # predicts a further token; transformers leaves it out, too
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **{ours: theirs for ours, theirs in Qwen3MoE.fields.items() if ours != "ffn.every"},
         "attention.head_dim": ("head_dim", 128),
         "ffn.expert.hidden": ("moe_intermediate_size", 896),
         "ffn.n_experts": ("num_local_experts", 64),
         "ffn.router.normalize": ("norm_topk_prob", True),
     }
-    renamed: ClassVar[dict[str, str]] = {"num_experts": "num_local_experts"}
-    further: ClassVar[tuple[str, ...]] = (*WINDOW_KEYS, "mlp_layer_types", "intermediate_size")
-    idle: ClassVar[tuple[str, ...]] = (
-        "num_nextn_predict_layers", "num_mtp_layers", "mtp_layer_types", "mtp_mlp_layer_types", "use_sliding_window",
-    )  # fmt: skip
+    renamed = {"num_experts": "num_local_experts"}
+    further = (*WINDOW_KEYS, "mlp_layer_types", "intermediate_size")
+    idle = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_layer_types", "mtp_mlp_layer_types", "use_sliding_window")
 
     def hf(self, cfg: ModelConfig) -> Tree:
         """As `Family.hf`, without the rotary keys of transformers 4, which its class takes for those of both kinds of layers."""

@@ -1,7 +1,6 @@
 """MiniCPM3.  OpenBMB 2024; Hu et al. 2024, arXiv:2404.06395."""
 
 import math
-from typing import Any, ClassVar
 
 from lm.hf.families.youtu import Youtu
 from lm.schema import Tree
@@ -13,7 +12,7 @@ class MiniCPM3(Youtu):
     name = "minicpm3"
     architecture = "MiniCPM3ForCausalLM"
     rare = False
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **{ours: theirs for ours, theirs in Youtu.fields.items() if ours != "position.interleaved"},
         "norm.eps": ("rms_norm_eps", 1e-5),
         "attention.q_rank": ("q_lora_rank", 768),
@@ -25,8 +24,8 @@ class MiniCPM3(Youtu):
         "ffn.hidden": ("intermediate_size", 6400),
         "ffn.bias": ("mlp_bias", False),
     }
-    further: ClassVar[tuple[str, ...]] = (*Youtu.further, "scale_depth", "dim_model_base")
-    fixed: ClassVar[Tree] = {**Youtu.fixed, "position.interleaved": False}
+    further = (*Youtu.further, "scale_depth", "dim_model_base")
+    fixed = {**Youtu.fixed, "position.interleaved": False}
 
     def read(self, hf: Tree) -> Tree:
         width, n = hf["hidden_size"], hf["num_hidden_layers"]

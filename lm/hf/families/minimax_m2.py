@@ -1,7 +1,6 @@
 """MiniMax-M2.  MiniMax 2025, github.com/MiniMax-AI/MiniMax-M2."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
 
 from lm.hf.families.mixtral import Mixtral
 from lm.hf.io.family import Pair, same
@@ -16,7 +15,7 @@ class MiniMaxM2(Mixtral):
     architecture = "MiniMaxM2ForCausalLM"
     theta = 5e6
     partial = True
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **{ours: theirs for ours, theirs in Mixtral.fields.items() if ours not in ("attention.window", "ffn.router.jitter")},
         "norm.eps": ("rms_norm_eps", 1e-6),
         "attention.head_dim": ("head_dim", 128),
@@ -24,12 +23,10 @@ class MiniMaxM2(Mixtral):
         "ffn.n_experts": ("num_local_experts", 256),
         "ffn.top_k": ("num_experts_per_tok", 8),
     }
-    renamed: ClassVar[dict[str, str]] = {"num_experts": "num_local_experts"}
-    further: ClassVar[tuple[str, ...]] = ("rotary_dim", "router_jitter_noise")  # the latter acts in training alone
-    fixed: ClassVar[Tree] = {**Mixtral.fixed, "attention.qk_norm": "full", "ffn.router.kind": "sigmoid"}
-    fixed_there: ClassVar[Tree] = {
-        "scoring_func": "sigmoid", "use_routing_bias": True, "use_qk_norm": True, "qk_norm_type": "per_layer",
-    }  # fmt: skip
+    renamed = {"num_experts": "num_local_experts"}
+    further = ("rotary_dim", "router_jitter_noise")  # the latter acts in training alone
+    fixed = {**Mixtral.fixed, "attention.qk_norm": "full", "ffn.router.kind": "sigmoid"}
+    fixed_there = {"scoring_func": "sigmoid", "use_routing_bias": True, "use_qk_norm": True, "qk_norm_type": "per_layer"}
 
     def read(self, hf: Tree) -> Tree:
         turned = hf.get("rotary_dim")

@@ -1,7 +1,5 @@
 """Ministral 8B.  Mistral AI 2024, "Un Ministral, des Ministraux"."""
 
-from typing import Any, ClassVar
-
 from lm.hf.families.mistral import Mistral
 from lm.hf.options.windows import WINDOW_KEYS, layer_types, read_windows, write_windows
 from lm.schema import Tree
@@ -13,10 +11,8 @@ class Ministral(Mistral):
     name = "ministral"
     architecture = "MinistralForCausalLM"
     rare = True
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
-        ours: theirs for ours, theirs in Mistral.fields.items() if ours != "attention.window"
-    }
-    further: ClassVar[tuple[str, ...]] = WINDOW_KEYS
+    fields = {ours: theirs for ours, theirs in Mistral.fields.items() if ours != "attention.window"}
+    further = WINDOW_KEYS
 
     def read(self, hf: Tree) -> Tree:
         return read_windows(hf, layer_types(hf["num_hidden_layers"], None), 4096)

@@ -1,7 +1,5 @@
 """Ministral 3, text alone.  Mistral AI 2025, arXiv:2601.08584."""
 
-from typing import Any, ClassVar
-
 from lm.errors import ConfigError
 from lm.hf.families.mistral import Mistral
 from lm.hf.options.rope import write_rope
@@ -24,7 +22,7 @@ class Ministral3(Mistral):
 
     name = "ministral3"
     architecture = "Ministral3ForCausalLM"
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **Mistral.fields,
         "norm.eps": ("rms_norm_eps", 1e-5),
         "attention.head_dim": ("head_dim", 128),

@@ -1,7 +1,5 @@
 """Mistral.  Jiang et al. 2023, arXiv:2310.06825."""
 
-from typing import Any, ClassVar
-
 from lm.hf.families.llama import Llama
 
 
@@ -10,7 +8,7 @@ class Mistral(Llama):
 
     name = "mistral"
     architecture = "MistralForCausalLM"
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **{ours: theirs for ours, theirs in Llama.fields.items() if not ours.endswith("bias")},
         "attention.n_kv_heads": ("num_key_value_heads", 8),
         "attention.window": ("sliding_window", 4096),

@@ -1,7 +1,7 @@
 """Mixtral.  Jiang et al. 2024, arXiv:2401.04088."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from lm.hf.families.mistral import Mistral
 from lm.hf.io.family import Pair, experts, same
@@ -14,7 +14,7 @@ class Mixtral(Mistral):
     name = "mixtral"
     architecture = "MixtralForCausalLM"
     theta: ClassVar[float | None] = 1e6
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **{ours: theirs for ours, theirs in Mistral.fields.items() if not ours.startswith("ffn.")},
         "norm.eps": ("rms_norm_eps", 1e-5),
         "attention.window": ("sliding_window", None),
@@ -24,7 +24,7 @@ class Mixtral(Mistral):
         "ffn.top_k": ("num_experts_per_tok", 2),
         "ffn.router.jitter": ("router_jitter_noise", 0.0),
     }
-    fixed: ClassVar[Tree] = {
+    fixed = {
         "kind": "decoder", "norm.kind": "rms", "norm.place": "pre", "attention.kind": "gqa", "ffn.kind": "moe", "ffn.expert.gated": True,
         "ffn.router.kind": "softmax", "block.kind": "sequential",
     }  # fmt: skip

@@ -1,7 +1,7 @@
 """ModernBERT with its head for masked tokens.  Warner et al. 2024, arXiv:2412.13663."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from lm.errors import ConfigError
 from lm.hf.io.family import Family, Pair, activation, hf_activation, module, modules, same
@@ -26,7 +26,7 @@ class ModernBert(Family):
     local_theta = 10000.0
     transform: ClassVar[str] = "head"  # name of the dense layer and the norm before the head
     itself: ClassVar[int] = 1  # local_attention has a half to either side of the token, and ours counts the token too
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         "vocab_size": "vocab_size",
         "max_seq_len": ("max_position_embeddings", 8192),
         "d_model": "hidden_size",
@@ -46,17 +46,17 @@ class ModernBert(Family):
         "head.bias": ("decoder_bias", True),
         "head.transform_bias": ("classifier_bias", False),
     }
-    further: ClassVar[tuple[str, ...]] = (
+    further = (
         "layer_types", "local_attention", "global_attn_every_n_layers", "classifier_activation", "classifier_pooling", "layer_norm_eps",
         "position_embedding_type", "deterministic_flash_attn", "reference_compile", "repad_logits_with_grad", "sparse_prediction",
         "sparse_pred_ignore_index", *_BASES,
     )  # fmt: skip
-    respelled: ClassVar[tuple[str, ...]] = ("local_attention", *_BASES)  # half is rounded down; bases in rope_parameters come first
-    fixed: ClassVar[Tree] = {
+    respelled = ("local_attention", *_BASES)  # half is rounded down; bases in rope_parameters come first
+    fixed = {
         "kind": "encoder", "norm.kind": "layer", "norm.place": "pre", "position.kind": "rope", "attention.kind": "gqa", "ffn.kind": "mlp",
         "ffn.gated": True, "block.kind": "sequential", "block.first_norm": False, "embed.norm": True,
     }  # fmt: skip
-    fixed_there: ClassVar[Tree] = {"pad_token_id": None}  # where none is told, transformers takes 50283
+    fixed_there = {"pad_token_id": None}  # where none is told, transformers takes 50283
 
     def config(self, hf: Tree) -> ModelConfig:
         return super().config(hf | {usual: hf.get(own) for own, usual in _BASES.items()})

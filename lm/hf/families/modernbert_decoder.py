@@ -1,7 +1,6 @@
 """ModernBERT's decoder, Ettin.  Weller et al. 2025, arXiv:2507.11412."""
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from lm.hf.families.modernbert import ModernBert
 from lm.hf.io.family import Pair, module
@@ -16,9 +15,9 @@ class ModernBertDecoder(ModernBert):
     auto = "AutoModelForCausalLM"
     transform = "lm_head"
     itself = 0
-    further: ClassVar[tuple[str, ...]] = (*ModernBert.further, "sliding_window")
-    fixed: ClassVar[Tree] = {**ModernBert.fixed, "kind": "decoder"}
-    fixed_there: ClassVar[Tree] = {"pad_token_id": 0}  # where none is told, transformers takes 50283
+    further = (*ModernBert.further, "sliding_window")
+    fixed = {**ModernBert.fixed, "kind": "decoder"}
+    fixed_there = {"pad_token_id": 0}  # where none is told, transformers takes 50283
 
     def write(self, ours: Tree) -> Tree:
         there = super().write(ours)  # transformers takes sliding_window, where a file has it, before the half of local_attention

@@ -1,7 +1,6 @@
 """MPT.  MosaicML 2023, "Introducing MPT-7B"."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
 
 from lm.errors import ConfigError
 from lm.hf.io.family import Family, Pair, module, modules, same
@@ -29,7 +28,7 @@ class MPT(Family):
     name = "mpt"
     architecture = "MptForCausalLM"
     prefix = "transformer."
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         "vocab_size": "vocab_size",
         "max_seq_len": ("max_seq_len", 2048),
         "d_model": "d_model",
@@ -38,16 +37,14 @@ class MPT(Family):
         "attention.n_heads": "n_heads",
         "head.tied": ("tie_word_embeddings", True),
     }
-    further: ClassVar[tuple[str, ...]] = ("attn_config",)
-    respelled: ClassVar[tuple[str, ...]] = further
-    idle: ClassVar[tuple[str, ...]] = (
-        "learned_pos_emb", "embedding_fraction", "norm_type", "init_device", "init_config", "tokenizer_name", "verbose",
-    )  # fmt: skip
-    fixed: ClassVar[Tree] = {
+    further = ("attn_config",)
+    respelled = further
+    idle = ("learned_pos_emb", "embedding_fraction", "norm_type", "init_device", "init_config", "tokenizer_name", "verbose")
+    fixed = {
         "kind": "decoder", "norm.kind": "layer", "norm.place": "pre", "norm.bias": False, "position.kind": "alibi", "attention.kind": "gqa",
         "ffn.kind": "mlp", "ffn.gated": False, "ffn.activation": "gelu", "block.kind": "sequential",
     }  # fmt: skip
-    fixed_there: ClassVar[Tree] = {"no_bias": True, "expansion_ratio": 4, "logit_scale": None}
+    fixed_there = {"no_bias": True, "expansion_ratio": 4, "logit_scale": None}
 
     def read(self, hf: Tree) -> Tree:
         said = hf.get("attn_config") or {}

@@ -1,7 +1,6 @@
 """mT5.  Xue et al. 2020, arXiv:2010.11934."""
 
 from collections.abc import Collection
-from typing import ClassVar
 
 from lm.hf.families.t5 import T5
 from lm.schema import Tree
@@ -12,8 +11,8 @@ class MT5(T5):
 
     name = "mt5"
     architecture = "MT5ForConditionalGeneration"
-    further: ClassVar[tuple[str, ...]] = tuple(key for key in T5.further if key != "scale_decoder_outputs")
-    fixed: ClassVar[Tree] = {**T5.fixed, "head.scale": 1.0}
+    further = tuple(key for key in T5.further if key != "scale_decoder_outputs")
+    fixed = {**T5.fixed, "head.scale": 1.0}
 
     def as_stored(self, hf: Tree, names: Collection[str]) -> Tree:
         """Ties the head as transformers 5 does, whatever the file says: it has the embedding's matrix where the file has none for it."""

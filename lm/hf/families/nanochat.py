@@ -1,7 +1,6 @@
 """nanochat.  Karpathy 2025, github.com/karpathy/nanochat."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
 
 from lm.errors import ConfigError
 from lm.hf.families.llama import Llama
@@ -21,12 +20,12 @@ class NanoChat(Llama):
 
     name = "nanochat"
     architecture = "NanoChatForCausalLM"
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **{ours: theirs for ours, theirs in Llama.fields.items() if ours != "ffn.bias"},
         "ffn.activation": ("hidden_act", "relu2"),
         "head.softcap": ("final_logit_softcapping", 15.0),
     }
-    fixed: ClassVar[Tree] = {**Llama.fixed, "norm.weight": False, "embed.norm": True, "attention.qk_norm": "head", "ffn.gated": False}
+    fixed = {**Llama.fixed, "norm.weight": False, "embed.norm": True, "attention.qk_norm": "head", "ffn.gated": False}
 
     def config(self, hf: Tree) -> ModelConfig:
         cfg = super().config(hf)

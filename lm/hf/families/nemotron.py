@@ -1,7 +1,6 @@
 """Nemotron 3 and 4, Minitron.  Parmar et al. 2024, arXiv:2402.16819."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
 
 from lm.hf.families.llama import Llama
 from lm.hf.io.family import Pair, module
@@ -15,12 +14,12 @@ class Nemotron(Llama):
     name = "nemotron"
     architecture = "NemotronForCausalLM"
     partial = True
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **Llama.fields,
         "norm.eps": ("norm_eps", 1e-5),
         "ffn.activation": ("hidden_act", "relu2"),
     }
-    fixed: ClassVar[Tree] = {**Llama.fixed, "norm.kind": "layer", "norm.zero_centered": True, "ffn.gated": False}
+    fixed = {**Llama.fixed, "norm.kind": "layer", "norm.zero_centered": True, "ffn.gated": False}
 
     def read(self, hf: Tree) -> Tree:
         return read_rope({"partial_rotary_factor": 0.5, **hf})

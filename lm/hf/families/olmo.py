@@ -1,11 +1,9 @@
 """OLMo 1.  Groeneveld et al. 2024, arXiv:2402.00838."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
 
 from lm.hf.families.llama import Llama
 from lm.hf.io.family import Pair
-from lm.schema import Tree
 
 
 class OLMo(Llama):
@@ -13,11 +11,9 @@ class OLMo(Llama):
 
     name = "olmo"
     architecture = "OlmoForCausalLM"
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
-        ours: theirs for ours, theirs in Llama.fields.items() if ours not in ("norm.eps", "ffn.bias")
-    }
-    fixed: ClassVar[Tree] = {**Llama.fixed, "norm.kind": "layer", "norm.weight": False, "norm.bias": False, "norm.eps": 1e-5}
-    fixed_there: ClassVar[Tree] = {"clip_qkv": None}
+    fields = {ours: theirs for ours, theirs in Llama.fields.items() if ours not in ("norm.eps", "ffn.bias")}
+    fixed = {**Llama.fixed, "norm.kind": "layer", "norm.weight": False, "norm.bias": False, "norm.eps": 1e-5}
+    fixed_there = {"clip_qkv": None}
 
     def norms(self, here: str, there: str) -> Iterator[Pair]:
         yield from ()

@@ -1,11 +1,9 @@
 """OLMo 2.  arXiv:2501.00656."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
 
 from lm.hf.families.llama import Llama
 from lm.hf.io.family import Pair, module
-from lm.schema import Tree
 
 
 class OLMo2(Llama):
@@ -13,11 +11,11 @@ class OLMo2(Llama):
 
     name = "olmo2"
     architecture = "Olmo2ForCausalLM"
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **{ours: theirs for ours, theirs in Llama.fields.items() if ours != "ffn.bias"},
         "norm.eps": ("rms_norm_eps", 1e-5),
     }
-    fixed: ClassVar[Tree] = {**Llama.fixed, "norm.place": "output", "attention.qk_norm": "full"}
+    fixed = {**Llama.fixed, "norm.place": "output", "attention.qk_norm": "full"}
 
     def norms(self, here: str, there: str) -> Iterator[Pair]:
         yield from module(f"{here}.attention_residual.norm", f"{there}.post_attention_layernorm")

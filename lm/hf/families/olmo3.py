@@ -1,7 +1,5 @@
 """OLMo 3.  arXiv:2512.13961."""
 
-from typing import Any, ClassVar
-
 from lm.hf.families.olmo2 import OLMo2
 from lm.hf.options.windows import WINDOW_KEYS, layer_types, read_windows, write_windows
 from lm.schema import Tree
@@ -14,8 +12,8 @@ class OLMo3(OLMo2):
     architecture = "Olmo3ForCausalLM"
     theta = 500000.0
     local_theta = 500000.0
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = OLMo2.fields
-    further: ClassVar[tuple[str, ...]] = WINDOW_KEYS
+    fields = OLMo2.fields
+    further = WINDOW_KEYS
 
     def read(self, hf: Tree) -> Tree:
         return read_windows(hf, layer_types(hf["num_hidden_layers"], 4), 4096)

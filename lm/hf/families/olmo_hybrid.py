@@ -1,7 +1,6 @@
 """OLMo Hybrid.  Ai2 2026, "Olmo Hybrid: from theory to practice and back"."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
 
 from lm.errors import ConfigError
 from lm.hf.families.olmo2 import OLMo2
@@ -23,21 +22,19 @@ class OLMoHybrid(OLMo2):
     architecture = "OlmoHybridForCausalLM"
     hybrid = True
     theta = None  # `read` asks whether there are positions
-    older_endings: ClassVar[dict[str, str]] = {"post_attention_layernorm.weight": "feedforward_layer_norm.weight"}  # in its own files
-    built: ClassVar[dict[str, str]] = {"attention_layer_norm": "input_layernorm", "feedforward_layer_norm": "post_attention_layernorm"}
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
-        **{ours: theirs for ours, theirs in OLMo2.fields.items() if ours != "attention.head_dim"}, "norm.eps": ("rms_norm_eps", 1e-6),
-    }  # fmt: skip
-    further: ClassVar[tuple[str, ...]] = (
+    older_endings = {"post_attention_layernorm.weight": "feedforward_layer_norm.weight"}  # in its own files
+    built = {"attention_layer_norm": "input_layernorm", "feedforward_layer_norm": "post_attention_layernorm"}
+    fields = {**{ours: theirs for ours, theirs in OLMo2.fields.items() if ours != "attention.head_dim"}, "norm.eps": ("rms_norm_eps", 1e-6)}
+    further = (
         "layer_types", *_DELTA.values(), *ROPE_KEYS, "linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max",
         "linear_dt_init_floor",
     )  # fmt: skip
-    respelled: ClassVar[tuple[str, ...]] = ("layer_types", *_DELTA.values())  # null has a meaning
-    fixed: ClassVar[Tree] = {
+    respelled = ("layer_types", *_DELTA.values())  # null has a meaning
+    fixed = {
         **{key: value for key, value in OLMo2.fixed.items() if key != "position.kind"}, "recurrent.kind": "gated_delta",
         "recurrent.eps": 1e-5, "block.recurrent_place": "pre",
     }  # fmt: skip
-    fixed_there: ClassVar[Tree] = {"pad_token_id": None}  # where none is told, transformers takes 100277
+    fixed_there = {"pad_token_id": None}  # where none is told, transformers takes 100277
 
     def read(self, hf: Tree) -> Tree:
         n, heads = hf["num_hidden_layers"], hf["num_attention_heads"]

@@ -1,7 +1,6 @@
 """OLMoE.  Muennighoff et al. 2024, arXiv:2409.02060."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
 
 from lm.hf.families.llama import Llama
 from lm.hf.io.family import Pair, gated
@@ -13,8 +12,8 @@ class OLMoE(Llama):
 
     name = "olmoe"
     architecture = "OlmoeForCausalLM"
-    renamed: ClassVar[dict[str, str]] = {"num_local_experts": "num_experts"}
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    renamed = {"num_local_experts": "num_experts"}
+    fields = {
         **{ours: theirs for ours, theirs in Llama.fields.items() if not ours.startswith("ffn.") and ours != "attention.head_dim"},
         "norm.eps": ("rms_norm_eps", 1e-5),
         "ffn.expert.hidden": ("intermediate_size", 2048),
@@ -23,11 +22,11 @@ class OLMoE(Llama):
         "ffn.top_k": ("num_experts_per_tok", 8),
         "ffn.router.normalize": ("norm_topk_prob", False),
     }
-    fixed: ClassVar[Tree] = {
+    fixed = {
         "kind": "decoder", "norm.kind": "rms", "norm.place": "pre", "attention.kind": "gqa", "attention.qk_norm": "full",
         "ffn.kind": "moe", "ffn.expert.gated": True, "ffn.router.kind": "softmax", "block.kind": "sequential",
     }  # fmt: skip
-    fixed_there: ClassVar[Tree] = {"clip_qkv": None, "pad_token_id": None}  # where none is told, transformers takes a number of its own
+    fixed_there = {"clip_qkv": None, "pad_token_id": None}  # where none is told, transformers takes a number of its own
 
     def ffn(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
         yield from gated(f"{here}.ffn", f"{there}.mlp", ours["ffn.n_experts"])

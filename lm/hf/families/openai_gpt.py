@@ -1,7 +1,6 @@
 """GPT, the first one.  Radford et al. 2018, "Improving language understanding by generative pre-training"."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
 
 from lm.errors import ConfigError
 from lm.hf.families.gpt2 import GPT2
@@ -19,16 +18,14 @@ class GPT(GPT2):
     name = "openai-gpt"
     architecture = "OpenAIGPTLMHeadModel"
     ignored = (r"(transformer\.)?(h\.\d+\.attn\.bias|position_ids)",)
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **{ours: theirs for ours, theirs in GPT2.fields.items() if not ours.startswith("ffn.")},
         "max_seq_len": ("n_positions", 512),
     }
-    further: ClassVar[tuple[str, ...]] = ("afn",)
-    idle: ClassVar[tuple[str, ...]] = (
-        *GPT2.idle, "n_special", "predict_special_tokens", "summary_type", "summary_use_proj", "summary_proj_to_labels",
-    )  # fmt: skip
-    fixed: ClassVar[Tree] = {**GPT2.fixed, "norm.place": "post", "ffn.hidden": None}
-    fixed_there: ClassVar[Tree] = {}
+    further = ("afn",)
+    idle = (*GPT2.idle, "n_special", "predict_special_tokens", "summary_type", "summary_use_proj", "summary_proj_to_labels")
+    fixed = {**GPT2.fixed, "norm.place": "post", "ffn.hidden": None}
+    fixed_there = {}
 
     def read(self, hf: Tree) -> Tree:
         if (name := hf.get("afn", "gelu")) not in _NAMES:

@@ -1,7 +1,7 @@
 """OPT.  Zhang et al. 2022, arXiv:2205.01068."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from lm.errors import ConfigError
 from lm.hf.io.family import Family, Pair, module, same
@@ -15,7 +15,7 @@ class OPT(Family):
     name = "opt"
     architecture = "OPTForCausalLM"
     prefix = "model."
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         "vocab_size": "vocab_size",
         "max_seq_len": ("max_position_embeddings", 2048),
         "d_model": "hidden_size",
@@ -32,11 +32,11 @@ class OPT(Family):
     }
     stack: ClassVar[tuple[str, str, str]] = ("model.decoder", "final_layer_norm", "lm_head")  # names of it, its last norm, and the head
     further: ClassVar[tuple[str, ...]] = ("word_embed_proj_dim", "layerdrop", "activation_dropout")
-    fixed: ClassVar[Tree] = {
+    fixed = {
         "kind": "decoder", "norm.kind": "layer", "norm.place": "pre", "norm.eps": 1e-5, "position.kind": "learned",
         "attention.kind": "gqa", "ffn.kind": "mlp", "ffn.gated": False, "block.kind": "sequential",
     }  # fmt: skip
-    fixed_there: ClassVar[Tree] = {"do_layer_norm_before": True, "_remove_final_layer_norm": False, "layer_norm_elementwise_affine": True}
+    fixed_there = {"do_layer_norm_before": True, "_remove_final_layer_norm": False, "layer_norm_elementwise_affine": True}
 
     def read(self, hf: Tree) -> Tree:
         width = hf.get("word_embed_proj_dim")

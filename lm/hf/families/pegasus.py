@@ -1,7 +1,6 @@
 """PEGASUS.  Zhang et al. 2019, arXiv:1912.08777."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -15,9 +14,9 @@ class Pegasus(MBart):
 
     name = "pegasus"
     architecture = "PegasusForConditionalGeneration"
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {**MBart.fields, "start_token": ("decoder_start_token_id", 0)}
-    fixed: ClassVar[Tree] = {**Marian.fixed, "norm.place": "pre"}
-    fixed_there: ClassVar[Tree] = {**MBart.fixed_there, "normalize_embedding": False, "static_position_embeddings": True}
+    fields = {**MBart.fields, "start_token": ("decoder_start_token_id", 0)}
+    fixed = {**Marian.fixed, "norm.place": "pre"}
+    fixed_there = {**MBart.fixed_there, "normalize_embedding": False, "static_position_embeddings": True}
 
     def constants(self, ours: Tree) -> Mapping[str, Tensor]:
         return tables(ours)

@@ -1,7 +1,6 @@
 """Persimmon.  Adept 2023, "Releasing Persimmon-8B"."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
 
 from lm.hf.families.llama import Llama
 from lm.hf.io.family import Pair, module, modules
@@ -17,14 +16,14 @@ class Persimmon(Llama):
     name = "persimmon"
     architecture = "PersimmonForCausalLM"
     partial = True
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **{ours: theirs for ours, theirs in Llama.fields.items() if not ours.endswith(("bias", "head_dim", "n_kv_heads"))},
         "norm.eps": ("layer_norm_eps", 1e-5),
         "ffn.activation": ("hidden_act", "relu2"),
         "dropout": ("hidden_dropout", 0.0),
     }
-    further: ClassVar[tuple[str, ...]] = ("qk_layernorm",)
-    fixed: ClassVar[Tree] = {
+    further = ("qk_layernorm",)
+    fixed = {
         **Llama.fixed, "norm.kind": "layer", "attention.qkv_bias": True, "attention.out_bias": True, "ffn.bias": True, "ffn.gated": False,
     }  # fmt: skip
 

@@ -1,7 +1,6 @@
 """Phi-1, Phi-1.5 and Phi-2.  Li et al. 2023, arXiv:2309.05463."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
 
 from lm.hf.families.llama import Llama
 from lm.hf.io.family import Pair, module
@@ -15,17 +14,17 @@ class Phi(Llama):
     name = "phi"
     architecture = "PhiForCausalLM"
     partial = True
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **{ours: theirs for ours, theirs in Llama.fields.items() if not ours.endswith(("bias", "head_dim"))},
         "norm.eps": ("layer_norm_eps", 1e-5),
         "ffn.activation": ("hidden_act", "gelu_new"),
         "dropout": ("resid_pdrop", 0.0),
     }
-    fixed: ClassVar[Tree] = {
+    fixed = {
         **Llama.fixed, "norm.kind": "layer", "ffn.gated": False, "ffn.bias": True, "attention.qkv_bias": True, "attention.out_bias": True,
         "block.kind": "parallel", "block.shared_norm": True, "head.bias": True,
     }  # fmt: skip
-    fixed_there: ClassVar[Tree] = {"qk_layernorm": False}
+    fixed_there = {"qk_layernorm": False}
 
     def read(self, hf: Tree) -> Tree:
         return read_rope({"partial_rotary_factor": 0.5, **hf})

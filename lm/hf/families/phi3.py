@@ -1,7 +1,7 @@
 """Phi-3 and Phi-4-mini.  arXiv:2404.14219; 2503.01743."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 from lm.errors import ConfigError
 from lm.hf.families.llama import Llama
@@ -19,13 +19,13 @@ class Phi3(Llama):
     name = "phi3"
     architecture = "Phi3ForCausalLM"
     partial = True
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **{ours: theirs for ours, theirs in Llama.fields.items() if not ours.endswith(("bias", "head_dim"))},
         "norm.eps": ("rms_norm_eps", 1e-5),
         "attention.window": ("sliding_window", None),
         "dropout": ("resid_pdrop", 0.0),
     }
-    fixed_there: ClassVar[Tree] = {"pad_token_id": None}  # where none is told, transformers takes 32000, which smaller vocabularies lack
+    fixed_there = {"pad_token_id": None}  # where none is told, transformers takes 32000, which smaller vocabularies lack
 
     def config(self, hf: Tree) -> ModelConfig:
         """As `Family.config`; transformers' class has an original length of its own, and calls longrope yarn too."""

@@ -1,10 +1,7 @@
 """Qwen2 and Qwen2.5, dense.  Yang et al. 2024, arXiv:2407.10671."""
 
-from typing import Any, ClassVar
-
 from lm.hf.families.llama import Llama
 from lm.hf.families.qwen3 import Qwen3
-from lm.schema import Tree
 
 
 class Qwen2(Qwen3):
@@ -12,11 +9,11 @@ class Qwen2(Qwen3):
 
     name = "qwen2"
     architecture = "Qwen2ForCausalLM"
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **{ours: theirs for ours, theirs in Qwen3.fields.items() if not ours.endswith(("bias", "head_dim"))},
         "attention.n_kv_heads": ("num_key_value_heads", 32),
     }
-    fixed: ClassVar[Tree] = {**Llama.fixed, "attention.qkv_bias": True, "attention.out_bias": False}
+    fixed = {**Llama.fixed, "attention.qkv_bias": True, "attention.out_bias": False}
 
 
 FAMILY = Qwen2()

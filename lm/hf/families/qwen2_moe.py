@@ -1,7 +1,7 @@
 """Qwen1.5-MoE and Qwen2-MoE.  Yang et al. 2024, arXiv:2407.10671."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from lm.hf.families.qwen3 import Qwen3
 from lm.hf.families.qwen3_moe import Qwen3MoE
@@ -15,7 +15,7 @@ class Qwen2MoE(Qwen3MoE):
 
     name = "qwen2_moe"
     architecture = "Qwen2MoeForCausalLM"
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **{ours: theirs for ours, theirs in Qwen3MoE.fields.items() if not ours.endswith(("head_dim", "out_bias"))},
         "attention.n_kv_heads": ("num_key_value_heads", 16),
         "attention.qkv_bias": ("qkv_bias", True),
@@ -24,7 +24,7 @@ class Qwen2MoE(Qwen3MoE):
         "ffn.top_k": ("num_experts_per_tok", 4),
     }
     further: ClassVar[tuple[str, ...]] = (*Qwen3MoE.further, *WINDOW_KEYS)
-    fixed: ClassVar[Tree] = {
+    fixed = {
         **{key: value for key, value in Qwen3MoE.fixed.items() if key != "attention.qk_norm"}, "attention.out_bias": False,
         "ffn.n_shared": 1, "ffn.shared_gate": True,
     }  # fmt: skip

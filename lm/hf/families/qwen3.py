@@ -1,6 +1,6 @@
 """Qwen3, dense.  Yang et al. 2025, arXiv:2505.09388."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from lm.hf.families.llama import Llama
 from lm.hf.options.windows import FULL, SLIDING, WINDOW_KEYS, read_windows, write_windows
@@ -12,13 +12,13 @@ class Qwen3(Llama):
 
     name = "qwen3"
     architecture = "Qwen3ForCausalLM"
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **{ours: theirs for ours, theirs in Llama.fields.items() if ours != "ffn.bias"},
         "attention.n_kv_heads": ("num_key_value_heads", 32),
         "attention.head_dim": ("head_dim", 128),
     }
     further: ClassVar[tuple[str, ...]] = (*WINDOW_KEYS, "use_sliding_window", "max_window_layers")
-    fixed: ClassVar[Tree] = {**Llama.fixed, "attention.qk_norm": "head"}
+    fixed = {**Llama.fixed, "attention.qk_norm": "head"}
 
     def read(self, hf: Tree) -> Tree:
         window = hf.get("sliding_window", 4096) if hf.get("use_sliding_window", False) else None

@@ -1,7 +1,6 @@
 """Qwen3.5, dense, text alone.  Qwen 2026, "Qwen3.5: towards native multimodal agents"."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
 
 from lm.hf.families.llama import Llama
 from lm.hf.families.qwen3_5_moe import Qwen35MoE
@@ -14,14 +13,14 @@ class Qwen35(Qwen35MoE):
 
     name = "qwen3_5_text"
     architecture = "Qwen3_5ForCausalLM"
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **{ours: theirs for ours, theirs in Qwen35MoE.fields.items() if not ours.startswith("ffn.")},
         "attention.n_kv_heads": ("num_key_value_heads", 4),
         "ffn.hidden": ("intermediate_size", 12288),
         "ffn.activation": ("hidden_act", "silu"),
     }
-    further: ClassVar[tuple[str, ...]] = tuple(key for key in Qwen35MoE.further if "experts" not in key)
-    fixed: ClassVar[Tree] = {
+    further = tuple(key for key in Qwen35MoE.further if "experts" not in key)
+    fixed = {
         **{ours: value for ours, value in Qwen35MoE.fixed.items() if not ours.startswith("ffn.")}, "ffn.kind": "mlp", "ffn.gated": True,
     }  # fmt: skip
 

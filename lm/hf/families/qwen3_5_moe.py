@@ -1,7 +1,6 @@
 """Qwen3.5 with experts, text alone.  Qwen 2026, "Qwen3.5: towards native multimodal agents"."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
 
 from lm.hf.families.qwen3_next import Qwen3Next
 from lm.hf.io.family import Pair, module
@@ -21,11 +20,11 @@ class Qwen35MoE(Qwen3Next):
     name = "qwen3_5_moe_text"
     architecture = "Qwen3_5MoeForCausalLM"
     ignored = (*Qwen3Next.ignored, r"model\.visual\..*")
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **{ours: theirs for ours, theirs in Qwen3Next.fields.items() if ours not in ("ffn.every", "ffn.router.normalize")},
         "ffn.top_k": ("num_experts_per_tok", 8),
     }
-    further: ClassVar[tuple[str, ...]] = tuple(key for key in Qwen3Next.further if key not in _SPARSE)
+    further = tuple(key for key in Qwen3Next.further if key not in _SPARSE)
 
     def config(self, hf: Tree) -> ModelConfig:
         rope = {key: hf[key] for key in ("rope_scaling", "rope_parameters") if isinstance(hf.get(key), dict)}

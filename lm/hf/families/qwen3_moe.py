@@ -1,7 +1,7 @@
 """Qwen3 with experts.  Yang et al. 2025, arXiv:2505.09388."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from lm.errors import ConfigError
 from lm.hf.families.qwen3 import Qwen3
@@ -14,7 +14,7 @@ class Qwen3MoE(Qwen3):
 
     name = "qwen3_moe"
     architecture = "Qwen3MoeForCausalLM"
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **{ours: theirs for ours, theirs in Qwen3.fields.items() if not ours.startswith("ffn.")},
         "attention.n_kv_heads": ("num_key_value_heads", 4),
         "attention.head_dim": ("head_dim", None),
@@ -29,7 +29,7 @@ class Qwen3MoE(Qwen3):
         "intermediate_size",
     )  # fmt: skip
     respelled: ClassVar[tuple[str, ...]] = ("intermediate_size",)
-    fixed: ClassVar[Tree] = {
+    fixed = {
         "kind": "decoder", "norm.kind": "rms", "norm.place": "pre", "attention.kind": "gqa", "attention.qk_norm": "head", "ffn.kind": "moe",
         "ffn.expert.gated": True, "ffn.router.kind": "softmax", "block.kind": "sequential",
     }  # fmt: skip

@@ -1,7 +1,6 @@
 """Qwen3-Next.  Qwen 2025, "Qwen3-Next: towards ultimate training and inference efficiency"."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
 
 from lm.errors import ConfigError
 from lm.hf.families.qwen2_moe import Qwen2MoE
@@ -24,19 +23,19 @@ class Qwen3Next(Qwen2MoE):
     hybrid = True
     partial = True
     ignored = (*Qwen2MoE.ignored, r"mtp\..*")
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **{ours: theirs for ours, theirs in Qwen2MoE.fields.items() if not ours.endswith("window")},
         "attention.n_kv_heads": ("num_key_value_heads", 2), "attention.head_dim": ("head_dim", 256),
         **dict.fromkeys(("attention.qkv_bias", "attention.out_bias"), ("attention_bias", False)),
         "ffn.expert.hidden": ("moe_intermediate_size", 512), "ffn.shared_hidden": ("shared_expert_intermediate_size", 512),
         "ffn.top_k": ("num_experts_per_tok", 10), "ffn.router.normalize": ("norm_topk_prob", True),
     }  # fmt: skip
-    further: ClassVar[tuple[str, ...]] = (
+    further = (
         "layer_types", "full_attention_interval", "num_experts", "num_local_experts", "mlp_only_layers", "intermediate_size",
         *DELTA.values(),
     )  # fmt: skip
-    respelled: ClassVar[tuple[str, ...]] = ("layer_types", *Qwen3MoE.respelled)
-    fixed: ClassVar[Tree] = {
+    respelled = ("layer_types", *Qwen3MoE.respelled)
+    fixed = {
         **{key: value for key, value in Qwen2MoE.fixed.items() if key != "attention.out_bias"}, "norm.zero_centered": True,
         "attention.qk_norm": "head", "attention.out_gate": "element", "attention.window": None,
     }  # fmt: skip

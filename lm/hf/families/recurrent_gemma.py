@@ -1,7 +1,6 @@
 """RecurrentGemma.  Botev et al. 2024, arXiv:2404.07839; Griffin: De et al. 2024, arXiv:2402.19427."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
 
 import torch
 
@@ -26,7 +25,7 @@ class RecurrentGemma(Llama):
     architecture = "RecurrentGemmaForCausalLM"
     hybrid = True
     partial = True
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **{ours: theirs for ours, theirs in Llama.fields.items() if ours not in ("attention.out_bias", "ffn.bias", "ffn.hidden")},
         "max_seq_len": ("max_position_embeddings", 8192),
         "attention.window": ("attention_window_size", 2048),
@@ -34,9 +33,9 @@ class RecurrentGemma(Llama):
         "head.softcap": ("logits_soft_cap", 30.0),
         "head.tied": ("tie_word_embeddings", True),
     }
-    further: ClassVar[tuple[str, ...]] = ("block_types", "lru_width", "conv1d_width", "intermediate_size", *_UNUSED)
-    respelled: ClassVar[tuple[str, ...]] = ("block_types", "lru_width", "conv1d_width")
-    fixed: ClassVar[Tree] = {**Llama.fixed, "norm.zero_centered": True, "attention.out_bias": True, "ffn.bias": True}
+    further = ("block_types", "lru_width", "conv1d_width", "intermediate_size", *_UNUSED)
+    respelled = ("block_types", "lru_width", "conv1d_width")
+    fixed = {**Llama.fixed, "norm.zero_centered": True, "attention.out_bias": True, "ffn.bias": True}
 
     def read(self, hf: Tree) -> Tree:
         pattern, width = list(hf.get("block_types") or ("recurrent", "recurrent", "attention")), hf["hidden_size"]

@@ -15,7 +15,7 @@ class RobertaPreNorm(Roberta):
     architecture = "RobertaPreLayerNormForMaskedLM"
     root = "roberta_prelayernorm."
     ignored = tuple(pattern.replace("roberta", "roberta_prelayernorm") for pattern in Roberta.ignored)
-    fixed: ClassVar[Tree] = {**Roberta.fixed, "norm.place": "pre"}
+    fixed = {**Roberta.fixed, "norm.place": "pre"}
     norms: ClassVar[tuple[str, str, str]] = ("attention.LayerNorm", "intermediate.LayerNorm", "LayerNorm")  # within a layer, and the last
 
     def pairs(self, ours: Tree) -> Iterator[Pair]:

@@ -1,7 +1,5 @@
 """Seed-OSS.  ByteDance Seed 2025, "Seed-OSS Open-Source Models"."""
 
-from typing import Any, ClassVar
-
 from lm.hf.families.llama import Llama
 
 
@@ -11,7 +9,7 @@ class SeedOss(Llama):
     name = "seed_oss"
     architecture = "SeedOssForCausalLM"
     rare = True
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **Llama.fields,
         "attention.n_kv_heads": ("num_key_value_heads", 8),
         "attention.head_dim": ("head_dim", 128),

@@ -1,7 +1,5 @@
 """SmolLM3.  Hugging Face 2025; layers without positions after Yang et al. 2025, arXiv:2501.18795."""
 
-from typing import Any, ClassVar
-
 from lm.errors import ConfigError
 from lm.hf.families.llama import Llama
 from lm.schema import Tree
@@ -13,16 +11,14 @@ class SmolLM3(Llama):
     name = "smollm3"
     architecture = "SmolLM3ForCausalLM"
     theta = 2000000.0
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **{ours: theirs for ours, theirs in Llama.fields.items() if ours != "attention.head_dim"},
         "attention.n_kv_heads": ("num_key_value_heads", 4),
         "head.tied": ("tie_word_embeddings", True),
     }
-    further: ClassVar[tuple[str, ...]] = (
-        "no_rope_layers", "no_rope_layer_interval", "use_sliding_window", "sliding_window", "layer_types", "max_window_layers",
-    )  # fmt: skip
-    fixed_there: ClassVar[Tree] = {"pad_token_id": None}  # where none is told, transformers takes 128004
-    respelled: ClassVar[tuple[str, ...]] = ("no_rope_layers", "no_rope_layer_interval")
+    further = ("no_rope_layers", "no_rope_layer_interval", "use_sliding_window", "sliding_window", "layer_types", "max_window_layers")
+    fixed_there = {"pad_token_id": None}  # where none is told, transformers takes 128004
+    respelled = ("no_rope_layers", "no_rope_layer_interval")
 
     def read(self, hf: Tree) -> Tree:
         n, every = hf["num_hidden_layers"], hf.get("no_rope_layer_interval", 4)

@@ -1,7 +1,5 @@
 """Solar Open.  Upstage 2026; the mixture of DeepSeek-V3, arXiv:2412.19437."""
 
-from typing import Any, ClassVar
-
 from lm.hf.families.deepseek_moe import DeepSeekMoE
 from lm.schema import Tree
 
@@ -13,7 +11,7 @@ class SolarOpen(DeepSeekMoE):
     architecture = "SolarOpenForCausalLM"
     rare = True
     theta = 1e6
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **{ours: theirs for ours, theirs in DeepSeekMoE.fields.items() if ours not in ("attention.out_bias", "ffn.first_dense")},
         "norm.eps": ("rms_norm_eps", 1e-5),
         "attention.n_kv_heads": ("num_key_value_heads", 8),

@@ -1,7 +1,6 @@
 """StableLM.  Bellagente et al. 2024, arXiv:2402.17834."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
 
 from lm.hf.families.llama import Llama
 from lm.hf.io.family import Pair, module
@@ -15,15 +14,15 @@ class StableLM(Llama):
     name = "stablelm"
     architecture = "StableLmForCausalLM"
     partial = True
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **{ours: theirs for ours, theirs in Llama.fields.items() if not ours.endswith(("out_bias", "head_dim", "ffn.bias"))},
         "norm.eps": ("layer_norm_eps", 1e-5),
         "attention.n_kv_heads": ("num_key_value_heads", 32),
         "attention.qkv_bias": ("use_qkv_bias", False),
     }
-    further: ClassVar[tuple[str, ...]] = ("use_parallel_residual", "hidden_dropout")
-    fixed: ClassVar[Tree] = {key: value for key, value in Llama.fixed.items() if key != "block.kind"} | {"norm.kind": "layer"}
-    fixed_there: ClassVar[Tree] = {"qk_layernorm": False}
+    further = ("use_parallel_residual", "hidden_dropout")
+    fixed = {key: value for key, value in Llama.fixed.items() if key != "block.kind"} | {"norm.kind": "layer"}
+    fixed_there = {"qk_layernorm": False}
 
     def read(self, hf: Tree) -> Tree:
         return {

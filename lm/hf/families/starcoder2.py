@@ -1,7 +1,6 @@
 """StarCoder 2.  Lozhkov et al. 2024, arXiv:2402.19173."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
 
 from lm.hf.families.llama import Llama
 from lm.hf.io.family import Pair, module
@@ -13,7 +12,7 @@ class StarCoder2(Llama):
 
     name = "starcoder2"
     architecture = "Starcoder2ForCausalLM"
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **Llama.fields,
         "norm.eps": ("norm_epsilon", 1e-5),
         "attention.n_kv_heads": ("num_key_value_heads", 2),
@@ -25,10 +24,8 @@ class StarCoder2(Llama):
         "head.tied": ("tie_word_embeddings", True),
         "dropout": ("residual_dropout", 0.0),
     }
-    idle: ClassVar[tuple[str, ...]] = (
-        "activation_function", "scale_attn_weights", "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32",
-    )  # fmt: skip
-    fixed: ClassVar[Tree] = {**Llama.fixed, "norm.kind": "layer", "ffn.gated": False}
+    idle = ("activation_function", "scale_attn_weights", "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32")
+    fixed = {**Llama.fixed, "norm.kind": "layer", "ffn.gated": False}
 
     def write(self, ours: Tree) -> Tree:
         return {"embedding_dropout": ours["dropout"]}

@@ -1,7 +1,6 @@
 """Switch Transformers.  Fedus et al. 2021, arXiv:2101.03961."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
 
 from lm.errors import ConfigError
 from lm.hf.families.t5 import T5
@@ -15,7 +14,7 @@ class Switch(T5):
 
     name = "switch_transformers"
     architecture = "SwitchTransformersForConditionalGeneration"
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **T5.fields,
         "ffn.n_experts": ("num_experts", 8),
         "ffn.router.bias": ("router_bias", False),
@@ -23,12 +22,12 @@ class Switch(T5):
         "ffn.balance_loss": ("router_aux_loss_coef", 0.001),
         "ffn.router_z_loss": ("router_z_loss_coef", 0.001),
     }
-    further: ClassVar[tuple[str, ...]] = (
+    further = (
         *T5.further, "expert_capacity", "num_sparse_encoder_layers", "num_sparse_decoder_layers", "encoder_sparse_step",
         "decoder_sparse_step",
     )  # fmt: skip
-    fixed: ClassVar[Tree] = {**T5.fixed, "ffn.kind": "moe", "ffn.top_k": 1, "ffn.router.kind": "softmax", "ffn.router.normalize": False}
-    fixed_there: ClassVar[Tree] = {"router_dtype": "float32"}
+    fixed = {**T5.fixed, "ffn.kind": "moe", "ffn.top_k": 1, "ffn.router.kind": "softmax", "ffn.router.normalize": False}
+    fixed_there = {"router_dtype": "float32"}
 
     def read(self, hf: Tree) -> Tree:
         return super().read({**hf, "scale_decoder_outputs": hf.get("tie_word_embeddings", True)})

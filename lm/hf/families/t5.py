@@ -1,7 +1,7 @@
 """T5 1.0 and 1.1.  Raffel et al. 2019, arXiv:1910.10683; Shazeer 2020, arXiv:2002.05202."""
 
 from collections.abc import Collection, Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from lm.errors import ConfigError
 from lm.hf.io.family import Family, Pair, activation, hf_activation, module, same
@@ -15,7 +15,7 @@ class T5(Family):
     architecture = "T5ForConditionalGeneration"
     auto = "AutoModelForSeq2SeqLM"
     ignored = (r"(encoder|decoder)\.embed_tokens\.weight", r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight")
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         "vocab_size": "vocab_size",
         "max_seq_len": ("n_positions", 512),
         "d_model": "d_model",
@@ -32,8 +32,8 @@ class T5(Family):
     further: ClassVar[tuple[str, ...]] = (
         "d_ff", "feed_forward_proj", "dense_act_fn", "is_gated_act", "num_decoder_layers", "tie_word_embeddings", "scale_decoder_outputs",
     )  # fmt: skip
-    respelled: ClassVar[tuple[str, ...]] = ("feed_forward_proj",)  # dense_act_fn comes first
-    fixed: ClassVar[Tree] = {
+    respelled = ("feed_forward_proj",)  # dense_act_fn comes first
+    fixed = {
         "kind": "encoder_decoder", "norm.kind": "rms", "norm.place": "pre", "attention.kind": "gqa", "attention.scale": 1.0,
         "position.kind": "t5_relative", "ffn.kind": "mlp", "block.kind": "sequential",
     }  # fmt: skip

@@ -1,11 +1,9 @@
 """VaultGemma.  Google 2025, arXiv:2510.15001."""
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from lm.hf.families.gemma2 import Gemma2
 from lm.hf.io.family import Pair, module
-from lm.schema import Tree
 
 
 class VaultGemma(Gemma2):
@@ -13,8 +11,8 @@ class VaultGemma(Gemma2):
 
     name = "vaultgemma"
     architecture = "VaultGemmaForCausalLM"
-    fixed: ClassVar[Tree] = {**Gemma2.fixed, "norm.place": "pre"}
-    fixed_there: ClassVar[Tree] = {}
+    fixed = {**Gemma2.fixed, "norm.place": "pre"}
+    fixed_there = {}
 
     def norms(self, here: str, there: str) -> Iterator[Pair]:
         yield from module(f"{here}.attention_residual.norm", f"{there}.input_layernorm")

@@ -1,7 +1,6 @@
 """XGLM.  Lin et al. 2021, arXiv:2112.10668."""
 
 import math
-from typing import Any, ClassVar
 
 from lm.hf.families.opt import OPT
 from lm.schema import Tree
@@ -17,7 +16,7 @@ class XGLM(OPT):
     architecture = "XGLMForCausalLM"
     pad = 1
     stack = ("model", "layer_norm", "lm_head")
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         "vocab_size": ("vocab_size", 256008),
         "max_seq_len": ("max_position_embeddings", 2048),
         "d_model": ("d_model", 1024),
@@ -30,11 +29,9 @@ class XGLM(OPT):
         "dropout": ("dropout", 0.1),
         "head.tied": ("tie_word_embeddings", True),
     }
-    further: ClassVar[tuple[str, ...]] = ("scale_embedding", "layerdrop")
-    fixed: ClassVar[Tree] = {
-        **OPT.fixed, **FAIRSEQ, "attention.qkv_bias": True, "attention.out_bias": True, "ffn.bias": True,
-    }  # fmt: skip
-    fixed_there: ClassVar[Tree] = {"add_cross_attention": False}
+    further = ("scale_embedding", "layerdrop")
+    fixed = {**OPT.fixed, **FAIRSEQ, "attention.qkv_bias": True, "attention.out_bias": True, "ffn.bias": True}
+    fixed_there = {"add_cross_attention": False}
 
     def read(self, hf: Tree) -> Tree:
         return {"embed.scale": math.sqrt(hf.get("d_model", 1024)) if hf.get("scale_embedding", True) else 1.0}

@@ -1,10 +1,7 @@
 """XLM-RoBERTa-XL and XXL.  Goyal et al. 2021, arXiv:2105.00572."""
 
-from typing import ClassVar
-
 from lm.hf.families.roberta import Roberta
 from lm.hf.families.roberta_prelayernorm import RobertaPreNorm
-from lm.schema import Tree
 
 
 class XLMRobertaXL(RobertaPreNorm):
@@ -14,7 +11,7 @@ class XLMRobertaXL(RobertaPreNorm):
     architecture = "XLMRobertaXLForMaskedLM"
     root = Roberta.root
     ignored = Roberta.ignored
-    fixed: ClassVar[Tree] = {**RobertaPreNorm.fixed, "embed.norm": False}
+    fixed = {**RobertaPreNorm.fixed, "embed.norm": False}
     norms = ("attention.self_attn_layer_norm", "LayerNorm", "encoder.LayerNorm")
 
 

@@ -1,7 +1,7 @@
 """Youtu-LLM.  Tencent 2025, arXiv:2512.24618."""
 
 from collections.abc import Collection, Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from lm.hf.families.deepseek_v3 import DeepSeekV3
 from lm.hf.families.llama import Llama
@@ -15,20 +15,20 @@ class Youtu(DeepSeekV3):
     name = "youtu"
     architecture = "YoutuForCausalLM"
     rare = True
-    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+    fields = {
         **{ours: theirs for ours, theirs in DeepSeekV3.fields.items() if not ours.startswith("ffn.")},
         "ffn.hidden": ("intermediate_size", 6144),
         "ffn.activation": ("hidden_act", "silu"),
         "head.tied": ("tie_word_embeddings", True),
     }
     further: ClassVar[tuple[str, ...]] = ("num_key_value_heads", "qk_head_dim", "head_dim")
-    renamed: ClassVar[dict[str, str]] = {}
-    idle: ClassVar[tuple[str, ...]] = ("embedding_initializer_range",)
-    fixed: ClassVar[Tree] = {
+    renamed = {}
+    idle = ("embedding_initializer_range",)
+    fixed = {
         **{ours: value for ours, value in DeepSeekV3.fixed.items() if not ours.startswith("ffn.")}, "ffn.kind": "mlp", "ffn.gated": True,
         "mtp": None,
     }  # fmt: skip
-    fixed_there: ClassVar[Tree] = {}
+    fixed_there = {}
 
     def as_stored(self, hf: Tree, names: Collection[str]) -> Tree:
         return hf

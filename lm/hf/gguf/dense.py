@@ -19,7 +19,7 @@ class Llama(Architecture):
 
     name = "llama"
     families: ClassVar[tuple[str, ...]] = ("llama", "mistral")
-    fixed: ClassVar[Tree] = {"attention.window": None, "position.fraction": 1.0, "ffn.activation": "silu"}
+    fixed = {"attention.window": None, "position.fraction": 1.0, "ffn.activation": "silu"}
     halves = False
 
     def scaling(self, scaling: ScalingConfig, ours: Tree) -> Tree:
@@ -35,7 +35,7 @@ class Granite(Llama):
     """A llama with four factors."""
 
     name = "granite"
-    families: ClassVar[tuple[str, ...]] = ("granite",)
+    families = ("granite",)
 
     def keys(self, cfg: ModelConfig, ours: Tree) -> Tree:
         return super().keys(cfg, ours) | {
@@ -50,8 +50,8 @@ class Qwen2(Architecture):
     """Biases on queries, keys and values."""
 
     name = "qwen2"
-    families: ClassVar[tuple[str, ...]] = ("qwen2",)
-    fixed: ClassVar[Tree] = Architecture.fixed | {"ffn.activation": "silu", "attention.out_bias": False}
+    families = ("qwen2",)
+    fixed = Architecture.fixed | {"ffn.activation": "silu", "attention.out_bias": False}
     square = True
 
 
@@ -59,16 +59,16 @@ class Qwen3(Architecture):
     """Queries and keys have norms."""
 
     name = "qwen3"
-    families: ClassVar[tuple[str, ...]] = ("qwen3",)
-    fixed: ClassVar[Tree] = Architecture.fixed | {"ffn.activation": "silu", "attention.out_bias": False}
+    families = ("qwen3",)
+    fixed = Architecture.fixed | {"ffn.activation": "silu", "attention.out_bias": False}
 
 
 class Gemma2(Architecture):
     """Norms around the sublayers, stored as the whole factor; a window in every second layer; both soft-caps."""
 
     name = "gemma2"
-    families: ClassVar[tuple[str, ...]] = ("gemma2",)
-    fixed: ClassVar[Tree] = {
+    families = ("gemma2",)
+    fixed = {
         "position.scaling.kind": (None, "linear", "yarn"), "position.fraction": 1.0, "ffn.activation": "gelu_tanh", "head.tied": True,
         "attention.global_every": 2, "attention.global_at": None, "attention.qkv_bias": False, "attention.out_bias": False,
     }  # fmt: skip
@@ -100,20 +100,20 @@ class GPT2(Architecture):
     """Learned positions; q, k and v in one."""
 
     name = "gpt2"
-    families: ClassVar[tuple[str, ...]] = ("gpt2",)
-    fixed: ClassVar[Tree] = {"ffn.activation": "gelu_tanh"}
+    families = ("gpt2",)
+    fixed = {"ffn.activation": "gelu_tanh"}
     square = True
-    fused: ClassVar[dict[str, tuple[str, ...]]] = _QKV
+    fused = _QKV
 
 
 class Phi3(Architecture):
     """q, k and v in one, and gate and up; divisors of the frequencies."""
 
     name = "phi3"
-    families: ClassVar[tuple[str, ...]] = ("phi3",)
-    fixed: ClassVar[Tree] = {"attention.window": None, "position.scaling.kind": (None, "longrope"), "ffn.activation": "silu"}
+    families = ("phi3",)
+    fixed = {"attention.window": None, "position.scaling.kind": (None, "longrope"), "ffn.activation": "silu"}
     square = True
-    fused: ClassVar[dict[str, tuple[str, ...]]] = {**_QKV, "ffn_up": ("ffn.gate", "ffn.up")}
+    fused = {**_QKV, "ffn_up": ("ffn.gate", "ffn.up")}
 
     def scaling(self, scaling: ScalingConfig, ours: Tree) -> Tree:
         return {"rope.scaling.type": "longrope", "rope.scaling.attn_factor": scaling.amplitude(ours["max_seq_len"])}
@@ -132,21 +132,19 @@ class OLMo2(Architecture):
     """Norms behind the sublayers; a head of its own."""
 
     name = "olmo2"
-    families: ClassVar[tuple[str, ...]] = ("olmo2",)
-    fixed: ClassVar[Tree] = Architecture.fixed | {"ffn.activation": "silu", "attention.out_bias": False}
+    families = ("olmo2",)
+    fixed = Architecture.fixed | {"ffn.activation": "silu", "attention.out_bias": False}
     square = True
     own_head = True
-    names: ClassVar[dict[str, str]] = Architecture.names | {
-        "attention_residual.norm": "post_attention_norm", "ffn_residual.norm": "post_ffw_norm",
-    }  # fmt: skip
+    names = Architecture.names | {"attention_residual.norm": "post_attention_norm", "ffn_residual.norm": "post_ffw_norm"}
 
 
 class StarCoder2(Architecture):
     """Layer norms and biases."""
 
     name = "starcoder2"
-    families: ClassVar[tuple[str, ...]] = ("starcoder2",)
-    fixed: ClassVar[Tree] = Architecture.fixed | {"ffn.activation": "gelu_tanh", "attention.out_bias": True, "ffn.bias": True}
+    families = ("starcoder2",)
+    fixed = Architecture.fixed | {"ffn.activation": "gelu_tanh", "attention.out_bias": True, "ffn.bias": True}
     square = True
 
 
@@ -154,15 +152,15 @@ class GPTNeoX(Architecture):
     """Attention and feed-forward side by side or not; a part of each head rotates."""
 
     name = "gptneox"
-    families: ClassVar[tuple[str, ...]] = ("gpt_neox",)
-    fixed: ClassVar[Tree] = {
+    families = ("gpt_neox",)
+    fixed = {
         "position.scaling.kind": (None, "linear", "yarn"), "ffn.activation": "gelu_tanh", "attention.qkv_bias": True,
         "attention.out_bias": True,
     }  # fmt: skip
     square = True
     own_head = True
-    fused: ClassVar[dict[str, tuple[str, ...]]] = _QKV
-    names: ClassVar[dict[str, str]] = Architecture.names | {"attention_norm": "attn_norm", "ffn_norm": "ffn_norm"}
+    fused = _QKV
+    names = Architecture.names | {"attention_norm": "attn_norm", "ffn_norm": "ffn_norm"}
 
     def keys(self, cfg: ModelConfig, ours: Tree) -> Tree:
         return super().keys(cfg, ours) | {"use_parallel_residual": ours["block.kind"] == "parallel"}
@@ -172,7 +170,7 @@ class Bloom(Architecture):
     """ALiBi, and a norm behind the embedding."""
 
     name = "bloom"
-    families: ClassVar[tuple[str, ...]] = ("bloom",)
-    fixed: ClassVar[Tree] = {}
+    families = ("bloom",)
+    fixed = {}
     square = True
-    fused: ClassVar[dict[str, tuple[str, ...]]] = _QKV
+    fused = _QKV

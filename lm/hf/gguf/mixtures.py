@@ -1,7 +1,5 @@
 """llama.cpp's architectures with experts."""
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
@@ -17,36 +15,36 @@ _EXPERTS = {f"ffn.experts.{name}": f"ffn_{name}_exps.weight" for name in ("gate"
 class Mixtral(Llama):
     """A llama with experts, whose weights add up to 1."""
 
-    families: ClassVar[tuple[str, ...]] = ("mixtral",)
-    fixed: ClassVar[Tree] = {
+    families = ("mixtral",)
+    fixed = {
         "attention.window": None, "position.fraction": 1.0, "ffn.expert.activation": "silu", "ffn.router.normalize": True,
         "ffn.capacity": None, "ffn.capacity_factor": None,
     }  # fmt: skip
-    names: ClassVar[dict[str, str]] = Llama.names | _EXPERTS
+    names = Llama.names | _EXPERTS
 
 
 class Qwen3MoE(Architecture):
     """Experts in every layer, whose weights add up to 1."""
 
     name = "qwen3moe"
-    families: ClassVar[tuple[str, ...]] = ("qwen3_moe",)
-    fixed: ClassVar[Tree] = Architecture.fixed | {
+    families = ("qwen3_moe",)
+    fixed = Architecture.fixed | {
         "ffn.expert.activation": "silu", "attention.out_bias": False, "ffn.router.normalize": True, "ffn.first_dense": 0, "ffn.every": 1,
         "ffn.capacity": None, "ffn.capacity_factor": None,
     }  # fmt: skip
-    names: ClassVar[dict[str, str]] = Architecture.names | _EXPERTS
+    names = Architecture.names | _EXPERTS
 
 
 class DeepSeek2(Architecture):
     """Latent attention as one shared key and value head, and experts behind the first layers."""
 
     name = "deepseek2"
-    families: ClassVar[tuple[str, ...]] = ("deepseek_v3",)
-    fixed: ClassVar[Tree] = {
+    families = ("deepseek_v3",)
+    fixed = {
         "position.scaling.kind": None, "ffn.expert.activation": "silu", "ffn.dense.activation": (None, "silu"), "attention.bias": False,
         "ffn.capacity": None, "ffn.capacity_factor": None,
     }  # fmt: skip
-    names: ClassVar[dict[str, str]] = Architecture.names | _EXPERTS | {
+    names = Architecture.names | _EXPERTS | {
         "ffn.router.correction_bias": "exp_probs_b.bias",
         **{f"ffn.shared.{name}": f"ffn_{name}_shexp" for name in ("gate", "up", "down")},
         "attention.q_down": "attn_q_a",
@@ -109,14 +107,14 @@ class GptOss(Architecture):
     """Sinks, a window in every second layer, and experts with biases."""
 
     name = "gpt-oss"
-    families: ClassVar[tuple[str, ...]] = ("gpt_oss",)
-    fixed: ClassVar[Tree] = {
+    families = ("gpt_oss",)
+    fixed = {
         "position.scaling.kind": (None, "linear", "yarn"), "position.fraction": 1.0, "attention.global_every": 2,
         "attention.global_at": None, "attention.qkv_bias": True, "attention.out_bias": True, "ffn.expert.gpt_oss_limit": 7.0,
         "ffn.capacity": None, "ffn.capacity_factor": None,
     }  # fmt: skip
     own_head = True
-    names: ClassVar[dict[str, str]] = Architecture.names | _EXPERTS | {
+    names = Architecture.names | _EXPERTS | {
         "ffn_residual.norm": "post_attention_norm",
         "attention.sinks": "attn_sinks.weight",
         **{f"ffn.experts.{name}_bias": f"ffn_{name}_exps.bias" for name in ("gate", "up", "down")},

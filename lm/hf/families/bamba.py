@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from lm.hf.families.granite_hybrid import GraniteHybrid
 from lm.hf.families.llama import Llama
-from lm.hf.io.family import Pair, module, same
+from lm.hf.io.family import Pair, module
 from lm.hf.options.mamba import MAMBA, mamba_pairs, read_mamba, write_mamba
 from lm.hf.options.pattern import ATTENDS, read_pattern, write_pattern
 from lm.hf.options.rope import read_rope, write_rope
@@ -16,8 +16,9 @@ class Bamba(GraniteHybrid):
 
     name = "bamba"
     architecture = "BambaForCausalLM"
+    last_norm = "model.final_layernorm"
     theta = 10000.0
-    partial = True
+    partial = 1.0
     renamed = {}
     fields = {
         **Llama.fields,
@@ -43,10 +44,6 @@ class Bamba(GraniteHybrid):
         partial = {"partial_rotary_factor": ours.get("position.fraction")}
         rope = {key: {**given, **partial} for key, given in write_rope(ours).items() if isinstance(given, dict)}  # of either spelling
         return {"attn_layer_indices": attends, **rope, **write_mamba(ours)}
-
-    def pairs(self, ours: Tree) -> Iterator[Pair]:
-        for pair in super().pairs(ours):
-            yield same("norm.weight", "model.final_layernorm.weight") if pair.ours == ("norm.weight",) else pair
 
     def block(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
         for slot, theirs in {"attention": "input", "recurrent": "input", "ffn": "pre_ff"}.items():

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from lm.hf.families.llama import Llama
 from lm.hf.io.family import Pair, module, modules
 from lm.hf.io.transforms import Split
-from lm.hf.options.rope import read_rope
 from lm.schema import Tree
 
 
@@ -14,7 +13,7 @@ class GLM4(Llama):
 
     name = "glm4"
     architecture = "Glm4ForCausalLM"
-    partial = True
+    partial = 0.5
     fields = {
         **{ours: theirs for ours, theirs in Llama.fields.items() if ours not in ("ffn.bias", "attention.out_bias")},
         "norm.eps": ("rms_norm_eps", 1.5625e-07),
@@ -24,12 +23,6 @@ class GLM4(Llama):
     }
     fixed = {**Llama.fixed, "norm.place": "sandwich", "position.interleaved": True}
     fixed_there = {"pad_token_id": None}  # where none is told, transformers takes 151329
-
-    def read(self, hf: Tree) -> Tree:
-        return {**read_rope({"partial_rotary_factor": 0.5, **hf}), "position.interleaved": True}
-
-    def write(self, ours: Tree) -> Tree:
-        return {"partial_rotary_factor": ours.get("position.fraction")}  # where it is missing, half is meant
 
     def norms(self, here: str, there: str) -> Iterator[Pair]:
         for name, before, behind in (("attention", "input", "post_self_attn"), ("ffn", "post_attention", "post_mlp")):

@@ -1,7 +1,6 @@
 """GLM-4.5 to 4.7.  GLM team 2025, arXiv:2508.06471."""
 
 from lm.hf.families.deepseek_moe import FurtherTokens
-from lm.hf.options.rope import read_rope
 from lm.schema import Tree
 
 
@@ -10,7 +9,7 @@ class GLM4MoE(FurtherTokens):
 
     name = "glm4_moe"
     architecture = "Glm4MoeForCausalLM"
-    partial = True
+    partial = 0.5
     usual_dense = 10944
     fields = {
         **{ours: theirs for ours, theirs in FurtherTokens.fields.items() if ours != "attention.out_bias"},
@@ -21,11 +20,10 @@ class GLM4MoE(FurtherTokens):
 
     def read(self, hf: Tree) -> Tree:
         norm = "head" if hf.get("use_qk_norm", False) else "none"
-        return {**super().read(hf), **read_rope({"partial_rotary_factor": 0.5, **hf}), "attention.qk_norm": norm}
+        return {**super().read(hf), "attention.qk_norm": norm}
 
     def write(self, ours: Tree) -> Tree:
-        part = {"partial_rotary_factor": ours.get("position.fraction")}  # where it is missing, half is meant
-        return {**super().write(ours), **part, "use_qk_norm": ours["attention.qk_norm"] == "head"}
+        return {**super().write(ours), "use_qk_norm": ours["attention.qk_norm"] == "head"}
 
 
 FAMILY = GLM4MoE()

@@ -16,7 +16,7 @@ class GPTNeoX(Family):
     prefix = "gpt_neox."
     theta = 10000.0
     ignored = (r"(gpt_neox\.)?layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",)
-    partial = True
+    partial = 0.25
     built = {"embed_out.": "lm_head."}
     fields = {
         "vocab_size": "vocab_size",
@@ -49,9 +49,8 @@ class GPTNeoX(Family):
         }
 
     def write(self, ours: Tree) -> Tree:
-        fraction = {"partial_rotary_factor": ours.get("position.fraction"), "rotary_pct": ours.get("position.fraction")}
         return {
-            **fraction,  # where it is missing, a quarter is meant
+            "rotary_pct": ours.get("position.fraction"),
             "rotary_emb_base": ours.get("position.theta"),
             "use_parallel_residual": ours["block.kind"] == "parallel",
         }

@@ -16,7 +16,7 @@ class GPTJ(Family):
     name = "gptj"
     architecture = "GPTJForCausalLM"
     prefix = "transformer."
-    partial = True
+    partial = 1.0
     ignored: ClassVar[tuple[str, ...]] = (r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias|embed_positions)",)
     fields = {
         **GPT2.fields,

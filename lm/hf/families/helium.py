@@ -24,7 +24,7 @@ class Helium(Llama):
         if (width := hf["num_attention_heads"] * hf.get("head_dim", 128)) != hf["hidden_size"]:
             raise ConfigError(f"config.json: the heads of a {self.name} are as wide together as hidden_size={hf['hidden_size']}, and not"
                               f" {width}. Correct head_dim.")  # fmt: skip
-        return {"position.interleaved": True}
+        return {}
 
 
 FAMILY = Helium()

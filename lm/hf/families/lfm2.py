@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from lm.hf.families.llama import Llama
-from lm.hf.io.family import Pair, module, same
+from lm.hf.io.family import Pair, module
 from lm.hf.io.transforms import Squeeze
 from lm.hf.options.pattern import read_pattern, write_pattern
 from lm.schema import Tree
@@ -15,6 +15,7 @@ class LFM2(Llama):
 
     name = "lfm2"
     architecture = "Lfm2ForCausalLM"
+    last_norm = "model.embedding_norm"
     hybrid = True
     theta = 1000000.0
     renamed = {"tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"}
@@ -47,10 +48,6 @@ class LFM2(Llama):
     def write(self, ours: Tree) -> Tree:
         kernel = ours.get("recurrent.kernel", 3)
         return {"layer_types": write_pattern(ours, "conv"), "conv_L_cache": kernel, "block_auto_adjust_ff_dim": False}
-
-    def pairs(self, ours: Tree) -> Iterator[Pair]:
-        for pair in super().pairs(ours):
-            yield same("norm.weight", "model.embedding_norm.weight") if pair.ours == ("norm.weight",) else pair
 
     def block(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
         for slot in ("attention", "recurrent"):

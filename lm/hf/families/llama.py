@@ -14,6 +14,7 @@ class Llama(Family):
     architecture = "LlamaForCausalLM"
     prefix = "model."
     theta: ClassVar[float | None] = 10000.0
+    last_norm: ClassVar[str] = "model.norm"  # name of the norm behind the layers
     ignored: ClassVar[tuple[str, ...]] = (r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
     fields = {
         "vocab_size": "vocab_size",
@@ -40,7 +41,7 @@ class Llama(Family):
     def pairs(self, ours: Tree) -> Iterator[Pair]:
         yield same("embed.weight", "model.embed_tokens.weight")
         yield same("head.weight", "lm_head.weight")
-        yield from module("norm", "model.norm")
+        yield from module("norm", self.last_norm)
         for i in range(ours["n_layers"]):
             yield from self.block(f"blocks.{i}", f"model.layers.{i}", ours)
 

@@ -14,7 +14,7 @@ class MiniMaxM2(Mixtral):
     name = "minimax_m2"
     architecture = "MiniMaxM2ForCausalLM"
     theta = 5e6
-    partial = True
+    partial = 1.0
     fields = {
         **{ours: theirs for ours, theirs in Mixtral.fields.items() if ours not in ("attention.window", "ffn.router.jitter")},
         "norm.eps": ("rms_norm_eps", 1e-6),

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from lm.hf.families.llama import Llama
 from lm.hf.io.family import Pair, module
-from lm.hf.options.rope import read_rope
 from lm.schema import Tree
 
 
@@ -13,19 +12,13 @@ class Nemotron(Llama):
 
     name = "nemotron"
     architecture = "NemotronForCausalLM"
-    partial = True
+    partial = 0.5
     fields = {
         **Llama.fields,
         "norm.eps": ("norm_eps", 1e-5),
         "ffn.activation": ("hidden_act", "relu2"),
     }
     fixed = {**Llama.fixed, "norm.kind": "layer", "norm.zero_centered": True, "ffn.gated": False}
-
-    def read(self, hf: Tree) -> Tree:
-        return read_rope({"partial_rotary_factor": 0.5, **hf})
-
-    def write(self, ours: Tree) -> Tree:
-        return {"partial_rotary_factor": ours.get("position.fraction")}  # where it is missing, half is meant
 
     def ffn(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
         for name in ("up", "down"):

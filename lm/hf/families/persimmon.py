@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from lm.hf.families.llama import Llama
 from lm.hf.io.family import Pair, module, modules
 from lm.hf.io.transforms import SplitHeads
-from lm.hf.options.rope import read_rope
 from lm.schema import Tree
 
 
@@ -15,7 +14,8 @@ class Persimmon(Llama):
 
     name = "persimmon"
     architecture = "PersimmonForCausalLM"
-    partial = True
+    last_norm = "model.final_layernorm"
+    partial = 0.5
     fields = {
         **{ours: theirs for ours, theirs in Llama.fields.items() if not ours.endswith(("bias", "head_dim", "n_kv_heads"))},
         "norm.eps": ("layer_norm_eps", 1e-5),
@@ -28,16 +28,10 @@ class Persimmon(Llama):
     }  # fmt: skip
 
     def read(self, hf: Tree) -> Tree:
-        normed = "head" if hf.get("qk_layernorm", True) else "none"
-        return {**read_rope({"partial_rotary_factor": 0.5, **hf}), "attention.qk_norm": normed}
+        return {"attention.qk_norm": "head" if hf.get("qk_layernorm", True) else "none"}
 
     def write(self, ours: Tree) -> Tree:
-        fraction = ours.get("position.fraction")  # where it is missing, half is meant
-        return {"partial_rotary_factor": fraction, "qk_layernorm": ours["attention.qk_norm"] == "head"}
-
-    def pairs(self, ours: Tree) -> Iterator[Pair]:
-        for pair in super().pairs(ours):
-            yield pair._replace(theirs=(pair.theirs[0].replace("model.norm.", "model.final_layernorm."),))
+        return {"qk_layernorm": ours["attention.qk_norm"] == "head"}
 
     def block(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
         yield from self.norms(here, there)

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from lm.hf.families.llama import Llama
 from lm.hf.io.family import Pair, module
-from lm.hf.options.rope import read_rope
 from lm.schema import Tree
 
 
@@ -13,7 +12,8 @@ class Phi(Llama):
 
     name = "phi"
     architecture = "PhiForCausalLM"
-    partial = True
+    last_norm = "model.final_layernorm"
+    partial = 0.5
     fields = {
         **{ours: theirs for ours, theirs in Llama.fields.items() if not ours.endswith(("bias", "head_dim"))},
         "norm.eps": ("layer_norm_eps", 1e-5),
@@ -26,16 +26,11 @@ class Phi(Llama):
     }  # fmt: skip
     fixed_there = {"qk_layernorm": False}
 
-    def read(self, hf: Tree) -> Tree:
-        return read_rope({"partial_rotary_factor": 0.5, **hf})
-
     def write(self, ours: Tree) -> Tree:
-        fraction = ours.get("position.fraction")  # where it is missing, half is meant
-        return {"partial_rotary_factor": fraction, "embd_pdrop": ours["dropout"]}
+        return {"embd_pdrop": ours["dropout"]}
 
     def pairs(self, ours: Tree) -> Iterator[Pair]:
-        for pair in super().pairs(ours):
-            yield pair._replace(theirs=(pair.theirs[0].replace("model.norm.", "model.final_layernorm."),))
+        yield from super().pairs(ours)
         yield Pair(("head.bias",), ("lm_head.bias",))
 
     def block(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:

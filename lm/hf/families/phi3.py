@@ -18,7 +18,7 @@ class Phi3(Llama):
 
     name = "phi3"
     architecture = "Phi3ForCausalLM"
-    partial = True
+    partial = 1.0
     fields = {
         **{ours: theirs for ours, theirs in Llama.fields.items() if not ours.endswith(("bias", "head_dim"))},
         "norm.eps": ("rms_norm_eps", 1e-5),

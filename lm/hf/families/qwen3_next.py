@@ -9,7 +9,6 @@ from lm.hf.io.family import Pair, module, modules
 from lm.hf.io.transforms import Chain, Join, SplitHeads, Squeeze
 from lm.hf.options.delta import DELTA, LINEAR, counts, state, widths
 from lm.hf.options.pattern import read_pattern, write_pattern
-from lm.hf.options.rope import read_rope
 from lm.schema import Tree
 
 _USUAL = {"n_heads": 32, "n_k_heads": 16, "k_dim": 128, "v_dim": 128, "kernel": 4}
@@ -21,7 +20,7 @@ class Qwen3Next(Qwen2MoE):
     name = "qwen3_next"
     architecture = "Qwen3NextForCausalLM"
     hybrid = True
-    partial = True
+    partial = 0.25
     ignored = (*Qwen2MoE.ignored, r"mtp\..*")
     fields = {
         **{ours: theirs for ours, theirs in Qwen2MoE.fields.items() if not ours.endswith("window")},
@@ -45,24 +44,23 @@ class Qwen3Next(Qwen2MoE):
         return {**mixture, **self.mixers(hf)}
 
     def mixers(self, hf: Tree) -> Tree:
-        """Returns our options of what mixes tokens, and of positions."""
+        """Returns our options of what mixes tokens."""
         n, every = hf["num_hidden_layers"], hf.get("full_attention_interval", 4)
         types = hf.get("layer_types") or [LINEAR if (i + 1) % every else "full_attention" for i in range(n)]
-        pattern, rope = read_pattern(types, n, (LINEAR,)), read_rope({"partial_rotary_factor": 0.25, **hf})
+        pattern = read_pattern(types, n, (LINEAR,))
         if "recurrent" in pattern and (act := hf.get("hidden_act", "silu")) not in ("silu", "swish"):
             raise ConfigError(f"config.json: hidden_act={act!r} is of the convolutions too, which are silu's in lm. Import another model.")
         sizes = {ours: hf.get(key, _USUAL[ours]) for ours, key in DELTA.items()}
         delta: Tree = {"recurrent": {"kind": "gated_delta", "eps": hf.get("rms_norm_eps", 1e-6), **sizes}} if "recurrent" in pattern else {}
-        return {**rope, "pattern": pattern, **delta}
+        return {"pattern": pattern, **delta}
 
     def write(self, ours: Tree) -> Tree:
         return {**Qwen3MoE.write(self, ours), **self.write_mixers(ours)}
 
     def write_mixers(self, ours: Tree) -> Tree:
         """Returns the keys that `mixers` reads."""
-        part = {"partial_rotary_factor": ours.get("position.fraction")}  # where it is missing, a quarter is meant
         delta = {key: ours[f"recurrent.{name}"] for name, key in DELTA.items() if f"recurrent.{name}" in ours}
-        return {"layer_types": write_pattern(ours, LINEAR), **part, **delta}
+        return {"layer_types": write_pattern(ours, LINEAR), **delta}
 
     def block(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
         for pair in super().block(here, there, ours):

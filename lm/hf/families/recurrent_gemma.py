@@ -23,8 +23,9 @@ class RecurrentGemma(Llama):
 
     name = "recurrent_gemma"
     architecture = "RecurrentGemmaForCausalLM"
+    last_norm = "model.final_norm"
     hybrid = True
-    partial = True
+    partial = 0.5
     fields = {
         **{ours: theirs for ours, theirs in Llama.fields.items() if ours not in ("attention.out_bias", "ffn.bias", "ffn.hidden")},
         "max_seq_len": ("max_position_embeddings", 8192),
@@ -41,23 +42,18 @@ class RecurrentGemma(Llama):
         pattern, width = list(hf.get("block_types") or ("recurrent", "recurrent", "attention")), hf["hidden_size"]
         if "recurrent" in pattern and (act := hf.get("hidden_activation", _GELU)) != _GELU:
             raise ConfigError(f"config.json: hidden_activation={act!r} is of the recurrent layers' gates too, which are gelu_tanh's in lm.")
-        if (rope := read_rope({"partial_rotary_factor": 0.5, **hf}))["position.scaling"] is not None:
+        if read_rope(hf)["position.scaling"] is not None:
             raise ConfigError(f"config.json: {self.name} knows no rope_scaling. Set position.scaling=null.")
         sizes = {"width": hf.get("lru_width") or width, "n_heads": hf["num_attention_heads"], "kernel": hf.get("conv1d_width", 4)}
         scale = torch.tensor(width**0.5, dtype=torch.bfloat16).item()  # transformers keeps it so, whatever the dtype of the model
         recurrent = {"recurrent": {"kind": "rg_lru", **sizes}} if "recurrent" in pattern else {}
         numbers = {"attention.window": hf.get("attention_window_size") or 2048, "head.softcap": hf.get("logits_soft_cap") or 30.0}
         numbers |= {"embed.scale": scale, "ffn.hidden": hf["intermediate_size"] // 2}
-        return {**numbers, "pattern": pattern, **rope, **recurrent}
+        return {**numbers, "pattern": pattern, **recurrent}
 
     def write(self, ours: Tree) -> Tree:
         there = {"lru_width": ours.get("recurrent.width"), "conv1d_width": ours.get("recurrent.kernel", 4), "block_types": ours["pattern"]}
-        fraction = ours.get("position.fraction")  # where it is missing, a half is meant
-        return there | {"intermediate_size": 2 * ours["ffn.hidden"], "partial_rotary_factor": fraction}
-
-    def pairs(self, ours: Tree) -> Iterator[Pair]:
-        for pair in super().pairs(ours):
-            yield same("norm.weight", "model.final_norm.weight") if pair.ours == ("norm.weight",) else pair
+        return there | {"intermediate_size": 2 * ours["ffn.hidden"]}
 
     def block(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
         for slot in ("attention", "recurrent", "ffn"):

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from lm.hf.families.llama import Llama
 from lm.hf.io.family import Pair, module
-from lm.hf.options.rope import read_rope
 from lm.schema import Tree
 
 
@@ -13,7 +12,7 @@ class StableLM(Llama):
 
     name = "stablelm"
     architecture = "StableLmForCausalLM"
-    partial = True
+    partial = 0.25
     fields = {
         **{ours: theirs for ours, theirs in Llama.fields.items() if not ours.endswith(("out_bias", "head_dim", "ffn.bias"))},
         "norm.eps": ("layer_norm_eps", 1e-5),
@@ -25,14 +24,10 @@ class StableLM(Llama):
     fixed_there = {"qk_layernorm": False}
 
     def read(self, hf: Tree) -> Tree:
-        return {
-            **read_rope({"partial_rotary_factor": 0.25, **hf}),
-            "block.kind": "parallel" if hf.get("use_parallel_residual") else "sequential",
-        }
+        return {"block.kind": "parallel" if hf.get("use_parallel_residual") else "sequential"}
 
     def write(self, ours: Tree) -> Tree:
-        fraction = ours.get("position.fraction")  # where it is missing, a quarter is meant
-        return {"partial_rotary_factor": fraction, "use_parallel_residual": ours["block.kind"] == "parallel"}
+        return {"use_parallel_residual": ours["block.kind"] == "parallel"}
 
     def norms(self, here: str, there: str) -> Iterator[Pair]:
         yield from super().norms(here, there)

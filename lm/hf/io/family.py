@@ -89,7 +89,7 @@ class Family(ABC):
     fields: ClassVar[dict[str, str | tuple[str, Any]]] = {}  # ours -> theirs, or (theirs, the value where it is missing)
     theta: ClassVar[float | None] = None  # of rotary positions, where the file names none; None: positions do not rotate
     local_theta: ClassVar[float | None] = None  # the same of layers with a window, which no scaling changes; None: all have one base
-    partial: ClassVar[bool] = False  # transformers' class can rotate a part of each head; others ignore the key, or fail
+    partial: ClassVar[float | None] = None  # part of each head that rotates, where the file names none; None: whole heads alone can
     unadapted: ClassVar[tuple[str, ...]] = ()  # ends of the paths of modules there to which peft adds no adapter
     built: ClassVar[dict[str, str]] = {}  # parts of names in the file -> in the modules that transformers builds, where these differ
     pad: ClassVar[int | None] = None  # id of the padding token, where positions there begin at id + 1; None: they begin at 0
@@ -158,9 +158,10 @@ class Family(ABC):
             )
         try:
             values |= {ours: activation(hf, key, missing) for ours, key, missing in self.places() if ours.endswith("activation")}
-            values |= read_ropes(hf, self.theta, self.local_theta) if self.theta else {}
+            part = {} if self.partial is None else {"partial_rotary_factor": self.partial}
+            values |= read_ropes({**part, **hf}, self.theta, self.local_theta) if self.theta else {}
             values |= self.read(hf)
-            if not self.partial and values.get("position.fraction", 1.0) != 1.0:
+            if self.partial is None and values.get("position.fraction", 1.0) != 1.0:
                 raise ConfigError(
                     f"config.json: partial_rotary_factor={values['position.fraction']} means nothing in {self.name}, which rotates whole"
                     " heads. Correct model_type, or remove the key."
@@ -175,7 +176,9 @@ class Family(ABC):
         """Returns config.json for our config; options that have no place in it are lost, see `homeless`."""
         ours = resolved(cfg)
         mapped = {key: hf_activation(ours.get(n)) if n.endswith("activation") else ours.get(n) for n, key, _ in self.places()}
-        rope = write_ropes(ours if self.partial else ours | {"position.fraction": 1.0}, self.local_theta) if self.theta else {}
+        rope = write_ropes(ours | {"position.fraction": 1.0} if self.partial is None else ours, self.local_theta) if self.theta else {}
+        if self.partial not in (None, 1.0):  # without it another part is meant
+            rope["partial_rotary_factor"] = ours.get("position.fraction")
         pad = {} if self.pad is None else {"pad_token_id": self.pad}
         named = {"model_type": self.name, "architectures": [self.architecture], **pad}
         return {**named, **self.fixed_there, **mapped, **rope, **self.write(ours)}

@@ -39,12 +39,9 @@ class AFMoE(DeepSeekMoE):
     }  # fmt: skip
 
     def read(self, hf: Tree) -> Tree:
-        known = {key: missing for _, key, missing in self.places()} | hf
-        named = {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts", "first_k_dense_replace": "num_dense_layers"}
-        there = {**hf, **{theirs: known[own] for theirs, own in named.items()}, "n_group": 1, "topk_group": 1}
         usual = layer_types(hf["num_hidden_layers"], hf.get("global_attn_every_n_layers", 4))
         scale = math.sqrt(hf["hidden_size"]) if hf.get("mup_enabled", False) else 1.0
-        return {**super().read(there), **read_rotating_windows(hf, usual, 1024), "embed.scale": scale}
+        return {**super().read({**hf, "n_group": 1, "topk_group": 1}), **read_rotating_windows(hf, usual, 1024), "embed.scale": scale}
 
     def write(self, ours: Tree) -> Tree:
         return {**super().write(ours), **write_windows(ours), "mup_enabled": ours["embed.scale"] != 1.0}

@@ -38,13 +38,13 @@ class DeepSeekMoE(Llama):
     fixed_there = {"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
 
     def read(self, hf: Tree) -> Tree:
-        there = {key: missing for _, key, missing in self.places()} | hf
-        if not there["n_shared_experts"]:
+        said = {ours: hf.get(key, missing) for ours, key, missing in self.places()}
+        if not said["ffn.n_shared"]:
             raise ConfigError("config.json: n_shared_experts=0 has no form in transformers, which wants one or more.")
         self._require_groups(hf)
-        if there["n_routed_experts"] < 2 * (groups := there["n_group"]):
+        if said["ffn.n_experts"] < 2 * (groups := said.get("ffn.router.n_groups", 1)):
             raise ConfigError(f"config.json: n_group={groups} leaves fewer than two experts a group, which transformers wants.")
-        if not there["first_k_dense_replace"]:
+        if not said.get("ffn.first_dense", hf.get("first_k_dense_replace")):  # the latter, where each layer is told by itself
             return {"ffn.dense": None}
         hidden = hf.get("intermediate_size", self.usual_dense)
         return {"ffn.dense.hidden": hidden, "ffn.dense.activation": activation(hf, "hidden_act", "silu")}

@@ -37,13 +37,10 @@ class ExaoneMoE(DeepSeekMoE):
     fixed_there = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
 
     def read(self, hf: Tree) -> Tree:
-        known = {key: missing for _, key, missing in self.places()} | hf
-        first, named = read_first_dense(hf, hf.get("first_k_dense_replace", 1)), {"n_routed_experts": "num_experts"}
-        named |= {"n_shared_experts": "num_shared_experts"}
-        there = {**hf, **{theirs: known[own] for theirs, own in named.items()}, "first_k_dense_replace": first}
+        first = read_first_dense(hf, hf.get("first_k_dense_replace", 1))
         every = 4 if hf.get("layer_types") else hf.get("sliding_window_pattern", 4)
         windows = read_rotating_windows(hf, layer_types(hf["num_hidden_layers"], every), 4096)
-        return {**super().read(there), **windows, "ffn.first_dense": first}
+        return {**super().read({**hf, "first_k_dense_replace": first}), **windows, "ffn.first_dense": first}
 
     def write(self, ours: Tree) -> Tree:
         first = {"mlp_layer_types": write_first_dense(ours), "first_k_dense_replace": ours["ffn.first_dense"]}

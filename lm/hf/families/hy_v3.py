@@ -37,10 +37,8 @@ class HY3(DeepSeekMoE):
         return (*self.ignored, rf"model\.layers\.{hf['num_hidden_layers']}\..*")
 
     def read(self, hf: Tree) -> Tree:
-        known = {key: missing for _, key, missing in self.places()} | hf
-        first, named = read_first_dense(hf, 1), {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"}
-        there = {**hf, **{theirs: known[own] for theirs, own in named.items()}, "first_k_dense_replace": first, "n_group": 1}
-        return {**super().read(there), "ffn.first_dense": first}
+        first = read_first_dense(hf, 1)
+        return {**super().read({**hf, "first_k_dense_replace": first, "n_group": 1}), "ffn.first_dense": first}
 
     def write(self, ours: Tree) -> Tree:
         return {**super().write(ours), "mlp_layer_types": write_first_dense(ours)}

@@ -80,7 +80,10 @@ class FurtherTokens(DeepSeekMoE):
         return (*self.ignored, *self._beyond(hf))
 
     def _beyond(self, hf: Tree) -> list[str]:
-        """Returns for each layer after the last one, which predicts a further token, a pattern of its tensors' names."""
+        """Returns for each layer after the last one, which predicts a further token, a pattern of its tensors' names; nothing in families
+        that have left such layers out."""
+        if MTP_LAYERS not in self.further:
+            return []
         first, n = hf.get("num_hidden_layers"), hf.get(MTP_LAYERS, 1)
         return [rf"(model\.)?layers\.{first + k}\..*" for k in range(n)] if isinstance(first, int) and isinstance(n, int) else []
 

@@ -1,7 +1,5 @@
 """DeepSeek-V2.  arXiv:2405.04434."""
 
-from collections.abc import Collection
-
 from lm.errors import ConfigError
 from lm.hf.families.deepseek_moe import MTP_LAYERS
 from lm.hf.families.deepseek_v3 import DeepSeekV3
@@ -28,12 +26,6 @@ class DeepSeekV2(DeepSeekV3):
     renamed = {}
     fixed = {**DeepSeekV3.fixed, "ffn.router.kind": "softmax", "ffn.router.normalize": False, "position.interleaved": True, "mtp": None}
     fixed_there = {"moe_layer_freq": 1, "scoring_func": "softmax", "norm_topk_prob": False, "mlp_bias": False}
-
-    def as_stored(self, hf: Tree, names: Collection[str]) -> Tree:
-        return hf
-
-    def ignores(self, hf: Tree) -> tuple[str, ...]:
-        return self.ignored
 
     def read(self, hf: Tree) -> Tree:
         if not hf.get("n_shared_experts", 2):

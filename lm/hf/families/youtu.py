@@ -1,6 +1,6 @@
 """Youtu-LLM.  Tencent 2025, arXiv:2512.24618."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import ClassVar
 
 from lm.hf.families.deepseek_v3 import DeepSeekV3
@@ -29,12 +29,6 @@ class Youtu(DeepSeekV3):
         "mtp": None,
     }  # fmt: skip
     fixed_there = {}
-
-    def as_stored(self, hf: Tree, names: Collection[str]) -> Tree:
-        return hf
-
-    def ignores(self, hf: Tree) -> tuple[str, ...]:
-        return self.ignored
 
     def read(self, hf: Tree) -> Tree:
         return self._scale(hf)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import ClassVar
 
 from pydantic import Field
 
@@ -26,7 +25,7 @@ Square = Sequence[Sequence[float]]
 class AskedNoise(Asked):
     """What is in noise-asked.json."""
 
-    file: ClassVar[str] = "noise-asked.json"
+    file = "noise-asked.json"
 
     threads: int = Field(ge=1, le=1024)
     """Threads of each run: another number gives other bits."""

@@ -2,7 +2,6 @@
 
 import statistics
 from pathlib import Path
-from typing import ClassVar
 
 from pydantic import Field
 
@@ -19,7 +18,7 @@ _TURNS, _STEPS, _WARM_UP = 3, 10, 4  # runs of each variant, steps of a run, and
 class AskedProbe(Asked):
     """What is in probe.json."""
 
-    file: ClassVar[str] = "probe.json"
+    file = "probe.json"
 
     threads: int = Field(ge=1, le=1024)
     configs: dict[str, TrainConfig]

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
 from lm.ablation.config import StudyConfig
 from lm.ablation.exchange import LENGTHS, branched, leaves, trunk
@@ -20,8 +19,8 @@ from lm.training.config import TrainConfig
 class AskedStudy(Asked):
     """What is in study.json."""
 
-    file: ClassVar[str] = "study.json"
-    grows: ClassVar[str | None] = "study.seeds"
+    file = "study.json"
+    grows = "study.seeds"
 
     study: StudyConfig
     """What the study was told."""

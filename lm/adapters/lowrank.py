@@ -1,7 +1,6 @@
 """Modules in which a few weights are trained beside frozen matrices."""
 
 import math
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lm.nn.ffn.experts import Experts
-from lm.nn.init import Declares, Draw, Start, zeros
+from lm.nn.init import Declares, Start, zeros
 from lm.nn.linear import AskedLinear
 from lm.ops.experts import by_expert
 from lm.ops.int8 import int8_rows, of_int8_rows
@@ -39,7 +38,7 @@ def _inwards(shape: torch.Size, start: Start) -> Tensor:
 class LoRALinear(Declares, AskedLinear):
     """W x + b + scale B A dropout(x).  A: (r, in); B: (out, r), which starts as 0."""
 
-    drawn: ClassVar[Mapping[str, Draw]] = {A: _inwards, B: zeros}
+    drawn = {A: _inwards, B: zeros}
     adapting: ClassVar[tuple[str, ...]] = (A, B)
 
     def __init__(self, base: nn.Linear, rank: int, scale: float, dropout: float) -> None:
@@ -117,8 +116,8 @@ class DoRALinear(LoRALinear):
     """m (W + scale B A) x / |W + scale B A| + b, where |.| are lengths of rows and m = |W| + `lora_m`. To learn the difference is as
     good as to learn m, and it starts as 0. No gradient goes through the divisor (section 4.3)."""
 
-    drawn: ClassVar[Mapping[str, Draw]] = {**LoRALinear.drawn, M: zeros}
-    adapting: ClassVar[tuple[str, ...]] = (A, B, M)
+    drawn = {**LoRALinear.drawn, M: zeros}
+    adapting = (A, B, M)
 
     def __init__(self, base: nn.Linear, rank: int, scale: float, dropout: float) -> None:
         super().__init__(base, rank, scale, dropout)
@@ -156,8 +155,8 @@ LINEAR: dict[tuple[str, bool], type[LoRALinear]] = {
 class LoRAExperts(Experts):
     """LoRA for each expert of an MoE layer.  A: (e, r, in); B: (e, out, r)."""
 
-    adapting: ClassVar[tuple[str, ...]] = tuple(f"{name}_{part}" for name in Experts.drawn for part in (A, B))
-    drawn: ClassVar[Mapping[str, Draw]] = {**Experts.drawn} | {name: _inwards if name.endswith(A) else zeros for name in adapting}
+    adapting = tuple(f"{name}_{part}" for name in Experts.drawn for part in (A, B))
+    drawn = {**Experts.drawn} | {name: _inwards if name.endswith(A) else zeros for name in adapting}
 
     def __init__(self, base: Experts, names: list[str], rank: int, scale: float, dropout: float) -> None:
         """names: of the matrices that are adapted."""

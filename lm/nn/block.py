@@ -75,7 +75,7 @@ class SequentialConfig(BlockConfig):
     """Mixer, then feed-forward, each with its own residual."""
 
     kind: Literal["sequential"] = "sequential"
-    crosses: ClassVar[bool] = True
+    crosses = True
     residual_scale: float = Field(1.0, gt=0)
     """Factor on what each sublayer adds to the residual stream (Granite)."""
     first_norm: bool = True

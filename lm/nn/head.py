@@ -1,7 +1,7 @@
 """The two modules that know the vocabulary: the embedding of tokens, and the head, from the last hidden states to logits."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lm.nn.context import Context
 from lm.nn.ffn.mlp import ACTIVATIONS, Activation
-from lm.nn.init import Declares, Draw, into_logits
+from lm.nn.init import Declares, into_logits
 from lm.nn.linear import Embedding, Linear
 from lm.nn.norm import NormConfig
 from lm.ops.linear import product
@@ -84,7 +84,7 @@ _BEFORE = ("transform", "transform_bias", "transform_norm")  # options of what s
 class OfVocabulary(Divisible):
     """A module whose weight has a row for each entry of the vocabulary, of which ranks may hold slices."""
 
-    cut: ClassVar[Mapping[str, int]] = {"weight": 0, "bias": 0}
+    cut = {"weight": 0, "bias": 0}
 
     vocabulary = Vocabulary()
 
@@ -103,7 +103,7 @@ class TokenEmbedding(OfVocabulary, Embedding):
 class Head(Declares, OfVocabulary, nn.Linear):
     """softcap(W (scale * transform(x)) + b)."""
 
-    drawn: ClassVar[Mapping[str, Draw]] = {"weight": into_logits}
+    drawn = {"weight": into_logits}
 
     def __init__(self, cfg: HeadConfig, norm: NormConfig, d_model: int, vocab_size: int) -> None:
         super().__init__(d_model, cfg.size(vocab_size), bias=cfg.bias)

@@ -1,11 +1,10 @@
 """torch's linear layer and embedding with small changes: a faster kernel, and initial weights that are declared or drawn later."""
 
-from collections.abc import Callable, Mapping
-from typing import ClassVar
+from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from lm.nn.init import Declares, Draw, into_residual
+from lm.nn.init import Declares, into_residual
 from lm.ops.linear import product
 
 
@@ -29,7 +28,7 @@ class AskedLinear(Linear):
 class Out(Declares, Linear):
     """A projection that writes to the residual stream; its initial weights are scaled down with depth."""
 
-    drawn: ClassVar[Mapping[str, Draw]] = {"weight": into_residual}
+    drawn = {"weight": into_residual}
 
 
 PLAIN = (nn.Linear, Linear, Out)  # classes whose forward is known to be W x + b

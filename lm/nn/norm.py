@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -114,7 +114,7 @@ class RMSNorm(BareRMSNorm):
 class ZeroCenteredRMSNorm(Declares, RMSNorm):
     """x / rms(x) * (1 + weight), with weights of zeros at first.  Gemma, arXiv:2403.08295."""
 
-    drawn: ClassVar[Mapping[str, Draw]] = {"weight": zeros}
+    drawn = {"weight": zeros}
 
     def gain(self) -> Tensor:
         return 1.0 + self.weight
@@ -123,7 +123,7 @@ class ZeroCenteredRMSNorm(Declares, RMSNorm):
 class ZeroCenteredLayerNorm(Declares, nn.LayerNorm):
     """(x - mean) / std * (1 + weight) + bias, with weights of zeros at first.  Nemotron-4, arXiv:2402.16819."""
 
-    drawn: ClassVar[Mapping[str, Draw]] = {"weight": zeros}
+    drawn = {"weight": zeros}
 
     def forward(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, self.normalized_shape, 1.0 + self.weight, self.bias, self.eps)

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
 
 from lm.ablation.matching import Size, moved, size
 from lm.ablation.runs import Asked
@@ -30,8 +29,8 @@ class Rung(Config):
 class AskedLadder(Asked):
     """What is in ladder.json."""
 
-    file: ClassVar[str] = LADDER
-    grows: ClassVar[str | None] = "ladder.seeds"
+    file = LADDER
+    grows = "ladder.seeds"
 
     ladder: LadderConfig
     rungs: dict[str, Rung]

@@ -1,13 +1,12 @@
 """The experts of an MoE layer, as stacked weights: a readable loop, and a fast path that sorts tokens by expert."""
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from lm.nn.ffn.mlp import ACTIVATIONS, MLPConfig
-from lm.nn.init import Declares, Draw, into_residual, matrix
+from lm.nn.init import Declares, into_residual, matrix
 from lm.ops.experts import Sorting, by_expert
 from lm.ops.linear import product
 from lm.ops.ranks.columns import Columns, Divisible
@@ -17,8 +16,8 @@ from lm.ops.ranks.dispatch import Dispatch
 class Experts(Declares, Divisible):
     """n MLPs of one shape. Weights are (e, out, in), biases (e, out)."""
 
-    drawn: ClassVar[Mapping[str, Draw]] = {"up": matrix, "gate": matrix, "down": into_residual}
-    cut: ClassVar[Mapping[str, int]] = dict.fromkeys(("up", "gate", "down", "up_bias", "gate_bias", "down_bias"), 0)
+    drawn = {"up": matrix, "gate": matrix, "down": into_residual}
+    cut = dict.fromkeys(("up", "gate", "down", "up_bias", "gate_bias", "down_bias"), 0)
 
     dispatch: Dispatch | None = None  # set where other ranks hold other experts
 

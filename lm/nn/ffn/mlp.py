@@ -1,8 +1,8 @@
 """Position-wise feed-forward layers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -116,7 +116,7 @@ _STEPS: dict[Activation, int] = {"relu": 1, "relu2": 2, "gelu": 2, "gelu_tanh": 
 class MLP(Divisible):
     """down(act(up(x)))."""
 
-    cut: ClassVar[Mapping[str, int]] = Divisible.cut_by(("gate", "up"), "down")
+    cut = Divisible.cut_by(("gate", "up"), "down")
 
     def __init__(self, cfg: MLPConfig, d_model: int) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """Layers without a feed-forward."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import Tensor, nn
 
@@ -12,7 +12,7 @@ from lm.nn.norm import Sublayer
 class NoFFNConfig(FFNConfig):
     """A layer is its mixer alone, as in Mamba (Gu & Dao 2023, arXiv:2312.00752, section 3.4)."""
 
-    sublayers: ClassVar[int] = 0
+    sublayers = 0
 
     kind: Literal["none"] = "none"
 

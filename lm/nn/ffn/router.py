@@ -1,15 +1,15 @@
 """Which experts a token goes to, and with which weights."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from typing import ClassVar, Literal, NamedTuple, Self
+from collections.abc import Callable
+from typing import Literal, NamedTuple, Self
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lm.nn.init import Declares, Draw, into_scores
+from lm.nn.init import Declares, into_scores
 from lm.ops.precision import without_autocast
 from lm.ops.routing import within_groups
 from lm.schema import Slot
@@ -108,7 +108,7 @@ class Routing(NamedTuple):
 class Router(Declares, nn.Linear):
     """From tokens, (b, s, d), to their `Routing`."""
 
-    drawn: ClassVar[Mapping[str, Draw]] = {"weight": into_scores}
+    drawn = {"weight": into_scores}
 
     @abstractmethod
     def forward(self, x: Tensor) -> Routing:  # type: ignore[override]
@@ -140,7 +140,7 @@ class SoftmaxRouter(Router):
 class CorrectedRouter(Router):
     """The correction bias affects which experts are chosen, not their weights; it has no gradient, `balance` updates it."""
 
-    steered: ClassVar[tuple[str, ...]] = ("correction_bias",)
+    steered = ("correction_bias",)
 
     def __init__(self, cfg: CorrectedRouterConfig, d_model: int, n_experts: int, top_k: int) -> None:
         super().__init__(d_model, n_experts, bias=False)

@@ -1,7 +1,7 @@
 """Token mixers, by which the tokens of a row read each other: attention and recurrences. The model's `pattern` chooses."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import ClassVar, Self
 
@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from lm.nn.context import Context
-from lm.nn.init import Declares, Draw, zeros
+from lm.nn.init import Declares, zeros
 from lm.nn.kept import Kept
 from lm.nn.norm import NormConfig
 from lm.nn.position.base import Position, PositionConfig
@@ -35,7 +35,7 @@ class Mixer(Declares, nn.Module):
 class Attention(Mixer):
     """A mixer that scores all pairs of tokens. Its backend is chosen when its weights move to a device, not in each forward."""
 
-    drawn: ClassVar[Mapping[str, Draw]] = {"sinks": zeros}
+    drawn = {"sinks": zeros}
     o: nn.Linear
 
     def __init__(self, layer: int, head_dim: int, how: Scoring, n_sinks: int = 0) -> None:

@@ -1,15 +1,14 @@
 """Differential attention: the attention of half of the heads is subtracted from that of the others.  Ye et al. 2024, arXiv:2410.05258."""
 
 import math
-from collections.abc import Mapping
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lm.nn.init import Draw, Start
+from lm.nn.init import Start
 from lm.nn.kept import Kept, together
 from lm.nn.mixers.base import Mixer
 from lm.nn.mixers.gqa import GQA
@@ -64,7 +63,7 @@ class Differential(GQA):
     k2, where start grows with depth.
     """
 
-    drawn: ClassVar[Mapping[str, Draw]] = {**GQA.drawn, **{f"lambda_{name}": tenth for name in ("q1", "k1", "q2", "k2")}}
+    drawn = {**GQA.drawn, **{f"lambda_{name}": tenth for name in ("q1", "k1", "q2", "k2")}}
 
     def __init__(self, cfg: DifferentialConfig, norm: NormConfig, d_model: int, layer: int) -> None:
         super().__init__(cfg, norm, d_model, layer)

@@ -3,7 +3,7 @@
 Yang et al. 2024, arXiv:2412.06464; in three of four layers of Qwen3-Next, OLMo Hybrid and, with a decay per channel, Kimi Linear.
 """
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +49,7 @@ class GatedDeltaConfig(HeadsConfig):
 class GatedDelta(Heads):
     """Decay, b and gate come from the layer's input, not from the convolved one."""
 
-    kind: ClassVar[str] = "gated_delta"
+    kind = "gated_delta"
 
     def __init__(self, cfg: GatedDeltaConfig, d_model: int, layer: int) -> None:
         super().__init__(cfg, d_model, layer)

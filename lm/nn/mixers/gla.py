@@ -4,7 +4,7 @@ Yang et al. 2023, arXiv:2312.06635. A constant decay gives what RetNet (Sun et a
 lightning attention (Qin et al. 2024, arXiv:2401.04658) compute, positions aside.
 """
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -56,7 +56,7 @@ class GLAConfig(HeadsConfig):
 class GLA(Heads):
     """Decay and gate come from the layer's input, not from the convolved one."""
 
-    kind: ClassVar[str] = "gla"
+    kind = "gla"
 
     def __init__(self, cfg: GLAConfig, d_model: int, layer: int) -> None:
         super().__init__(cfg, d_model, layer)

@@ -1,8 +1,7 @@
 """Multi-head, grouped-query and multi-query attention."""
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lm.nn.context import Context
-from lm.nn.init import Draw, halves
+from lm.nn.init import halves
 from lm.nn.kept import Kept, together
 from lm.nn.linear import Linear, Out
 from lm.nn.mixers.base import Attention, Mixer
@@ -128,7 +127,7 @@ class GQAConfig(GroupedConfig):
 class GQA(Attention, Divisible):
     """Project, norm, rotate, cache, attend, project."""
 
-    cut: ClassVar[Mapping[str, int]] = {**Divisible.cut_by(("q", "k", "v", "gate"), "o"), "sinks": 0}
+    cut = {**Divisible.cut_by(("q", "k", "v", "gate"), "o"), "sinks": 0}
 
     def __init__(self, cfg: GroupedConfig, norm: NormConfig, d_model: int, layer: int) -> None:
         head_dim = cfg.width(d_model)
@@ -266,7 +265,7 @@ class FirstGQA(GQA):
 class ResidualGQA(GQA):
     """GQA with values a v_first + b v, cached in this form; each layer learns a and b.  Zhou et al. 2024, arXiv:2410.17897."""
 
-    drawn: ClassVar[Mapping[str, Draw]] = {**GQA.drawn, "shares": halves}
+    drawn = {**GQA.drawn, "shares": halves}
 
     def __init__(self, cfg: GQAConfig, norm: NormConfig, d_model: int, layer: int) -> None:
         super().__init__(cfg, norm, d_model, layer)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -28,7 +28,7 @@ class QueryGrowth(Config):
 class GroupedConfig(AttentionConfig):
     """What such kinds are configured by."""
 
-    by_heads: ClassVar[bool] = True
+    by_heads = True
 
     n_kv_heads: int | None = Field(None, gt=0, le=MOST)
     """Number of key and value heads; divides n_heads. null: n_heads."""

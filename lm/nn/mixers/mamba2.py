@@ -3,15 +3,14 @@
 Dao & Gu 2024, arXiv:2405.21060; with attention in a few layers also in Granite 4, Bamba, Zamba2 and Nemotron-H.
 """
 
-from collections.abc import Mapping
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lm.nn.init import Draw, ones
+from lm.nn.init import ones
 from lm.nn.kept import Kept
 from lm.nn.linear import Linear, Out
 from lm.nn.mixers.base import Mixer, RecurrentConfig
@@ -80,8 +79,8 @@ class Mamba2Config(RecurrentConfig):
 class Mamba2(Scan):
     """x, B and C come from one projection and one convolution; dt and gate from the layer's input."""
 
-    kind: ClassVar[str] = "mamba2"
-    drawn: ClassVar[Mapping[str, Draw]] = {**Scan.drawn, "skip": ones}
+    kind = "mamba2"
+    drawn = {**Scan.drawn, "skip": ones}
 
     def __init__(self, cfg: Mamba2Config, d_model: int, layer: int) -> None:
         x, b = cfg.widths

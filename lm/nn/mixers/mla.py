@@ -1,7 +1,7 @@
 """Multi-head latent attention: keys and values are kept as one small latent per token.  DeepSeek-V2, arXiv:2405.04434, section 2.1."""
 
 import math
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -21,7 +21,7 @@ from lm.schema import MOST, Tree
 class MLAConfig(AttentionConfig):
     """DeepSeek's latent attention; a token's cache is kv_rank + rope_dim numbers a layer, for all heads together."""
 
-    by_heads: ClassVar[bool] = True
+    by_heads = True
 
     kind: Literal["mla"] = "mla"
     q_rank: int | None = Field(None, gt=0, le=MOST)

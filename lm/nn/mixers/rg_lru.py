@@ -3,8 +3,7 @@
 De et al. 2024, arXiv:2402.19427, section 2.4; used in two of three layers of Griffin and RecurrentGemma.
 """
 
-from collections.abc import Mapping
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lm.nn.context import Context
-from lm.nn.init import Declares, Draw, Start, by_inputs, matrix, zeros
+from lm.nn.init import Declares, Start, by_inputs, matrix, zeros
 from lm.nn.kept import Kept
 from lm.nn.linear import Linear, Out
 from lm.nn.mixers.base import Mixer, RecurrentConfig
@@ -68,7 +67,7 @@ def fading(shape: torch.Size, start: Start) -> Tensor:
 class ByHead(Declares, nn.Module):
     """A block-diagonal linear layer: W x + b of each group of channels by itself. The weight is (h, out, in), the bias (h, out)."""
 
-    drawn: ClassVar[Mapping[str, Draw]] = {"weight": matrix, "bias": zeros}
+    drawn = {"weight": matrix, "bias": zeros}
 
     def __init__(self, width: int, n_heads: int) -> None:
         super().__init__()
@@ -91,7 +90,7 @@ class RGLRU(Mixer):
     The authors' code bounds the derivative of that root. Here it is the root of -expm1(2 log a), and log a is 0 only where it underflows.
     """
 
-    drawn: ClassVar[Mapping[str, Draw]] = {"kernel": by_inputs, "fade": fading}
+    drawn = {"kernel": by_inputs, "fade": fading}
 
     def __init__(self, cfg: RGLRUConfig, d_model: int, layer: int) -> None:
         super().__init__(layer)

@@ -2,7 +2,6 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lm.nn.context import Context
-from lm.nn.init import Draw, Start, by_inputs, ones
+from lm.nn.init import Start, by_inputs, ones
 from lm.nn.mixers.base import Mixer
 from lm.ops.attention.mask import Mask
 from lm.ops.cache.cache import Cache
@@ -34,7 +33,7 @@ def steps(shape: torch.Size, start: Start) -> Tensor:
 class Scan(Mixer):
     """A subclass defines the convolution's inputs, the state update, and the output from what queries read.  channels: convolved ones."""
 
-    drawn: ClassVar[Mapping[str, Draw]] = {"kernel": by_inputs, "fade": fading, "step": steps, "norm": ones}
+    drawn = {"kernel": by_inputs, "fade": fading, "step": steps, "norm": ones}
     kind: ClassVar[str]
 
     fade: nn.Parameter  # of subclasses that call `faded`

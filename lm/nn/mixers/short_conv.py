@@ -1,14 +1,13 @@
 """A gated convolution over the last few tokens, the mixer of most layers of LFM2.  Liquid AI 2025, arXiv:2511.23404."""
 
-from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from lm.nn.context import Context
-from lm.nn.init import Draw, by_inputs
+from lm.nn.init import by_inputs
 from lm.nn.kept import Kept
 from lm.nn.linear import Linear, Out
 from lm.nn.mixers.base import Mixer, RecurrentConfig
@@ -43,7 +42,7 @@ class ShortConvConfig(RecurrentConfig):
 class ShortConv(Mixer):
     """o(c * conv(b * v)), with a kernel of its own for each channel."""
 
-    drawn: ClassVar[Mapping[str, Draw]] = {"kernel": by_inputs}
+    drawn = {"kernel": by_inputs}
 
     def __init__(self, cfg: ShortConvConfig, d_model: int, layer: int) -> None:
         super().__init__(layer)

@@ -1,7 +1,7 @@
 """Positions that are added to the embedding, and none at all."""
 
 import math
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -25,7 +25,7 @@ class LearnedConfig(PositionConfig):
     """A learned vector per position, added to the embedding (GPT-2)."""
 
     kind: Literal["learned"] = "learned"
-    by_place: ClassVar[bool] = True
+    by_place = True
 
     def build(self, dims: Dims) -> Position:
         return Learned(dims.max_seq_len, dims.d_model)

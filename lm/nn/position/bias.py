@@ -1,6 +1,6 @@
 """Positions as biases on the attention scores."""
 
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -17,7 +17,7 @@ class AlibiConfig(PositionConfig):
     """Each head subtracts a slope of its own times the distance (Press et al. 2021, arXiv:2108.12409)."""
 
     kind: Literal["alibi"] = "alibi"
-    acts: ClassVar[Literal["embed", "rotate", "bias"]] = "bias"
+    acts = "bias"
 
     def build(self, dims: Dims) -> Position:
         return Alibi(dims.n_heads)
@@ -42,7 +42,7 @@ class T5RelativeConfig(PositionConfig):
     """A learned bias per head and bucket of distance, shared by all layers (Raffel et al. 2019, arXiv:1910.10683, section 2.1)."""
 
     kind: Literal["t5_relative"] = "t5_relative"
-    acts: ClassVar[Literal["embed", "rotate", "bias"]] = "bias"
+    acts = "bias"
     n_buckets: int = Field(32, gt=3, multiple_of=2, le=MOST)
     """Rows of the table; bidirectional stacks use half for each direction."""
     max_distance: int = Field(128, gt=1)

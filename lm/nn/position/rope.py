@@ -1,6 +1,6 @@
 """Rotary position embedding."""
 
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 import torch
 from pydantic import Field
@@ -16,7 +16,7 @@ class RopeConfig(PositionConfig):
     """Rotate queries and keys by an angle proportional to their position (Su et al. 2021, arXiv:2104.09864)."""
 
     kind: Literal["rope"] = "rope"
-    acts: ClassVar[Literal["embed", "rotate", "bias"]] = "rotate"
+    acts = "rotate"
     theta: float = Field(10000.0, gt=1)
     """Base of the geometric series of frequencies."""
     fraction: float = Field(1.0, gt=0, le=1)

@@ -1,7 +1,7 @@
 """AdamW.  Loshchilov & Hutter 2017, arXiv:1711.05101."""
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -17,7 +17,7 @@ from lm.training.optim.traits import Traits
 class AdamWConfig(OptimConfig):
     """AdamW, fused; no decay on norms, biases and other vectors (Loshchilov & Hutter 2017, arXiv:1711.05101)."""
 
-    obeys_rates: ClassVar[bool] = True
+    obeys_rates = True
 
     kind: Literal["adamw"] = "adamw"
     lr: float = Field(1e-3, gt=0)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 from pydantic import Field
@@ -92,8 +92,8 @@ def fast_dtype(device: torch.device) -> torch.dtype:
 class MuonConfig(OptimConfig):
     """Muon for the blocks' matrices, AdamW for embeddings, head and vectors (Jordan et al. 2024; Liu et al. 2025, arXiv:2502.16982)."""
 
-    whole_matrices: ClassVar[bool] = True
-    obeys_rates: ClassVar[bool] = True
+    whole_matrices = True
+    obeys_rates = True
 
     kind: Literal["muon"] = "muon"
     lr: float = Field(0.02, gt=0)

@@ -30,7 +30,7 @@ class ScheduleConfig(Slot, group="schedule"):
 class ConstantConfig(ScheduleConfig):
     """Warm-up, then the peak to the end."""
 
-    of_length: ClassVar[bool] = False
+    of_length = False
 
     kind: Literal["constant"] = "constant"
 

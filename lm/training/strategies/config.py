@@ -55,7 +55,7 @@ class StrategyConfig(Slot, group="strategy"):
 class SingleConfig(StrategyConfig):
     """One process on one device."""
 
-    launched: ClassVar[bool] = False
+    launched = False
 
     kind: Literal["single"] = "single"
 
@@ -84,9 +84,9 @@ class DDPConfig(StrategyConfig):
 class FSDPConfig(StrategyConfig):
     """Weights, gradients and optimizer in slices; a block is whole only while it computes (torch FSDP2)."""
 
-    stage: ClassVar[int] = 3
-    slices_matrices: ClassVar[bool] = True
-    tells_slices: ClassVar[bool] = True
+    stage = 3
+    slices_matrices = True
+    tells_slices = True
 
     kind: Literal["fsdp"] = "fsdp"
     shard: int | None = Field(None, gt=1)

@@ -5,7 +5,7 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from pydantic import Field
@@ -24,7 +24,7 @@ _MOST = 10**12
 class ZeroConfig(StrategyConfig):
     """What DeepSpeed's kinds share."""
 
-    slices_matrices: ClassVar[bool] = True
+    slices_matrices = True
 
     reduce_bucket_size: int = Field(500_000_000, gt=0, le=_MOST)
     """Elements of gradients that the ranks sum at a time. Fewer take less memory and more collectives."""
@@ -77,8 +77,8 @@ class WeightsWhole(ZeroConfig):
 class Zero1Config(WeightsWhole):
     """DeepSpeed: the optimizer's state in slices."""
 
-    stage: ClassVar[int] = 1
-    tells_slices: ClassVar[bool] = True
+    stage = 1
+    tells_slices = True
 
     kind: Literal["zero1"] = "zero1"
 
@@ -86,8 +86,8 @@ class Zero1Config(WeightsWhole):
 class Zero2Config(WeightsWhole):
     """DeepSpeed: optimizer state and gradients in slices."""
 
-    stage: ClassVar[int] = 2
-    tells_slices: ClassVar[bool] = True
+    stage = 2
+    tells_slices = True
 
     kind: Literal["zero2"] = "zero2"
 
@@ -95,8 +95,8 @@ class Zero2Config(WeightsWhole):
 class Zero2OffloadConfig(WeightsWhole):
     """DeepSpeed: as zero2, with the optimizer's state and step in the host's memory."""
 
-    stage: ClassVar[int] = 2
-    offload: ClassVar[bool] = True
+    stage = 2
+    offload = True
 
     kind: Literal["zero2_offload"] = "zero2_offload"
 
@@ -104,7 +104,7 @@ class Zero2OffloadConfig(WeightsWhole):
 class WeightsInSlices(ZeroConfig):
     """What DeepSpeed's kinds share that cut the weights too."""
 
-    stage: ClassVar[int] = 3
+    stage = 3
 
     persistence_threshold: int = Field(100_000, ge=0)
     """Weights of fewer elements stay whole on every rank."""
@@ -165,7 +165,7 @@ class Zero3Config(WeightsInSlices):
 class Zero3OffloadConfig(WeightsInSlices):
     """DeepSpeed: as zero3, with the optimizer's state and step in the host's memory, or its state in files."""
 
-    offload: ClassVar[bool] = True
+    offload = True
 
     kind: Literal["zero3_offload"] = "zero3_offload"
     nvme: str | None = None

@@ -11,6 +11,7 @@ from typing import ClassVar
 from lm.cli.compose.arguments import refuse_spaced, take
 from lm.cli.views.help import listing, usage
 from lm.errors import ConfigError
+from lm.generation.config import CacheForm, Dtype
 from lm.schema import Config, did_you_mean
 
 
@@ -66,6 +67,23 @@ class Writer(Verb):
         verb, what = ("eval", "data=text data.files=...") if model.get("kind") == "encoder" else ("generate", "prompt=...")
         verb, what = ("classify", "text=...") if model.get("head", {}).get("labels") else (verb, what)
         return f"Try it: lm {verb} from={shlex.quote(self.out)} {what}"
+
+
+class Decoding(Verb):
+    """Base of the verbs that decode with a model."""
+
+    from_: str
+    """Run, model or checkpoint folder."""
+    device: str = "auto"
+    """auto (CUDA where there is a GPU), cpu, cuda or cuda:N."""
+    dtype: Dtype | None = "saved"
+    """Of the matrices: saved (as in the folder), fp32, bf16, int8 (a scale an output) or int4 (a scale and a zero for 32 inputs). null: the
+    model as it was trained, with nothing fused."""
+    compile: bool = False
+    """A step of one row is compiled first, which takes seconds and a C++ compiler (on CUDA Triton), and is faster then; in fewer bits
+    than float32 it rounds otherwise than a step of several rows. On CUDA a step of all rows is recorded as one graph, too."""
+    cache: CacheForm | None = None
+    """Of the keys and values of each token: bf16, or int8 (a scale for each head of a token). null: as they are computed."""
 
 
 def find(name: str) -> type[Verb]:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from lm import collector
-from lm.cli.verb import Verb
+from lm.cli.verb import Decoding
 from lm.errors import ConfigError
-from lm.generation.config import CacheForm, Dtype, GenerateConfig, SamplingConfig
+from lm.generation.config import GenerateConfig, SamplingConfig
 from lm.printing import answer, moves, note, raw, silent_s, status
 from lm.progress import quiet
 from lm.schema import MaybeEmpty
@@ -30,7 +30,7 @@ _NO_MESSAGES = "continue_final_message=true: it is of prompts=FILE with messages
 _REMEDY = "Write prompt=TEXT, or echo TEXT | lm generate ..."
 
 
-class Generate(Verb, GenerateConfig):
+class Generate(Decoding, GenerateConfig):
     """usage: lm generate from=FOLDER [prompt=TEXT ...] [key=value ...]
 
     One prompt is continued as you watch; several are decoded together, each
@@ -48,8 +48,6 @@ class Generate(Verb, GenerateConfig):
     {"messages": [...]}; killed, the same command goes on.
     """
 
-    from_: str
-    """Run, model or checkpoint folder."""
     prompt: MaybeEmpty | list[MaybeEmpty] | None = None
     """Text to continue, or the source of an encoder-decoder; may be given several times. Empty: a new document. null: standard input."""
     prompts: str | None = None
@@ -66,16 +64,6 @@ class Generate(Verb, GenerateConfig):
     """With messages: the last one, the assistant's, is gone on with, instead of a further one begun; answers are what comes behind it."""
     merge: bool = True
     """An adapter becomes part of the weights; otherwise it computes beside them."""
-    device: str = "auto"
-    """auto (CUDA where there is a GPU), cpu, cuda or cuda:N."""
-    dtype: Dtype | None = "saved"
-    """Of the matrices: saved (as in the folder), fp32, bf16, int8 (a scale an output) or int4 (a scale and a zero for 32 inputs). null: the
-    model as it was trained, with nothing fused."""
-    compile: bool = False
-    """A step of one row is compiled first, which takes seconds and a C++ compiler (on CUDA Triton), and is faster then; in fewer bits
-    than float32 it rounds otherwise than a step of several rows. On CUDA a step of all rows is recorded as one graph, too."""
-    cache: CacheForm | None = None
-    """Of the keys and values of each token: bf16, or int8 (a scale for each head of a token). null: as they are computed."""
     format: Literal["text", "json"] = "text"
     """json: a list of what each sample is, with its tokens, why it ended and its logprobs."""
 

@@ -1,34 +1,20 @@
 """`lm serve from=FOLDER port=8000`: a model behind OpenAI's API, and a page to chat with it."""
 
-from lm.cli.verb import Verb
+from lm.cli.verb import Decoding
 from lm.errors import ConfigError
-from lm.generation.config import CacheForm, Dtype
 from lm.printing import note, say
 from lm.progress import quiet
 from lm.serving.config import ServeConfig
 from lm.storage.model_folder import resolve_model
 
 
-class Serve(Verb, ServeConfig):
+class Serve(Decoding, ServeConfig):
     """usage: lm serve from=FOLDER [key=value ...]
 
     Answers /v1/completions, /v1/chat/completions and /v1/models as OpenAI's API does, with the options and defaults of `lm generate`:
     the same seed and settings give the same text, whoever else is being answered. /health and /metrics are for machines, / is a page to
     chat with. Requests join and leave the running batch at every token. SIGTERM and Ctrl-C let what is in hand end first.
     """
-
-    from_: str
-    """Run, model or checkpoint folder."""
-    device: str = "auto"
-    """auto (CUDA where there is a GPU), cpu, cuda or cuda:N."""
-    dtype: Dtype | None = "saved"
-    """Of the matrices: saved (as in the folder), fp32, bf16, int8 (a scale an output) or int4 (a scale and a zero for 32 inputs). null: the
-    model as it was trained, with nothing fused."""
-    compile: bool = False
-    """A step of one row is compiled first, which takes seconds and a C++ compiler (on CUDA Triton), and is faster then; in fewer bits
-    than float32 it rounds otherwise than a step of several rows. On CUDA a step of all rows is recorded as one graph, too."""
-    cache: CacheForm | None = None
-    """Of the keys and values of each token: bf16, or int8 (a scale for each head of a token). null: as they are computed."""
 
     def run(self, rest: list[str]) -> None:
         """Prints where it listens on stdout."""

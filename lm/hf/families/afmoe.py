@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from lm.hf.families.deepseek_moe import DeepSeekMoE
-from lm.hf.io.family import Pair, module
+from lm.hf.io.family import Pair, module, sandwich
 from lm.hf.options.windows import WINDOW_KEYS, layer_types, read_rotating_windows, write_windows
 from lm.schema import Tree
 
@@ -47,12 +47,7 @@ class AFMoE(DeepSeekMoE):
         return {**super().write(ours), **write_windows(ours), "mup_enabled": ours["embed.scale"] != 1.0}
 
     def norms(self, here: str, there: str) -> Iterator[Pair]:
-        for name, before, behind in (
-            ("attention", "input_layernorm", "post_attention_layernorm"),
-            ("ffn", "pre_mlp_layernorm", "post_mlp_layernorm"),
-        ):
-            yield from module(f"{here}.{name}_residual.norm", f"{there}.{before}")
-            yield from module(f"{here}.{name}_residual.norm_out", f"{there}.{behind}")
+        yield from sandwich(here, there, ("input", "post_attention"), ("pre_mlp", "post_mlp"))
         yield from module(f"{here}.attention.gate", f"{there}.self_attn.gate_proj")
 
     def ffn(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from lm.hf.families.llama import Llama
-from lm.hf.io.family import Pair, module
+from lm.hf.io.family import Pair, sandwich
 from lm.hf.options.windows import WINDOW_KEYS, layer_types, read_windows, write_windows
 from lm.schema import Tree
 
@@ -40,12 +40,7 @@ class Gemma2(Llama):
         return {"query_pre_attn_scalar": round(ours["attention.scale"] ** -2), **write_windows(ours)}
 
     def norms(self, here: str, there: str) -> Iterator[Pair]:
-        for name, before, behind in (
-            ("attention", "input_layernorm", "post_attention_layernorm"),
-            ("ffn", "pre_feedforward_layernorm", "post_feedforward_layernorm"),
-        ):
-            yield from module(f"{here}.{name}_residual.norm", f"{there}.{before}")
-            yield from module(f"{here}.{name}_residual.norm_out", f"{there}.{behind}")
+        return sandwich(here, there, ("input", "post_attention"), ("pre_feedforward", "post_feedforward"))
 
 
 FAMILY = Gemma2(even_heads=True)

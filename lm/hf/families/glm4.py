@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from lm.hf.families.llama import Llama
-from lm.hf.io.family import Pair, module, modules
+from lm.hf.io.family import Pair, module, modules, sandwich
 from lm.hf.io.transforms import Split
 from lm.schema import Tree
 
@@ -25,9 +25,7 @@ class GLM4(Llama):
     fixed_there = {"pad_token_id": None}  # where none is told, transformers takes 151329
 
     def norms(self, here: str, there: str) -> Iterator[Pair]:
-        for name, before, behind in (("attention", "input", "post_self_attn"), ("ffn", "post_attention", "post_mlp")):
-            yield from module(f"{here}.{name}_residual.norm", f"{there}.{before}_layernorm")
-            yield from module(f"{here}.{name}_residual.norm_out", f"{there}.{behind}_layernorm")
+        return sandwich(here, there, ("input", "post_self_attn"), ("post_attention", "post_mlp"))
 
     def ffn(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
         yield from modules((f"{here}.ffn.gate", f"{here}.ffn.up"), f"{there}.mlp.gate_up_proj", Split([ours["ffn.hidden"]] * 2))

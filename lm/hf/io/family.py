@@ -68,6 +68,14 @@ def gated(here: str, there: str, n_experts: int) -> Iterator[Pair]:
         yield experts(f"{here}.experts.{name}", f"{there}.experts.*.{name}_proj.weight", n_experts)
 
 
+def sandwich(here: str, there: str, *names: tuple[str, str]) -> Iterator[Pair]:
+    """Yields the pairs of the norms around the sublayers.  names: those before and behind attention, and those of the feed-forward, each
+    without its ending `_layernorm`."""
+    for slot, (before, behind) in zip(("attention", "ffn"), names, strict=True):
+        yield from module(f"{here}.{slot}_residual.norm", f"{there}.{before}_layernorm")
+        yield from module(f"{here}.{slot}_residual.norm_out", f"{there}.{behind}_layernorm")
+
+
 def embedding(ours: Tree, shared: str, *stacks: str) -> Pair:
     """Returns the pair of an encoder-decoder's embedding; with an untied head, transformers 5 stores a copy for each stack too."""
     return same("embed.weight", shared) if ours["head.tied"] else Pair(("embed.weight",), (shared, *stacks), Copies(1 + len(stacks)))

@@ -7,7 +7,9 @@ from pydantic import Field, model_validator
 from lm.schema import Config
 
 
-class _GPU(NamedTuple):
+class GPU(NamedTuple):
+    """What is known of a kind of GPU."""
+
     name: str  # words that the device name must contain; the first match counts
     flops: float  # dense bf16 FLOP/s with fp32 accumulation
     memory_gib: int  # of the largest one of this name
@@ -16,38 +18,33 @@ class _GPU(NamedTuple):
 # NVIDIA's data sheets (half of the FLOP/s that they print "with sparsity"): A100, H100, H200, GH200, HGX B200, L4, L40, L40S, A10; for
 # GeForce and RTX A cards the tables of the GA102, Ada and RTX Blackwell architecture white papers.
 _GPUS = (
-    _GPU("B200", 2250e12, 180),
-    _GPU("GH200", 990e12, 144),
-    _GPU("H200 NVL", 835e12, 141),
-    _GPU("H200", 989e12, 141),
-    _GPU("H100 PCIe", 756e12, 80),
-    _GPU("H100 NVL", 835e12, 94),
-    _GPU("H100", 989e12, 80),
-    _GPU("A100", 312e12, 80),
-    _GPU("L40S", 362e12, 48),
-    _GPU("L40", 181e12, 48),
-    _GPU("L4", 121e12, 24),
-    _GPU("A10", 125e12, 24),
-    _GPU("A6000", 154.8e12, 48),
-    _GPU("5090", 209.5e12, 32),
-    _GPU("4090", 165.2e12, 24),
-    _GPU("3090", 71e12, 24),
+    GPU("B200", 2250e12, 180),
+    GPU("GH200", 990e12, 144),
+    GPU("H200 NVL", 835e12, 141),
+    GPU("H200", 989e12, 141),
+    GPU("H100 PCIe", 756e12, 80),
+    GPU("H100 NVL", 835e12, 94),
+    GPU("H100", 989e12, 80),
+    GPU("A100", 312e12, 80),
+    GPU("L40S", 362e12, 48),
+    GPU("L40", 181e12, 48),
+    GPU("L4", 121e12, 24),
+    GPU("A10", 125e12, 24),
+    GPU("A6000", 154.8e12, 48),
+    GPU("5090", 209.5e12, 32),
+    GPU("4090", 165.2e12, 24),
+    GPU("3090", 71e12, 24),
 )
 
 
 def peak_flops(device_name: str) -> float | None:
-    """Returns the dense bf16 FLOP/s of a GPU by its CUDA name; None where unknown, so that no wrong utilisation is shown."""
-    found = _gpu(device_name)
+    """Returns the peak of a GPU by its CUDA name; None where unknown, so that no wrong utilisation is shown."""
+    found = known_gpu(device_name)
     return None if found is None else found.flops
 
 
-def memory_bytes(device_name: str) -> int | None:
-    """Returns the memory of a GPU by its name, of the largest one where there are several; None where unknown."""
-    found = _gpu(device_name)
-    return None if found is None else found.memory_gib << 30
-
-
-def _gpu(device_name: str) -> _GPU | None:
+def known_gpu(device_name: str) -> GPU | None:
+    """Returns the GPU of this CUDA name; None where it is unknown."""
     words = set(device_name.replace("-", " ").split())
     if words & {"Laptop", "D", "MIG", "Ti"}:
         return None

@@ -10,7 +10,7 @@ from lm.cost.count import Counts, count
 from lm.cost.memory import Memory, memory
 from lm.nn.transformer import ModelConfig, build_model, model_config
 from lm.storage.model_folder import number_bytes, read_config, resolve_model
-from lm.training.budget import memory_bytes, peak_flops
+from lm.training.budget import GPU, known_gpu
 from lm.training.config import Sized, TrainConfig
 from lm.training.weights.freeze import on_meta
 from lm.training.weights.initial import require_fit, require_teacher
@@ -105,15 +105,15 @@ def _step_s(cfg: TrainConfig, counts: Counts) -> float | None:
     if found is None:
         return None
     flops = cfg.data.global_batch * cfg.data.seq_len * counts.train_flops_per_token
-    return flops / (found[1] * cfg.budget.mfu * cfg.launch.world)
+    return flops / (found[1].flops * cfg.budget.mfu * cfg.launch.world)
 
 
-def _gpu(cfg: TrainConfig) -> tuple[str, float] | None:
-    """Returns the GPU's name and its peak FLOP/s; None where the peak is not known."""
+def _gpu(cfg: TrainConfig) -> tuple[str, GPU] | None:
+    """Returns the GPU's name and what is known of it; None where nothing is."""
     here = cfg.trainer.device != "cpu" and torch.cuda.is_available()
     name = cfg.budget.gpu or (torch.cuda.get_device_name() if here else "")
-    peak = peak_flops(name)
-    return None if peak is None else (name, peak)
+    gpu = known_gpu(name)
+    return None if gpu is None else (name, gpu)
 
 
 def _size(cfg: TrainConfig, counts: Counts, step_s: float | None) -> str:
@@ -130,7 +130,7 @@ def _time(cfg: TrainConfig, counts: Counts, step_s: float | None) -> str:
     flops = f"{si(steps * cfg.data.global_batch * cfg.data.seq_len * counts.train_flops_per_token)}FLOPs"
     if found is None or step_s is None:
         return f"{flops}; budget.gpu=H100, say, tells in what time"
-    where = f"on {n} x {found[0]} at {budget.mfu:.0%} of {si(found[1])}FLOP/s"
+    where = f"on {n} x {found[0]} at {budget.mfu:.0%} of {si(found[1].flops)}FLOP/s"
     return f"{flops} take {duration(steps * step_s)} {where}{cost(cfg, steps * step_s)}; validations and saves come on top"
 
 
@@ -144,12 +144,11 @@ def _room(cfg: TrainConfig, found: Memory) -> str:
 
 def _beyond(cfg: TrainConfig, found: Memory) -> str | None:
     """Returns the line on a step that the GPU cannot hold; None where it can, or where its memory is not known."""
-    gpu = _gpu(cfg)
-    there = None if gpu is None else memory_bytes(gpu[0])
-    if gpu is None or there is None or (needed := found.on_device(cfg.strategy.offload)) <= there:
+    gpu, needed = _gpu(cfg), found.on_device(cfg.strategy.offload)
+    if gpu is None or needed <= gpu[1].memory_gib << 30:
         return None
     less = "a smaller trainer.micro_batch, trainer.recompute=block, or strategy=fsdp on more of them"
-    return f"that is more than the {there >> 30} GiB of one {gpu[0]} ({binary(needed)}): {less} takes less"
+    return f"that is more than the {gpu[1].memory_gib} GiB of one {gpu[0]} ({binary(needed)}): {less} takes less"
 
 
 def _advice(cfg: TrainConfig, counts: Counts, step_s: float | None) -> str:

@@ -31,7 +31,6 @@ class Bamba(GraniteHybrid):
     )  # fmt: skip
     respelled = ("attn_layer_indices", "mamba_d_head", "mamba_n_heads")
     fixed = Llama.fixed
-    fixed_there = {}
 
     def read(self, hf: Tree) -> Tree:
         n, attends = hf["num_hidden_layers"], hf.get("attn_layer_indices") or []

@@ -11,7 +11,6 @@ class Cohere2(Cohere):
     name = "cohere2"
     architecture = "Cohere2ForCausalLM"
     theta = 10000.0
-    fields = Cohere.fields
     further = (*WINDOW_KEYS, "sliding_window_pattern")
     idle = (
         "layer_switch", "order_of_interleaved_layers", "use_embedding_sharing", "use_gated_activation", "use_parallel_block",

@@ -12,7 +12,6 @@ class OLMo3(OLMo2):
     architecture = "Olmo3ForCausalLM"
     theta = 500000.0
     local_theta = 500000.0
-    fields = OLMo2.fields
     further = WINDOW_KEYS
 
     def read(self, hf: Tree) -> Tree:

@@ -35,9 +35,9 @@ def test_a_model_with_another_head_is_told_by_its_class(theirs: Path) -> None:
     """Seen to fail: 'the config names another model', of a reward model whose config names itself."""
     weights = load_file(theirs / "model.safetensors")
     save_file(weights | {"score.weight": torch.ones(1, 32)}, theirs / "model.safetensors")
-    change(theirs, architectures=["LlamaForSequenceClassification"])
+    change(theirs, architectures=["LlamaForTokenClassification"])
     with pytest.raises(
-        CheckpointError, match=r"not known \(score.weight\); the config names LlamaForSequenceClassification, and lm reads L"
+        CheckpointError, match=r"not known \(score.weight\); the config names LlamaForTokenClassification, and lm reads L"
     ):
         read_hf(theirs)
 

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple, TypeVar
 from lm.data.sources.fingerprint import Files
 from lm.errors import ConfigError
 from lm.schema import Tree
+from lm.units import counted
 
 T = TypeVar("T")
 Split = Literal["train", "val", "test"]
@@ -112,9 +113,14 @@ class Source(ABC):
 
 
 def share(items: Sequence[T], part: int, parts: int, what: str) -> list[T]:
-    """Returns part `part` of 1..parts of the items, in order. Raises ConfigError where there are fewer items than parts."""
+    """Returns part `part` of 1..parts of the items, in order. Raises ConfigError where there are fewer items than parts.
+
+    what: an item, in a word.
+    """
     if len(items) < parts:
-        raise ConfigError(f"part={part}/{parts}: {len(items)} {what} are too few to be divided by {parts}. Use fewer parts.")
+        raise ConfigError(
+            f"part={part}/{parts}: {parts} parts cannot be made of {counted(len(items), what)}. Use fewer, or prepare it whole."
+        )
     return list(items[(part - 1) * len(items) // parts : part * len(items) // parts])
 
 

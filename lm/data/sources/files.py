@@ -95,8 +95,7 @@ class TextSource(RecordedSource):
     def select(self, part: int, parts: int) -> None:
         super().select(part, parts)
         val, train = ([file for file in self._files if (file.split == "val") == held_out] for held_out in (True, False))
-        self._files = (val if part == 1 else []) + share(train, part, parts, "files")
-        self._cut_at = None
+        self._files = (val if part == 1 else []) + share(train, part, parts, "file")
         self._stored.paths = [file.path for file in self._files]
 
     def position(self) -> int:

@@ -99,7 +99,7 @@ def _rows(options: Tree, where: str, remedy: str, part: int = 1, parts: int = 1)
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(f"{where}: cannot be read ({reason[:300]}). {remedy}.") from None
     if few:
-        share(range(few), part, parts, "files")  # raises
+        share(range(few), part, parts, "file")  # raises
 
 
 def _without_filled(value: Any, within: bool = False) -> Any:

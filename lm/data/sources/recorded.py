@@ -40,26 +40,28 @@ class RecordedSource(Source):
         self._held_out: bytes | None = None if by_hash else b""  # key of the document held out still; b"": none; None: not known yet
 
     def documents(self) -> Iterator[Document]:
-        if self._held_out is None:
-            self._held_out = self._spared()
+        held_out = self._spared()
         for found in self._pass():
-            yield replace(found, split="val") if found.key == self._held_out else found
+            yield replace(found, split="val") if found.key == held_out else found
 
     @abstractmethod
     def _pass(self) -> Iterator[Document]:
         """Yields all documents, divided by their own hashes."""
 
     def select(self, part: int, parts: int) -> None:
-        self._held_out = b""
+        self._spared()  # of the whole
 
     def _spared(self) -> bytes:
         """Returns the least key where there are several documents and none is held out; else b"". Stops at the first held-out document."""
-        keys = set()
-        for found in self._pass():
-            if found.split == "val":
-                return b""
-            keys.add(found.key)
-        return min(keys) if len(keys) > 1 else b""
+        if self._held_out is None:
+            keys: set[bytes] = set()
+            for found in self._pass():
+                if found.split == "val":
+                    keys.clear()
+                    break
+                keys.add(found.key)
+            self._held_out = min(keys) if len(keys) > 1 else b""
+        return self._held_out
 
     def _documents_of(self, records: Iterable[tuple[str, Line | Values]], split: Split | float) -> Iterator[Document]:
         """Yields the documents of (place, record) pairs, without blank ones. Raises BadRecord, which names place, field and fault."""

@@ -48,7 +48,7 @@ class StdlibFileSource(Source):
         """Yields the documents of a file, in their order in it."""
 
     def select(self, part: int, parts: int) -> None:
-        self._library.paths = share(self._library.paths, part, parts, "files")
+        self._library.paths = share(self._library.paths, part, parts, "file")
 
     def looked_at(self) -> str:
         return str(self._root)

@@ -201,7 +201,7 @@ def test_a_dataset_of_fewer_files_than_parts_is_refused_by_each_part(tmp_path: P
     table(tmp_path / "train.parquet", TEXTS)
     source = HubSource(HubConfig(name=str(tmp_path)))
     source.select(1, 2)
-    with pytest.raises(ConfigError, match=r"part=1/2: 1 files are too few to be divided by 2. Use fewer parts"):
+    with pytest.raises(ConfigError, match=r"part=1/2: 2 parts cannot be made of 1 file. Use fewer, or prepare it whole"):
         list(source.documents())
 
 

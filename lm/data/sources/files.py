@@ -27,8 +27,8 @@ _CHUNK = 1 << 20
 
 
 class TextConfig(RecordedConfig):
-    """Local files: .txt, .md, .rst, .py, .jsonl, .json, .csv, .parquet, plain or .gz or .zst; a folder means every such file
-    below it, but no .json."""
+    """Local files: .txt, .md, .rst, .py, .jsonl, .json, .csv, .tsv, .parquet, plain or .gz or .zst; a folder means every such
+    file below it, but no .json."""
 
     kind: Literal["text"] = "text"
     files: str | list[str] = Field(min_length=1)
@@ -63,7 +63,7 @@ class TextSource(RecordedSource):
         if cfg.record is not None and texts:
             raise ConfigError(
                 f"data.files: {texts[0]} is a text, and data.record.kind={cfg.record.kind} needs records with fields."
-                " Give jsonl, json, csv or parquet files."
+                " Give jsonl, json, csv, tsv or parquet files."
             )
         identity: Tree = {**cfg.identity(), "files": None, "val_files": list(map(str, val))}
         super().__init__(cfg, identity, self._stored, by_hash=cfg.val_files is None and self._cut_at is None)
@@ -190,8 +190,9 @@ class LocalFile:
             for number, value in enumerate(elements(self.text(self.content()), str(self.path)), 1):
                 yield f"{self.path} record {number}", value if isinstance(value, dict) else Line(json.dumps(value).encode(), 1)
             return
-        if self.kind == ".csv":
-            yield from ((f"{self.path} row {number}", row) for number, row in enumerate(rows(self.text(self.content()), str(self.path)), 1))
+        if self.kind in (".csv", ".tsv"):
+            found = rows(self.text(self.content()), str(self.path), tabs=self.kind == ".tsv")
+            yield from ((f"{self.path} row {number}", row) for number, row in enumerate(found, 1))
             return
         if self.kind == ".parquet":
             yield from self._rows()

@@ -11,8 +11,8 @@ from lm.errors import ConfigError
 from lm.units import counted
 
 _TEXT = (".txt", ".md", ".rst", ".py")  # each such file is one document
-_KINDS = (*_TEXT, ".jsonl", ".json", ".csv", ".parquet")
-_TABLES = (".arrow", ".feather", ".orc", ".avro", ".ndjson", ".tsv", ".xlsx")
+_KINDS = (*_TEXT, ".jsonl", ".json", ".csv", ".tsv", ".parquet")
+_TABLES = (".arrow", ".feather", ".orc", ".avro", ".ndjson", ".xlsx")
 _PAPERS = (".html", ".xml", ".tex", ".pdf", ".epub", ".docx")
 _ARCHIVES = (".zip", ".tar", ".tgz", ".7z", ".xz", ".bz2", ".lz4", *PACKED)
 

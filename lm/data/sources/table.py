@@ -1,4 +1,4 @@
-"""The rows of a csv file, read piece by piece."""
+"""The rows of a csv or tsv file, read piece by piece."""
 
 import csv
 import io
@@ -10,14 +10,15 @@ from lm.errors import ConfigError
 _END = "\0end of the file\0"  # a line behind the last one: a row of its own, unless a quoted field is still open
 
 
-def rows(chunks: Iterator[str], where: str) -> Iterator[dict[str, str]]:
+def rows(chunks: Iterator[str], where: str, tabs: bool = False) -> Iterator[dict[str, str]]:
     """Yields the rows of a csv file from its text in chunks, without blank lines. Values stay as they are written: 'NA', '' and '12' are
     strings, and those that a row lacks at its end are ''. Of columns with one name the first counts.
 
-    Raises ConfigError with the line of a row with more fields than the header, or where a quoted field has no end.
+    tabs: tabs divide the fields, and a quote that begins a field must end it, since some programs write none around a field.  Raises
+    ConfigError with the line of a row with more fields than the header, or where a quoted field has no end.
     """
     csv.field_size_limit(sys.maxsize)  # the library's limit is 131,072 characters
-    reader = csv.reader(_lines(chunks))
+    reader = csv.reader(_lines(chunks), delimiter="\t" if tabs else ",", strict=tabs)
     columns: dict[str, int] = {}
     row: list[str] = []
     n = 0
@@ -33,7 +34,8 @@ def rows(chunks: Iterator[str], where: str) -> Iterator[dict[str, str]]:
             row += [""] * (n - len(row))
             yield {name: row[at] for name, at in columns.items()}
     except csv.Error as error:
-        raise _broken(where, f"line {reader.line_num}: {error}") from None
+        fault = "a quote begins a field and does not end it" if tabs else error
+        raise _broken(where, f"line {reader.line_num}: {fault}") from None
     if row != [_END]:
         raise _broken(where, "a quoted field has no end")
 

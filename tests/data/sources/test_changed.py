@@ -41,6 +41,7 @@ CONTENT: dict[str, Callable[[str], bytes]] = {
     "a.jsonl.gz": lambda word: gzip.compress(lines(word), mtime=0),
     "a.jsonl.zst": lambda word: zstandard.compress(lines(word)),
     "a.csv": table,
+    "a.tsv": table,
     "a.parquet": parquet,
 }
 

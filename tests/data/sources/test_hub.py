@@ -1,3 +1,4 @@
+import csv
 import gzip
 import json
 from collections.abc import Callable
@@ -117,6 +118,17 @@ def test_csv_is_read_alike_in_chunks_of_any_size(tmp_path: Path, size: int, monk
     (tmp_path / "a.csv").write_bytes("\r\n".join(lines).encode())
     found = texts(tmp_path / "a.csv")
     assert found == ["line\r\nbreak", "a \x00 zero", "\x85\u2028日本", 'b "c"', "long" * (size << 4)]
+
+
+def test_a_tsv_is_read_as_tables_are_written_and_a_quote_that_only_begins_a_field_is_named(tmp_path: Path) -> None:
+    """Seen to fail with such quotes read as those of csv: fields that have none around them lost their own, or were one of several rows."""
+    rows = ["a, b", '"so" she said', "tab\tand\nline", "日本", ""]
+    with (tmp_path / "a.tsv").open("w", newline="") as file:
+        csv.writer(file, "excel-tab").writerows([("id", "text"), *enumerate(rows)])
+    assert texts(tmp_path / "a.tsv") == rows[:-1]
+    (tmp_path / "a.tsv").write_text('text\tid\nso "she" said\t1\n"so" she said\t2\n')
+    with pytest.raises(ConfigError, match=r"a.tsv: cannot be read \(line 3: a quote begins a field and does not end it\). Fix the file"):
+        texts(tmp_path / "a.tsv")
 
 
 def test_csv_that_is_not_utf8_is_named_by_byte(tmp_path: Path) -> None:

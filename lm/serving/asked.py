@@ -86,10 +86,11 @@ class Reader:
             raise ConfigError(f"top_logprobs: {body.top_logprobs} has no effect without logprobs=true. Set it, or leave this out.")
         if (form := body.response_format.form) and (also := tree.keys() & {"json_schema", "regex", "grammar"}):
             raise ConfigError(f"response_format: {min(also)} says too what the answer is. Leave one of them out.")
-        if any(message.tool_calls for message in body.messages) and not self.chat.mentions("tool_calls"):
-            raise ConfigError("messages: the model's chat template writes no tool_calls. Leave them out, or use one fine-tuned with tools.")
         tools = body.tools if body.tool_choice == "auto" else None
-        if tools and not self.chat.mentions("tools"):
+        template = self.chat.with_tools if tools else self.chat
+        if any(message.tool_calls for message in body.messages) and not template.mentions("tool_calls"):
+            raise ConfigError("messages: the model's chat template writes no tool_calls. Leave them out, or use one fine-tuned with tools.")
+        if tools and not template.mentions("tools"):
             raise ConfigError("tools: the model's chat template does not read any. Leave them out, or use a model fine-tuned with tools.")
         messages, names = [message.shown() for message in body.messages], {"tools": tools} if tools else {}
         parts = self.chat.asking(messages, names, body.continue_final_message)

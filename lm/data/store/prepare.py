@@ -17,6 +17,7 @@ from lm.data.store.shards import TokenStore, read_index
 from lm.data.store.shared import Checked, is_json, shared_once
 from lm.data.store.tokenise import tokenise
 from lm.data.tokenizer.config import TokenizerConfig
+from lm.data.tokenizer.templates import for_tools
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer, split_text
 from lm.errors import ConfigError, LmError
 from lm.progress import progress
@@ -133,9 +134,8 @@ def find_tokenizer(
 def token_folder(data: SourceConfig, source: Source, tokenizer: Tokenizer, cache: Path) -> Path:
     """Returns the cache folder of this source's tokens, existing or not."""
     template = data.records.chat_template(tokenizer) if data.records is not None else None
-    reading = _reading(code_version(data, source, data.records), source)
-    aside = [data.test_frac] if data.test_frac else []
-    return cache / "tokens" / short_hash([reading, tokenizer.hash, *([template] if template is not None else []), *aside])
+    reading, tools = _reading(code_version(data, source, data.records), source), for_tools(template, tokenizer.templates)
+    return cache / "tokens" / short_hash([reading, tokenizer.hash, template, tools, data.test_frac])
 
 
 def build_tokens(data: SourceConfig, source: Source, tokenizer: Tokenizer, folder: Path, log: Log, whole: bool = True) -> None:

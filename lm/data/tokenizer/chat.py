@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from lm.data.sources.base import ASSISTANT, THOUGHTS, TOOLS, Turn
 from lm.data.tokenizer.config import TEMPLATES
 from lm.data.tokenizer.rendering import CLOSE, OPEN
 from lm.data.tokenizer.sandbox import Template
+from lm.data.tokenizer.templates import for_tools
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import CheckpointError, ConfigError
 from lm.schema import Tree, did_you_mean
@@ -44,8 +45,16 @@ class ChatTemplate:
         self._source, self._where, self._tokenizer = source, where, tokenizer
         self._names = {"bos_token": tokenizer.specials.bos or "", "eos_token": tokenizer.specials.eos or ""}
 
+    @cached_property
+    def with_tools(self) -> "ChatTemplate":
+        """The template of chats with tools: of a tokenizer's several tool_use, as in transformers, and else this one."""
+        own = for_tools(self._source, self._tokenizer.templates)
+        return self if own is None else ChatTemplate(own, self._where, self._tokenizer)
+
     def runs(self, turns: Sequence[Turn]) -> list[Run]:
         """Returns the non-empty runs of a chat. Raises ConfigError where turns have tools or tool calls that the template never writes."""
+        if _has_tools(turns) and self.with_tools is not self:
+            return self.with_tools.runs(turns)
         messages, names = self._named(turns)
         texts: Iterable[tuple[str, bool]] = self._marked(messages, names) if self._marks else self._compared(messages, names)
         return [Run(self._split(text), learned) for text, learned in texts if text]
@@ -53,11 +62,13 @@ class ChatTemplate:
     def question(self, turns: Sequence[Turn], goes_on: bool = False) -> list[int | str]:
         """Returns texts and special ids of a chat up to the beginning of the assistant's next answer.  goes_on: up to the end of what the
         last message, the assistant's, says, as transformers' continue_final_message. Raises ConfigError where it is not the assistant's."""
-        return self._asked(*self._named(turns), goes_on)
+        own = self.with_tools if _has_tools(turns) else self
+        return own._asked(*own._named(turns), goes_on)
 
     def asking(self, messages: Sequence[Tree], names: Tree, goes_on: bool = False) -> list[int | str]:
         """Returns the same as `question`, of messages with further fields.  names: other variables for the template, such as tools."""
-        return self._asked(self._held(_with_arguments(messages)), self._held(names), goes_on)
+        own = self.with_tools if TOOLS in names else self
+        return own._asked(self._held(_with_arguments(messages)), self._held(names), goes_on)
 
     def mentions(self, name: str) -> bool:
         """Returns whether this name occurs in the template's source."""
@@ -196,6 +207,10 @@ class ChatTemplate:
     def _split(self, text: str) -> list[int | str]:
         parts = self._tokenizer.split_specials(text)
         return [part.replace(_BREAK, "") if isinstance(part, str) else part for part in parts]
+
+
+def _has_tools(turns: Sequence[Turn]) -> bool:
+    return any(turn.role == TOOLS for turn in turns)
 
 
 def _alike(text: str, other: str) -> int:

@@ -23,7 +23,7 @@ def fitted(tokenizer: Tokenizer, rows: int) -> tuple[Tokenizer, list[str]]:
         model["vocab"] = {name: i for name, i in model["vocab"].items() if name not in beyond}
     kept = specials._replace(pad=None) if specials.pad in beyond else specials
     found = Tokenizer(RawTokenizer.from_str(json.dumps(content)), kept, adds_bos=bool(tokenizer.prefix))
-    found.chat_template = tokenizer.chat_template
+    found.templates = tokenizer.templates
     return (found, beyond) if found.vocab_size <= rows else (tokenizer, [])
 
 
@@ -38,7 +38,7 @@ def grown(tokenizer: Tokenizer, names: Sequence[str]) -> Tokenizer:
     raw, before = RawTokenizer.from_str(json.dumps(tokenizer.content())), _tokens(tokenizer)
     raw.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
     found = Tokenizer(raw, tokenizer.specials, adds_bos=tokenizer.adds_bos)
-    found.chat_template, found.further_ends = tokenizer.chat_template, tokenizer.further_ends
+    found.templates, found.further_ends = tokenizer.templates, tokenizer.further_ends
     if taken := [name for name in names if name not in before and raw.token_to_id(name) in before.values()]:
         raise ConfigError(
             f"tokenizer.specials: {taken[0]} would get the id {raw.token_to_id(taken[0])}, which another token has: the ids of this"

@@ -13,19 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm.data.tokenizer.bytelevel import is_plain, token_bytes, unknown_token
+from lm.data.tokenizer.templates import DEFAULT, read_templates, written
 from lm.errors import CheckpointError, ConfigError
 from lm.schema import MOST, Tree, did_you_mean
-from lm.storage.reading import parse_json, read_bytes, read_json, read_text
+from lm.storage.reading import parse_json, read_bytes, read_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as RawTokenizer
 
 T = TypeVar("T")
-
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # set explicitly, else the library warns at every later fork
 
 MOST_CHARS = 1 << 18  # most characters of a document that are encoded at once
-
 _LAST_CUT = re.compile(r".*[^\W_](?=[ \t\n])", re.DOTALL)
 
 
@@ -76,12 +75,22 @@ class Tokenizer:
         self._plain = self._bytes is not None and is_plain(state, self._bytes)
         self._leaks = self._leaking()
         self._begins = self.bos is not None and self.encode_as_saved("a")[:1] == [self.bos]  # by itself, as OPT's, whose bos is eos
-        self.chat_template: str | None = None
+        self.templates: dict[str, str] = {}  # chat templates by name
         self.further_ends: list[int] = []  # further tokens that end answers, beside eos and the chat template's
 
     def content(self) -> Tree:
         """Returns the content of tokenizer.json."""
         return dict(json.loads(self._raw.to_str()))
+
+    @property
+    def chat_template(self) -> str | None:
+        """The source text of the default chat template; another one that is set takes the place of all."""
+        return self.templates.get(DEFAULT)
+
+    @chat_template.setter
+    def chat_template(self, source: str | None) -> None:
+        if source != self.chat_template:
+            self.templates = {} if source is None else {DEFAULT: source}
 
     def special(self, names: Sequence[str]) -> int | None:
         """Returns the id of the first of these names that is a special token here; None where none is."""
@@ -182,7 +191,7 @@ class Tokenizer:
         (folder / "tokenizer.json").write_text(self._raw.to_str(pretty=True), encoding="utf-8")
         names: Tree = {f"{key}_token": name for key, name in self.specials._asdict().items()}
         names |= {"mask_token": self.special_names[self.mask]} if self.mask is not None else {}
-        names |= {"chat_template": self.chat_template} if self.chat_template is not None else {}
+        names |= {"chat_template": written(self.templates)} if self.templates else {}
         names |= {"further_ends": self.further_ends} if self.further_ends else {}
         names |= {} if self.adds_bos else {"add_bos_token": False}
         config: Tree = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **names}
@@ -229,7 +238,7 @@ def load_tokenizer(path: Path, foreign: bool = False) -> Tokenizer:
     if not isinstance(adds_bos, bool):
         adds_bos = not foreign or specials.bos in raw.encode("a", add_special_tokens=True).tokens[:1]
     tokenizer = Tokenizer(raw, specials, adds_bos)
-    tokenizer.chat_template = _chat_template(file.with_name("chat_template.jinja"), named.get("chat_template"))
+    tokenizer.templates = _read(lambda folder: read_templates(folder, named.get("chat_template")), file.parent)
     if isinstance(further := named.get("further_ends"), list):
         tokenizer.further_ends = [i for i in further if isinstance(i, int) and i in tokenizer.added_names]
     return tokenizer
@@ -283,15 +292,6 @@ def _read(how: Callable[[Path], T], path: Path) -> T:
         return how(path)
     except CheckpointError as error:
         raise ConfigError(f"tokenizer: {error}") from None
-
-
-def _chat_template(file: Path, given: Any) -> str | None:
-    """Returns the chat template: from its own file, or from tokenizer_config.json: a text, or a list with one named default."""
-    if os.path.lexists(file):
-        return _read(read_text, file)
-    if isinstance(given, list):
-        given = next((entry.get("template") for entry in given if isinstance(entry, dict) and entry.get("name") == "default"), None)
-    return given if isinstance(given, str) else None
 
 
 def _content(token: Any) -> str | None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from lm.data.tokenizer.splits import GPT2, GPT4, QWEN2, SPLITS
+from lm.data.tokenizer.templates import DEFAULT
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.hf.io.generation import ends
@@ -46,7 +47,9 @@ def vocabulary(tokenizer: Tokenizer, n_rows: int) -> Tree:
         "tokenizer.ggml.add_eos_token": False,
         "tokenizer.ggml.add_space_prefix": False,
         "tokenizer.chat_template": tokenizer.chat_template,
+        "tokenizer.chat_templates": [name for name in tokenizer.templates if name != DEFAULT] or None,
     }
+    found |= {f"tokenizer.chat_template.{name}": source for name, source in tokenizer.templates.items() if name != DEFAULT}
     return {key: value for key, value in found.items() if value is not None}
 
 

@@ -103,5 +103,5 @@ def _grown_beside(tokenizer: Tokenizer, adapter: Path) -> Tokenizer:
     found = grown(tokenizer, [*names.values()])
     if any(found.special([name]) != i for i, name in names.items()):
         raise ConfigError(f"{adapter}: its tokenizer is not that of the base with further special tokens. Give the base that it is of.")
-    found.chat_template = theirs.chat_template or found.chat_template
+    found.templates = theirs.templates or found.templates
     return found

@@ -59,12 +59,12 @@ class Writer(Verb):
     overwrite: bool = False
     """Replace a folder that a verb has written before, once the new one is complete."""
 
-    def tried(self) -> str:
-        """Returns the command that tries the written model; an encoder and a classifier continue no prompt."""
+    def tried(self, options: Sequence[str] = ()) -> str:
+        """Returns the command that tries the written model; an encoder and a classifier continue no prompt.  options: of lm generate."""
         from lm.storage.model_folder import read_config
 
-        model = read_config(Path(self.out).expanduser()).get("model", {})
-        verb, what = ("eval", "data=text data.files=...") if model.get("kind") == "encoder" else ("generate", "prompt=...")
+        model, prompt = read_config(Path(self.out).expanduser()).get("model", {}), ["prompt=...", *map(shlex.quote, options)]
+        verb, what = ("eval", "data=text data.files=...") if model.get("kind") == "encoder" else ("generate", " ".join(prompt))
         verb, what = ("classify", "text=...") if model.get("head", {}).get("labels") else (verb, what)
         return f"Try it: lm {verb} from={shlex.quote(self.out)} {what}"
 

@@ -17,11 +17,12 @@ from lm.generation.load import load
 from lm.generation.text import ends_of
 from lm.hf.families.llama import Llama
 from lm.hf.io.family import families
+from lm.hf.io.generation import options_of, sampling
 from lm.hf.io.reading import read_hf
 from lm.hf.io.writing import family_for, write_hf
 from lm.nn.batch import Batch
 from lm.nn.transformer import EncoderConfig, build_model
-from lm.schema import from_tree
+from lm.schema import Tree, from_tree
 from lm.storage.model_folder import save_model
 from lm.testing.models import Doubles, same
 from tests.hf.gguf_models import HEADS, PLAIN, built
@@ -188,13 +189,16 @@ def test_what_ends_an_answer_there_ends_it_here(tmp_path: Path, lm: Run, theirs:
 
 
 def test_how_tokens_are_drawn_stays_with_a_model_that_is_trained_on(tmp_path: Path, lm: Run, theirs: Path) -> None:
-    """By generation_config.json: numbers alone, and no key that this program does not know."""
+    """By generation_config.json: numbers and tokens, and no key that this program does not know. Seen to fail: tokens that are never drawn
+    and the most tokens were lost, so that an export of OPUS-MT wrote 20."""
     drawn = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.05, "no_repeat_ngram_size": 3}
-    drawn |= {"num_beams": 4, "length_penalty": 2.0, "early_stopping": "never"}
-    more = {"min_p": "0.1", "max_length": 9, "suppress_tokens": None, "eos_token_id": 257, "_from_model_config": True}
+    drawn |= {"num_beams": 4, "length_penalty": 2.0, "early_stopping": "never", "bad_words_ids": [[5], [6, 7]], "max_length": 512}
+    more = {"min_p": "0.1", "max_time": 9, "suppress_tokens": None, "eos_token_id": 257, "_from_model_config": True}
     (theirs / "generation_config.json").write_text(json.dumps({**drawn, **more}))
     done = lm("import", f"from={theirs}", "out=here")
-    assert done.returncode == 0 and "generation_config.json: not kept: min_p='0.1', max_length=9\n" in done.stderr
+    assert done.returncode == 0 and "generation_config.json: not kept: min_p='0.1', max_time=9\n" in done.stderr
+    options = """'logit_bias={"5": -100}' repetition_penalty=1.05 no_repeat_ngram=3 temperature=0.6 top_k=20 top_p=0.95"""
+    assert f"Try it: lm generate from=here prompt=... {options}\n" in done.stdout
     (tmp_path / "text.txt").write_text("some text, some more\n" * 400)
     data = "data=text data.files=text.txt data.seq_len=16 data.global_batch=2 data.val_rows=2 data.cache_dir=cache"
     once = "run.name=on trainer.max_steps=1 trainer.device=cpu trainer.sample_prompts=[] schedule.warmup_steps=0"
@@ -204,6 +208,23 @@ def test_how_tokens_are_drawn_stays_with_a_model_that_is_trained_on(tmp_path: Pa
         assert lm("export", f"from={source}", "format=hf", f"out={source}-hf", "check=false").returncode == 0
         said = json.loads((tmp_path / f"{source}-hf/generation_config.json").read_text())
         assert {key: value for key, value in said.items() if not key.endswith("token_id")} == drawn
+
+
+@pytest.mark.parametrize(
+    ("said", "options"),
+    [
+        ({}, []),
+        ({"max_length": 20, "num_beams": 1}, ["temperature=0"]),
+        ({"do_sample": True, "temperature": 0.6, "max_new_tokens": 9}, ["temperature=0.6", "top_k=50", "max_tokens=9"]),
+        ({"num_beams": 6, "bad_words_ids": [[8]], "early_stopping": True}, ['logit_bias={"8": -100}', "beams=6", "early_stopping=true"]),
+        ({"num_beams": [4], "bad_words_ids": 8, "suppress_tokens": ["8"], "temperature": "never"}, []),
+    ],
+)
+def test_what_an_older_config_json_says_of_drawing_comes_to_options(tmp_path: Path, said: Tree, options: list[str]) -> None:
+    """As transformers reads it, of a folder without a generation_config.json."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "marian", **said}))
+    drawn, not_kept = sampling(tmp_path)
+    assert options_of(drawn or {}) == options and (drawn or {}) == (said if options else {}) and not not_kept
 
 
 def test_a_wanted_family_says_what_it_lacks(tmp_path: Path, lm: Run) -> None:

@@ -5,6 +5,7 @@ from pydantic import Field
 from lm.cli.verb import Writer
 from lm.errors import ConfigError
 from lm.printing import note, say
+from lm.storage.model_folder import read_config
 from lm.units import si
 
 
@@ -30,6 +31,7 @@ class Import(Writer):
     def run(self, rest: list[str]) -> None:
         """Prints one line on stdout, notes on stderr."""
         self.refuse(rest)
+        from lm.hf.io.generation import options_of
         from lm.hf.io.import_ import import_adapter, import_model
 
         if self.base is not None:
@@ -41,4 +43,5 @@ class Import(Writer):
                 self.from_, self.out, tokenizer=self.tokenizer, max_seq_len=self.max_seq_len, revision=self.revision,
                 overwrite=self.overwrite, say=note,
             )  # fmt: skip
-        say(f"{found.folder}: {found.kind}, {si(found.n_parameters)} parameters. {self.tried()}")
+        options = options_of(read_config(found.folder).get("sampling") or {})
+        say(f"{found.folder}: {found.kind}, {si(found.n_parameters)} parameters. {self.tried(options)}")

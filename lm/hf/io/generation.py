@@ -1,5 +1,6 @@
 """generation_config.json, both ways: where a text ends, and how the next token is drawn."""
 
+import json
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from lm.storage.reading import read_json
 GENERATION = "generation_config.json"
 SAMPLING = (
     "do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "no_repeat_ngram_size", "num_beams", "length_penalty",
-    "early_stopping",
+    "early_stopping", "encoder_no_repeat_ngram_size", "forced_eos_token_id", "max_length", "min_length", "max_new_tokens", "min_new_tokens",
+    *(_LISTS := ("bad_words_ids", "suppress_tokens", "begin_suppress_tokens")),
 )  # fmt: skip
 _FIRST = "forced_bos_token_id"
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", _FIRST)
@@ -55,13 +57,35 @@ def _said(folder: Path, key: str) -> Any:
 
 
 def sampling(folder: Path) -> tuple[Tree | None, list[str]]:
-    """Returns the values of a folder's generation_config.json by which `generate` goes on where nothing else is asked for, None where it
-    has none; and what else it says, as `key=value`, which no export will have."""
-    said = read_json(file, foreign=True) if (file := folder / GENERATION).exists() else {}
-    found = {key: value for key in SAMPLING if _is_setting(value := said.get(key))}
+    """Returns the values of a folder's generation_config.json, or else of its config.json, by which `generate` goes on where nothing else
+    is asked for, None where it has none; and what else the former says, as `key=value`, which no export will have."""
+    own = (folder / GENERATION).exists()
+    said = read_json(folder / (GENERATION if own else "config.json"), foreign=True)
+    found = {key: value for key in SAMPLING if _is_setting(key, value := said.get(key))}
     rest = [f"{key}={value!r}" for key, value in said.items() if value and key not in (*found, *_ELSEWHERE) and not key.startswith("_")]
-    return found or None, rest
+    return found or None, rest if own else []
 
 
-def _is_setting(value: object) -> bool:
-    return value == "never" or (isinstance(value, bool | int | float) and isfinite(value))
+def options_of(drawn: Tree) -> list[str]:
+    """Returns the options of `lm generate` that come to these values, from `sampling`, as far as there are any."""
+    if not drawn:
+        return []
+    texts = [each if isinstance(each, list) else [each] for key in ("bad_words_ids", "suppress_tokens") for each in drawn.get(key, ())]
+    found: Tree = {"logit_bias": json.dumps({str(*text): -100 for text in texts if len(text) == 1})}
+    found |= {"repetition_penalty": drawn.get("repetition_penalty", 1.0), "no_repeat_ngram": drawn.get("no_repeat_ngram_size", 0)}
+    if drawn.get("do_sample"):
+        found |= {key: {"temperature": 1.0, "top_k": 50, **drawn}.get(key) for key in ("temperature", "top_k", "top_p", "min_p")}
+    elif drawn.get("num_beams", 1) > 1:
+        found |= {"beams": drawn["num_beams"], "length_penalty": drawn.get("length_penalty", 1.0)}
+        found |= {"early_stopping": json.dumps(drawn.get("early_stopping", False)).strip('"')}
+    else:
+        found["temperature"] = 0
+    found["max_tokens"] = drawn.get("max_new_tokens")
+    off: Tree = {"logit_bias": "{}", "repetition_penalty": 1, "no_repeat_ngram": 0, "top_k": 0, "top_p": 1, "length_penalty": 1}
+    return [f"{key}={value}" for key, value in found.items() if value not in (None, off.get(key), "false")]
+
+
+def _is_setting(key: str, value: Any) -> bool:
+    if key in _LISTS:  # of tokens, or of texts of tokens
+        return isinstance(value, list) and all(isinstance(i, int) for each in value for i in (each if isinstance(each, list) else [each]))
+    return (key == "early_stopping" and value == "never") or (isinstance(value, bool | int | float) and isfinite(value))

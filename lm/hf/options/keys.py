@@ -5,6 +5,7 @@ from typing import Any
 
 from lm.errors import ConfigError
 from lm.hf.io.family import ACTIVATIONS, Family, alike, families, resolved
+from lm.hf.io.generation import SAMPLING
 from lm.hf.options.rope import ROPE_KEYS
 from lm.hf.options.windows import FULL
 from lm.nn.transformer import ModelConfig
@@ -15,7 +16,7 @@ _NO_EFFECT: dict[str, tuple[str, ...]] = {
     "tokens": ("*_token_id", "*_token_ids", "prefix", "tokenizer_class"),
     "training": ("initializer_*", "*dropout*", "*pdrop", "gradient_checkpointing", "pretraining_tp", "*loss_coef", "*_aux_loss*"),
     "outputs": ("use_cache", "output_*", "return_dict", "chunk_size_feed_forward", "is_decoder", "is_encoder_decoder"),
-    "decoding": ("cache_implementation",),
+    "decoding": ("cache_implementation", *SAMPLING),
     "heads of other tasks": ("id2label", "label2id", "problem_type", "task_specific_params", "finetuning_task"),
 }  # fmt: skip
 """Patterns of keys, by what they are about."""

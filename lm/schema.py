@@ -294,7 +294,7 @@ def _explain(cls: type[Config], tree: Tree, problem: dict[str, Any]) -> str:
     if kind in _LENGTHS:
         return f"{where}: {given!r} is empty. Write something, or leave it out."
     rule = problem["msg"].removeprefix("Input should be ").rstrip(".").replace("a valid array", "a list, such as [a,b]")
-    if kind in ("int_type", "int_from_float") and isinstance(given, float) and given.is_integer():
+    if kind in ("int_type", "int_from_float") and isinstance(given, float) and given.is_integer() and abs(given) < 2**63:
         rule += f": write {int(given)}"
     shown = json.dumps(given, default=repr)[:80] if not isinstance(given, str) else repr(given[:80])
     return f"{where}: {shown} does not fit. The value must be {rule}."

@@ -49,6 +49,7 @@ MISTAKES: list[tuple[Tree, str]] = [
     (attention(kind="differential", qk_norm="rotated"), "qk_norm=rotated has no form in attention=differential. Use qk_norm=head."),
     (attention(window=8, keep_first=4) | {"position": {"kind": "learned"}}, "position=learned has told already where they stand."),
     (attention(global_every=2), "attention: global_every=2 has no effect without a window. Set window, or drop global_every."),
+    (attention(window=8, global_at=2), "attention: global_at=2 has no effect without global_every. Set it, or drop global_at."),
     (attention(window=8, global_every=2, global_at=2), "attention: global_at=2 is none of global_every=2 layers. Lower it, or drop it."),
     (attention(n_kv_heads=3), "attention: n_heads=4 is not a multiple of n_kv_heads=3. Make that one of 1, 2, 4, say."),
     (attention(qk_norm="heads"), "attention.qk_norm: 'heads' is not an option. Did you mean 'head'?"),

@@ -105,6 +105,7 @@ def test_a_frozen_router_is_not_steered_and_others_are() -> None:
 @pytest.mark.parametrize(
     ("patterns", "message"),
     [
+        (["head"], r"trainer.freeze: no weight has a name like 'head'\. The head is the embedding .*: name embed\.weight\."),
         (["embd.*"], r"trainer.freeze: no weight has a name like 'embd\.\*'\. Near are .*embed\.weight"),
         (["*"], r"trainer.freeze=\*: all weights are frozen, and one at least must learn"),
     ],

@@ -64,7 +64,9 @@ class GroupedConfig(AttentionConfig):
             raise ValueError(f"n_heads={self.n_heads} is not a multiple of n_kv_heads={self.n_kv_heads}. Make that one of {divisors}, say.")
         if self.global_every is not None and self.window is None:
             raise ValueError(f"global_every={self.global_every} has no effect without a window. Set window, or drop global_every.")
-        if self.global_at is not None and self.global_at >= (self.global_every or 0):
+        if self.global_at is not None and self.global_every is None:
+            raise ValueError(f"global_at={self.global_at} has no effect without global_every. Set it, or drop global_at.")
+        if self.global_at is not None and self.global_every is not None and self.global_at >= self.global_every:
             raise ValueError(f"global_at={self.global_at} is none of global_every={self.global_every} layers. Lower it, or drop it.")
         return self
 

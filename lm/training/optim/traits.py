@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import NamedTuple, Self
 
 from pydantic import Field, model_validator
@@ -13,6 +12,7 @@ from lm.nn.parametrization import Growth, Role
 from lm.nn.transformer import LM
 from lm.schema import Config
 from lm.spelling import means
+from lm.training.weights.unnamed import unnamed
 
 
 class Rates(NamedTuple):
@@ -96,8 +96,7 @@ def traits_of(model: LM, groups: Sequence[GroupConfig] = (), layer_decay: float 
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
     for group in groups:
         if not any(means(group.match, name) for name in trained):
-            near = ", ".join(get_close_matches(group.match, trained, 5, 0))
-            raise ConfigError(f"optim.groups: no weight that is trained has a name like '{group.match}'. Near are {near}.")
+            raise unnamed("optim.groups", "weight that is trained", group.match, trained, model.cfg)
     growth, roles, matrices, added = model.cfg.growth(), model.roles(), model.matrices(), adapting(model)
     in_blocks = {id(p) for unit in model.units() for p in unit.parameters()}
     found = {}

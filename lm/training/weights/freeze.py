@@ -1,7 +1,5 @@
 """Frozen weights, which no step changes: frozen means requires_grad=False, and only that."""
 
-from difflib import get_close_matches
-
 from torch import nn
 
 from lm.adapters.adapter import hold
@@ -9,6 +7,7 @@ from lm.errors import ConfigError
 from lm.nn.transformer import LM, ModelConfig, build_model
 from lm.spelling import means
 from lm.training.config import Sized
+from lm.training.weights.unnamed import unnamed
 
 
 def on_meta(cfg: Sized, model: ModelConfig) -> LM:
@@ -40,9 +39,7 @@ def freeze(model: LM, patterns: list[str]) -> set[str]:
     for pattern in patterns:
         matched = {name for name in names if means(pattern, name)}
         if not matched:
-            raise ConfigError(
-                f"trainer.freeze: no weight has a name like '{pattern}'. Near are {', '.join(get_close_matches(pattern, names, 5, 0))}."
-            )
+            raise unnamed("trainer.freeze", "weight", pattern, names, model.cfg)
         found |= matched
     left = [name for name in trainable(model) if name not in found]
     if not left:

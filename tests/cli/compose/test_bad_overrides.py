@@ -33,6 +33,7 @@ MISTAKES = {
     "key below a value": (["optim.lr.x=1"], ["optim.lr.x", "optim.lr is a value"]),
     "wrong type": (["trainer.max_steps=many"], ["trainer.max_steps: 'many' does not fit", "integer"]),
     "float for int": (["seed=1.5"], ["seed: 1.5 does not fit", "integer"]),
+    "huge float for int": (["trainer.max_steps=1e30"], ["trainer.max_steps: 1e+30 does not fit", "must be a valid integer."]),
     "whole float for int": (["trainer.max_steps=1e3"], ["trainer.max_steps: 1000.0 does not fit", "a valid integer: write 1000."]),
     "string for int": (["seed='1'"], ["seed: '1' does not fit", "integer"]),
     "list for scalar": (["optim.lr=[1]"], ["optim.lr: [1] does not fit", "number"]),

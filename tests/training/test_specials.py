@@ -139,6 +139,15 @@ def test_where_they_could_not_be_told_apart_the_run_is_refused(child: Configure,
     assert cfg.model.vocab_size == 259 and cfg.adapter is not None and cfg.adapter.tree()["whole"] == []
 
 
+def test_one_that_reads_as_another_value_is_the_text_that_was_typed(child: Configure) -> None:
+    """Seen to fail: rows were made for 'True', which the tokenizer then had not, beside 'true'."""
+    cfg = child("exact", "tokenizer.specials=[true,1.50]")
+    grown_tokenizer = cfg.tokenizer.build()
+    assert cfg.model.vocab_size == grown_tokenizer.vocab_size == 261 and grown_tokenizer.special(["true"]) == 259
+    cfg = child("exact", "tokenizer.specials=[]")
+    assert cfg.model.vocab_size == 259
+
+
 def test_a_recipe_that_names_its_parent_adds_them_as_well(parents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen to fail: what a file says of the tokenizer was left aside without a word."""
     (tmp_path / "recipes").mkdir()

@@ -183,7 +183,7 @@ def _with_parent(layers: list[Layer], parent: str, given: Sequence[Given], recip
         added = {SPECIALS: layer.values[SPECIALS]} if {SPECIALS, "init_from"} <= layer.values.keys() else {}  # of a recipe for fine-tuning
         layer.values = {path: value for path, value in layer.values.items() if path.split(".")[0] not in ("model", "tokenizer")} | added
     said = [layer.values[SPECIALS] for layer in layers if SPECIALS in layer.values]
-    values = parent_values(parent, given, recipe, next((item.value for item in given if item.key == SPECIALS), (said or [None])[-1]))
+    values = parent_values(parent, given, recipe, (said or [None])[-1])
     tree = _tree(layers)
     if "adapter.whole" in values and ("adapter" not in tree or at(tree, ["adapter", "whole"]) is not None):
         del values["adapter.whole"]

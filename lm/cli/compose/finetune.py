@@ -10,7 +10,7 @@ from lm.cli.compose.overrides import Given
 from lm.cli.compose.quoting import as_text, quoted
 from lm.cli.listing import known
 from lm.errors import CheckpointError, ConfigError
-from lm.schema import Tree, flatten
+from lm.schema import Tree, find_field, flatten, nest
 from lm.storage.model_folder import meant, read_config, resolve_model
 
 
@@ -71,7 +71,7 @@ def parent_values(init_from: str, given: Sequence[Given], recipe: str | None, sp
     """Returns the checkpoint's values of `model` and `tokenizer`, by dotted path. Raises ConfigError where the command line chooses others,
     CheckpointError where there is no checkpoint.
 
-    recipe: the recipe that has set init_from, where the command line has not.  specials: what the run says of SPECIALS.
+    recipe: the recipe that has set init_from, where the command line has not.  specials: what files say of SPECIALS.
     """
     try:
         folder = resolve_model(init_from)
@@ -96,6 +96,8 @@ def parent_values(init_from: str, given: Sequence[Given], recipe: str | None, sp
     if not isinstance(model, dict):
         raise CheckpointError(f"{folder}: its config names no model. Use a folder that lm wrote.")
     found = flatten(model, "model.") | {"tokenizer.kind": "file", "tokenizer.path": str(folder / "tokenizer.json")}
+    _, field = find_field(known.root(), nest(found), SPECIALS.split("."))
+    specials = next((as_text(field, item.raw, item.value) for item in given if item.key == SPECIALS and field is not None), specials)
     return found | (_with_rows(found, folder, specials) if isinstance(specials, list) and specials else {})
 
 

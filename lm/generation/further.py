@@ -11,6 +11,7 @@ from lm.data.rows.base import ObjectiveConfig, Rows
 from lm.data.rows.build import split_rows
 from lm.data.sources.base import Split
 from lm.data.store.prepare import Prepared
+from lm.errors import ConfigError
 from lm.generation.config import EvalConfig
 from lm.generation.evaluate import Evaluator, Totals
 from lm.generation.exposure import exposure, require_filled
@@ -28,7 +29,7 @@ def further(
     for seq_len in wanted.seq_len:
         sized = replace(evaluator, micro_batch=max(1, evaluator.micro_batch * data.seq_len // seq_len))
         n = None if data.val_rows is None else max(1, data.val_rows * data.seq_len // seq_len)
-        each = split_rows(objective, data.replace(seq_len=seq_len), prepared, splits, model)
+        each = _rows_of(seq_len, objective, data, prepared, splits, model)
         parts = [sized.totals(rows, spread(len(rows), n), closely=True) for rows in each]
         figures = reduce(operator.add, parts).figures()
         found |= {f"{name}/{seq_len}": value for name, value in figures.items() if name.startswith("val_")}
@@ -36,6 +37,16 @@ def further(
         read = [(rows, spread(len(rows), data.val_rows)) for rows in split_rows(objective, data, prepared, splits, model)]
         found |= exposure(evaluator, read, wanted.own_tokens)
     return found
+
+
+def _rows_of(
+    seq_len: int, objective: ObjectiveConfig, data: DataConfig, prepared: Prepared, splits: Sequence[Split], model: ModelConfig
+) -> list[Rows]:
+    """Returns rows of another length. Raises ConfigError where the text does not fill one, whose figures would be those of a shorter."""
+    try:
+        return split_rows(objective, data.replace(seq_len=seq_len), prepared, splits, model)
+    except ConfigError as error:
+        raise ConfigError(error.sentence.replace("data.seq_len", "eval.seq_len")) from None
 
 
 def by_source(evaluator: Evaluator, splits: Sequence[Rows], n: int | None) -> Tree:
@@ -53,7 +64,7 @@ def require_further(
 ) -> None:
     """Raises ConfigError where the text does not have the rows that `further` reads."""
     for seq_len in wanted.seq_len:
-        split_rows(objective, data.replace(seq_len=seq_len), prepared, splits, model)
+        _rows_of(seq_len, objective, data, prepared, splits, model)
     if wanted.own_tokens is not None:
         read = [(rows, spread(len(rows), data.val_rows)) for rows in split_rows(objective, data, prepared, splits, model)]
         require_filled(read, micro_batch=8)

@@ -101,7 +101,7 @@ def test_what_a_test_is_asked_is_what_eval_tells_of_its_model(configure: Configu
         (["eval.own_tokens=8"], "data.test_frac=0 sets no text aside"),
         (["data.test_frac=0.5", "eval.own_tokens=32"], "eval.own_tokens=32 leaves nothing of data.seq_len=32"),
         (["data.test_frac=0.5", "eval.seq_len=[64]", "model/position=learned"], "position=learned has no more places"),
-        (["data.test_frac=0.5", "eval.seq_len=[4096]"], "one row needs 4097"),
+        (["data.test_frac=0.5", "eval.seq_len=[4096]"], "and one row needs 4097. Lower eval.seq_len or"),
         (
             ["data.test_frac=0.5", "eval.own_tokens=8", "objective=fim"],
             "objective=fim of model.kind=decoder does not",

@@ -58,7 +58,7 @@ class TrainerConfig(RecomputeConfig):
     ema_decay: float | None = Field(None, gt=0, lt=1)
     """Keep an exponential moving average of the weights; it is validated and exported. null: off."""
     early_stop: int | None = Field(None, gt=0)
-    """Stop after this many validations without a better val_loss; checkpoint.best hands that model on. null: never."""
+    """Stop after this many validations without a better one, whose model checkpoint.best hands on. null: never."""
     freeze: list[str] = []
     """Weights that no step moves: patterns over their names, as in `lm show`, or parts of these: [embed, blocks.0, ffn, '*.bias']."""
     sample_prompts: list[MaybeEmpty] | Literal["held_out"] = []

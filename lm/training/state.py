@@ -28,9 +28,10 @@ from lm.training.launch.signals import Signals
 class Counters:
     """The counters that a checkpoint carries beside weights and optimizer."""
 
-    best_val_loss: float | None = None
-    best_bits_per_byte: float | None = None  # at best_val_loss
-    best_step: int | None = None  # step of best_val_loss, with checkpoint.best
+    best: float | None = None  # the least that `ObjectiveConfig.judged` has said of a validation
+    best_val_loss: float | None = None  # of that validation
+    best_bits_per_byte: float | None = None
+    best_step: int | None = None  # with checkpoint.best
     worse_validations: int = 0
     val_loss: float | None = None
     val_bits_per_byte: float | None = None

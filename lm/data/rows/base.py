@@ -22,7 +22,7 @@ from lm.errors import ConfigError
 from lm.losses.measure import Answers, Measure
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM, ModelConfig
-from lm.schema import Slot
+from lm.schema import Slot, Tree
 from lm.units import counted
 
 ModelKind = Literal["decoder", "encoder", "encoder_decoder"]
@@ -131,6 +131,10 @@ class ObjectiveConfig(Slot, group="objective"):
                 " model.head.labels=null for a new head."
             )
         return model
+
+    def judged(self, found: Tree) -> float:
+        """Returns of a validation's figures what is less of a better model, for checkpoint.best and trainer.early_stop."""
+        return float(found["val_loss"])
 
     def runs_parent(self) -> bool:
         """Whether each step runs the model that training started from."""

@@ -15,7 +15,7 @@ from lm.data.rewards.text import ExactReward
 from lm.data.rows.base import Material, ObjectiveConfig, PartedRows, Rows, widest
 from lm.data.rows.seq2seq import rounded
 from lm.nn.batch import Batch
-from lm.schema import Named
+from lm.schema import Named, Tree
 
 
 class PolicyConfig(ObjectiveConfig):
@@ -37,6 +37,9 @@ class PolicyConfig(ObjectiveConfig):
     """Most tokens of an answer; one that is longer is cut."""
     kl: float = Field(0.0, ge=0)
     """What a departure from the model at the start costs, in units of reward a nat. 0: nothing, and no such model is kept."""
+
+    def judged(self, found: Tree) -> float:
+        return -float(found["val_reward"])
 
     def runs_parent(self) -> bool:
         return self.kl > 0

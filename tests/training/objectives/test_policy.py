@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lm.cli.compose.compose import compose_config
-from lm.data.kinds import BytesConfig, GRPOConfig, RLOOConfig
+from lm.data.kinds import BytesConfig, GRPOConfig, ORPOConfig, RLOOConfig, SFTConfig
 from lm.data.rewards.base import scores
 from lm.data.rows.policy import PolicyConfig
 from lm.errors import ConfigError
@@ -19,6 +19,7 @@ from lm.generation.rollouts import Asked, Rollout, Sampler
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM
 from lm.testing.models import VOCAB
+from lm.training.callbacks.validation import Validation
 from lm.training.config import TrainConfig
 from lm.training.objectives.policy import GRPO, RLOO, Policy
 from lm.training.run import train
@@ -196,6 +197,15 @@ def test_a_reward_that_is_the_same_for_all_changes_nothing(policy: Callable[...,
         assert (tmp_path / objective / name).read_bytes() == (made / "parent" / name).read_bytes()
         (event,) = [line["event"] for line in read(tmp_path / objective / "metrics.jsonl") if "event" in line]
         assert "all answers to a prompt are worth the same. Other objective.rewards" in event
+
+
+def test_the_best_validation_is_that_of_the_most_reward(policy: Callable[..., TrainConfig], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of preferences that of the least pair loss. Seen to fail: that of the least loss on the data's answers, which both give up."""
+    said = iter([{"val_loss": 1.0, "val_reward": 0.1}, {"val_loss": 2.0, "val_reward": 0.9}, {"val_loss": 0.5, "val_reward": 0.5}])
+    monkeypatch.setattr(Validation, "_losses", lambda *_: {"val_bits_per_byte": 1.0, **next(said)})
+    summary = train(policy("objective=grpo", "checkpoint.best=true"))
+    assert (summary["steps"], summary["model_step"], summary["val_loss"]) == (6, 3, 2.0)
+    assert ORPOConfig().judged({"val_loss": 1.0, "val_pair_loss": 2.0}) == 2.0 and SFTConfig().judged({"val_loss": 1.0}) == 1.0
 
 
 @pytest.mark.slow

@@ -86,7 +86,7 @@ def memory(model: LM, setting: Setting) -> Memory:
         activations=tokens * _activations(model, setting),
         loss=_of_logits(logits, setting)
         + sum(_part(model.head, name, p, n) for name, p in model.head.named_parameters() if p.requires_grad)
-        * (4 + size * (1 + len(model.mtp))),
+        * (4 + size * (1 + len(model.mtp) * model.runs_mtp)),
     )
 
 
@@ -147,7 +147,7 @@ def _units(model: LM, setting: Setting) -> Iterator[_Unit]:
     for stack in model.stacks():
         for parts in stack.parts:
             yield _Unit(parts.layer, _block(cfg, parts, setting), Kept(d, 0), *_products(next(modules), parts, setting))
-    for layer in range(cfg.n_layers, cfg.n_layers + len(model.mtp)):
+    for layer in range(cfg.n_layers, cfg.n_layers + len(model.mtp) * model.runs_mtp):
         join, parts = Kept(d, 2 * d), cfg.parts(layer)  # the norm of the embedding, and the matrix that reads it beside the hidden states
         whole, inputs = together([join, _block(cfg, parts, setting), _ends(d)]), together([Kept(d, 0), _ends(d)])
         yield _Unit(layer, whole, inputs, *_products(next(modules), parts, setting))

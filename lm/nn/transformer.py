@@ -108,7 +108,7 @@ class LM(Stack):
         self.causal, self.vocab_size, self.max_seq_len = causal, cfg.vocab_size, cfg.max_seq_len
         self.embed = TokenEmbedding(self.vocab_size, cfg.d_model)
         self.head = Head(cfg.head, cfg.norm, cfg.d_model, self.vocab_size)
-        self.mtp = nn.ModuleList()  # blocks that predict further tokens, in training and in drafts
+        self.mtp, self.runs_mtp = nn.ModuleList(), True  # blocks that predict further tokens, in drafts and, where this is set, in training
         self.cache_form: str | None = None  # how a cache stores a token: bf16, int8; None: in the model's dtype
         self.quick: Callable[[Tensor, Context], Tensor | None] | None = None  # runs blocks and last norm faster, or gives None
         self.tie()
@@ -220,7 +220,7 @@ class DecoderLM(LM):
         self.mtp.extend(MTPBlock(cfg.block, cfg.parts(cfg.n_layers + k)) for k in range(cfg.mtp.depth if cfg.mtp is not None else 0))
 
     def predict_further(self, hidden: Tensor, batch: Batch, ctx: Context) -> None:
-        if not self.training or self.cfg.mtp is None:
+        if not (self.training and self.runs_mtp) or self.cfg.mtp is None:
             return
         ctx.mtp_weight = self.cfg.mtp.weight
         for n, block in enumerate(self.mtp, 1):

@@ -26,7 +26,7 @@ from lm.training.plan import counts_of
 from lm.training.state import RunState
 from lm.training.strategies.single import Single
 from lm.training.weights.ema import EMA
-from lm.training.weights.freeze import freeze, still, trainable
+from lm.training.weights.freeze import hold_still, trainable
 from lm.training.weights.initial import Fill, empty, load_pieces
 
 
@@ -60,7 +60,7 @@ class TrainModule(LightningModule):
         self.cfg, self.model, self.strategy, self.fill, self.reader = cfg, model, strategy, fill, reader
         self.step = int(reader.meta["step"]) if reader is not None else 0
         self._saved = {*(dict(model.named_parameters()) if cfg.adapter is None else cfg.adapter.own(model))}  # the rest is the parent's
-        frozen = freeze(model, still(cfg))
+        frozen = hold_still(model, cfg)
         self._still = _unmoved(model, frozen if cfg.adapter is None else frozen | model.steered().keys())
         self._traits = traits_of(model, cfg.optim.groups, cfg.optim.layer_decay)  # before the strategy shards the weights
         self.n_trained = sum(p.numel() for p in trainable(model).values())

@@ -59,8 +59,11 @@ def estimate(cfg: TrainConfig, model: ModelConfig) -> Memory:
 
 
 def counts_of(cfg: TrainConfig, model: ModelConfig) -> Counts:
-    """Returns the model's counts, with a forward of each model that the loss compares with among those of a training step."""
+    """Returns the model's counts, with a forward of each model that the loss compares with among those of a training step, and without
+    blocks that a training leaves out."""
     own, seq_len = count(model, cfg.data.seq_len), cfg.data.seq_len
+    if model.drafts() and not cfg.objective.trains_mtp:
+        own = replace(own, train_flops_per_token=count(model.replace(mtp=None), seq_len).train_flops_per_token)
     beside = sum(count(each, seq_len).forward_flops_per_token for each, _ in (*_start(cfg, model), *_teacher(cfg)))
     return replace(own, train_flops_per_token=own.train_flops_per_token + beside)
 

@@ -7,12 +7,15 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from lm.cost.count import count
+from lm.cost.memory import memory
 from lm.errors import ConfigError
 from lm.nn.transformer import build_model, model_config
 from lm.storage.atomic import read_json
 from lm.storage.checkpoint import CheckpointReader
+from lm.training.plan import counts_of
 from lm.training.run import train
-from lm.training.weights.freeze import freeze, on_meta, trainable
+from lm.training.weights.freeze import freeze, hold_still, on_meta, trainable
 from tests.training.conftest import Before, Configure, Launch, ranks, results
 from tests.training.steps import MOE, SGD, batches, config, train_steps
 
@@ -62,6 +65,22 @@ def test_blocks_for_further_tokens_stay_as_they_are_where_the_loss_does_not_read
         trained = trainable(on_meta(cfg, cfg.model))
         assert "blocks.0.attention.q.weight" in trained
         assert any(name.startswith("mtp.") for name in trained) is (cfg.objective.kind == "causal"), cfg.objective.kind
+
+
+def test_blocks_for_further_tokens_run_in_training_where_the_loss_reads_them_and_are_counted_so() -> None:
+    """Seen to fail: a training on preferences ran them for nothing."""
+    cfg = config(SGD, model={"mtp": {"depth": 2}})
+    pairs = {"kind": "text", "files": "pairs.jsonl", "record": {"kind": "preference"}, "seq_len": 16}
+    seen, costs = [], []
+    for objective, data in (({"kind": "causal"}, cfg.data.tree()), ({"kind": "orpo"}, pairs)):
+        own = cfg.replace(objective=objective, data=data | {"seq_len": 16})
+        built = build_model(own.model, seed=0)
+        hold_still(built, own)
+        seen.append(built.train()(torch.zeros(1, 8, dtype=torch.int64), read=lambda hidden, head, ctx: len(ctx.mtp)))
+        costs.append((counts_of(own, own.model).train_flops_per_token, memory(on_meta(own, own.model), own.setting()).activations))
+    assert seen == [2, 0] and costs[0][0] > costs[1][0] and costs[0][1] > costs[1][1]
+    plain = cfg.model.replace(mtp=None)
+    assert costs[1][0] == count(plain, 16).train_flops_per_token
 
 
 def test_the_average_of_a_frozen_weight_is_the_weight(configure: Configure, tmp_path: Path) -> None:

@@ -19,15 +19,15 @@ def on_meta(cfg: Sized, model: ModelConfig) -> LM:
     if cfg.adapter is not None:
         cfg.adapter.apply(built)
         hold(built)
-    freeze(built, still(cfg))
+    hold_still(built, cfg)
     return built
 
 
-def still(cfg: Sized) -> list[str]:
-    """Returns patterns for the weights that no step moves: those of trainer.freeze, and blocks of mtp that the loss does not read, whose
-    gradient some engines take for 0, so that they would decay."""
-    unread = cfg.model.drafts() and not cfg.objective.trains_mtp
-    return [*cfg.trainer.freeze, *(["mtp"] if unread else [])]
+def hold_still(model: LM, cfg: Sized) -> set[str]:
+    """Freezes the weights that no step moves, and returns their names: those of trainer.freeze, and blocks of mtp that the loss does not
+    read, whose gradient some engines take for 0, so that they would decay. Those are left out of a training's forward, too."""
+    model.runs_mtp = cfg.objective.trains_mtp
+    return freeze(model, [*cfg.trainer.freeze, *(["mtp"] if model.mtp and not model.runs_mtp else [])])
 
 
 def freeze(model: LM, patterns: list[str]) -> set[str]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 LATEST = "latest"
-IMPORTED = ("family", "sampling")  # keys of config.json that stay with what is trained from an imported model, and say how it is exported
+IMPORTED = ("family", "sampling", "card")  # keys of config.json that stay with what is trained from an import, and say how it is exported
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 

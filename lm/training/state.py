@@ -71,6 +71,7 @@ class Saved(Config):
     teacher_hash: str | None = None
     family: str | None = None
     sampling: Tree | None = None
+    card: Tree | None = None
     version: str
     plugins: dict[str, str]
     adapter: Tree | None = None

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 
 from lm.data.kinds import BytesConfig
@@ -16,6 +17,7 @@ from lm.generation.generate import generate
 from lm.generation.load import load
 from lm.generation.text import ends_of
 from lm.hf.families.llama import Llama
+from lm.hf.io.card import stated
 from lm.hf.io.family import families
 from lm.hf.io.generation import options_of, sampling
 from lm.hf.io.reading import read_hf
@@ -29,6 +31,7 @@ from tests.hf.gguf_models import HEADS, PLAIN, built
 from tests.nn.models import config, redrawn
 
 Run = Callable[..., "Done"]
+LICENSE = {"license": "other", "license_name": "my own", "license_link": "https://example.org/terms"}
 
 
 class Done(NamedTuple):
@@ -195,6 +198,7 @@ def test_how_tokens_are_drawn_stays_with_a_model_that_is_trained_on(tmp_path: Pa
     drawn |= {"num_beams": 4, "length_penalty": 2.0, "early_stopping": "never", "bad_words_ids": [[5], [6, 7]], "max_length": 512}
     more = {"min_p": "0.1", "max_time": 9, "suppress_tokens": None, "eos_token_id": 257, "_from_model_config": True}
     (theirs / "generation_config.json").write_text(json.dumps({**drawn, **more}))
+    (theirs / "README.md").write_text("\n".join(["---", *(f"{key}: {value}" for key, value in LICENSE.items()), "---"]))
     done = lm("import", f"from={theirs}", "out=here")
     assert done.returncode == 0 and "generation_config.json: not kept: min_p='0.1', max_time=9\n" in done.stderr
     options = """'logit_bias={"5": -100}' repetition_penalty=1.05 no_repeat_ngram=3 temperature=0.6 top_k=20 top_p=0.95"""
@@ -208,6 +212,25 @@ def test_how_tokens_are_drawn_stays_with_a_model_that_is_trained_on(tmp_path: Pa
         assert lm("export", f"from={source}", "format=hf", f"out={source}-hf", "check=false").returncode == 0
         said = json.loads((tmp_path / f"{source}-hf/generation_config.json").read_text())
         assert {key: value for key, value in said.items() if not key.endswith("token_id")} == drawn
+        assert ModelCard.load(tmp_path / f"{source}-hf/README.md").data.to_dict().items() >= LICENSE.items()
+    assert lm("export", "from=here", "out=other", "check=false", "license=mit", "base=me/mine").returncode == 0
+    told = ModelCard.load(tmp_path / "other/README.md").data.to_dict()
+    assert {key: told[key] for key in told if key.startswith(("license", "base"))} == {"license": "mit", "base_model": "me/mine"}
+
+
+def test_the_name_and_the_license_of_a_model_of_the_hub_are_read_of_its_card(tmp_path: Path) -> None:
+    """Not its own base_model. Seen to fail: an export said neither, as if it were nobody's."""
+    assert stated(tmp_path, str(tmp_path)) is None and stated(tmp_path, "owner/name") == {"base_model": "owner/name"}
+    lines = [
+        "---",
+        "tags: [a]",
+        *(f'{key}: "{value}" # said' for key, value in LICENSE.items()),
+        "base_model: its/own",
+        "---",
+        "license: no",
+    ]
+    (tmp_path / "README.md").write_text("\n".join(lines))
+    assert stated(tmp_path, str(tmp_path)) == LICENSE and stated(tmp_path, "owner/name") == {"base_model": "owner/name", **LICENSE}
 
 
 @pytest.mark.parametrize(

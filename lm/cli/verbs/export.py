@@ -27,7 +27,10 @@ class Export(Writer):
     merge: bool | None = None
     """An adapter becomes part of the weights. null: where the format has none."""
     base: str | None = None
-    """Of format=peft, what the adapter names as its model: a folder, or owner/name. null: where the parent was imported from, or itself."""
+    """What an adapter names as its model: a folder, or owner/name. null: where the parent was imported from, or itself. Of format=hf, the
+    model of the hub that the model card names. null: the one that this was imported from, if any."""
+    license: str | None = None
+    """Of format=hf, what the model card says: apache-2.0, say. null: as the model of the hub that this was imported from, if any."""
     family: str | None = None
     """Model type to write (llama, gpt2, t5, ...). null: that which it was imported from, or the most general."""
     dtype: Literal["keep", "fp32", "bf16", "fp16", "f32", "f16", "q8_0"] = "keep"
@@ -47,15 +50,15 @@ class Export(Writer):
             other = "hf" if self.format == "peft" else "peft"
             raise ConfigError(f"merge={str(self.merge).lower()}: format={self.format} is never so. Leave it out, or use format={other}.")
         if self.format == "peft":
-            if (self.dtype, self.mtp) != ("keep", "drop"):
-                raise ConfigError("format=peft: dtype and mtp are of whole models. Leave them out, or use format=hf.")
+            if (self.dtype, self.mtp, self.license) != ("keep", "drop", None):
+                raise ConfigError("format=peft: dtype, mtp and license are of whole models. Leave them out, or use format=hf.")
             found = export_adapter(
                 self.from_, self.out, family=self.family, base=self.base, check=self.check, overwrite=self.overwrite, say=note
             )
         else:
             found = export(
-                self.from_, self.out, format=self.format, family=self.family, dtype=self.dtype, mtp=self.mtp, check=self.check,
-                overwrite=self.overwrite, say=note,
+                self.from_, self.out, format=self.format, family=self.family, dtype=self.dtype, mtp=self.mtp, license=self.license,
+                base=self.base, check=self.check, overwrite=self.overwrite, say=note,
             )  # fmt: skip
         say(f"{found.folder}: {found.kind}, {si(found.n_parameters)} parameters")
         if found.check is not None:

@@ -48,6 +48,8 @@ def export(
     family: str | None = None,
     dtype: DType = "keep",
     mtp: Literal["drop", "keep"] = "drop",
+    license: str | None = None,
+    base: str | None = None,
     check: bool = True,
     overwrite: bool = False,
     say: Say = printing.say,
@@ -57,6 +59,7 @@ def export(
     model: a run, model or checkpoint folder. out: a folder that does not exist, or with `overwrite` one that a verb has written.
     family: the model type to write (llama, gpt2, t5, ...); None: the one that it was imported from, or else the most general that can hold
     the model. dtype: of the weights, under the names that the format has. mtp: what becomes of the blocks that predict further tokens.
+    license, base: what the model card says, such as apache-2.0 and owner/name; None: what it said of the hub's model that this is of.
     check: whether to compare logits with transformers, where it is installed. Raises ConfigError naming the option that no family has,
     NumericsError for a weight that is not finite in `dtype`, CheckpointError where transformers computes other logits; nothing is written
     then.
@@ -64,6 +67,9 @@ def export(
     expect("model", model, (str, os.PathLike), "Give the folder of the run or model")
     folder = require_free(out, overwrite, model)
     _require_known(format, dtype, mtp)
+    said = {key: value for key, value in (("base_model", base), ("license", license)) if value is not None}
+    if said and format != "hf":
+        raise ConfigError(f"license, base: format={format} has no model card. Leave them out.")
     found, tokenizer = load(model, "cpu")
     _without_mtp(found, mtp, say)
     _settle(found, say)
@@ -77,7 +83,7 @@ def export(
     uses = uses_of_hf(str(model), folder, home, found, tokenizer, about.get("family"))
     with out_folder(folder, overwrite, sum(weight.nbytes for weight in weights.values())) as half:
         write_hf(half, home, found.cfg, weights, tokenizer, about.get("sampling"))
-        (half / "README.md").write_text(card.model_card(about, str(model), home, found), encoding="utf-8")
+        (half / card.CARD).write_text(card.model_card(about, str(model), home, found, said), encoding="utf-8")
         compared = _compared(half, home, found, say) if check else None
     if not check:
         say("not compared with transformers (check=false)")

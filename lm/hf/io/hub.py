@@ -8,7 +8,16 @@ from lm.errors import CheckpointError, ConfigError
 from lm.hf.io.older import BESIDE, OLDER
 from lm.hf.io.peft import WEIGHTS as ADAPTER
 
-_PATTERNS = ["*.json", "chat_template.jinja", "additional_chat_templates/*.jinja", "model*.safetensors", ADAPTER, *OLDER, *BESIDE]
+_PATTERNS = [
+    "*.json",
+    "README.md",
+    "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
+    "model*.safetensors",
+    ADAPTER,
+    *OLDER,
+    *BESIDE,
+]
 
 
 def local_folder(source: str, revision: str | None = None) -> Path:

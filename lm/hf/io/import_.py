@@ -9,6 +9,7 @@ from lm.data.tokenizer.fitting import fitted, grown, new_ids
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import ConfigError, expect
 from lm.generation.text import require_fit
+from lm.hf.io.card import stated
 from lm.hf.io.generation import GENERATION, further_ends, sampling, with_first
 from lm.hf.io.hub import local_folder
 from lm.hf.io.older import read_foreign
@@ -65,6 +66,7 @@ def import_model(
     if not_kept:
         say(f"{GENERATION}: not kept: {', '.join(not_kept)[:300]}")
     extra = {"parent": str(source), "tokenizer_hash": own.hash, "family": found.family.name, "sampling": drawn}
+    extra["card"] = stated(folder, str(source))
     save_model(target, with_first(found.config, folder).tree(), found.weights, own.save, extra, overwrite)
     return Written(target, found.family.name, sum(weight.numel() for weight in found.weights.values()))
 

@@ -18,6 +18,7 @@ from lm.errors import ConfigError
 from lm.hf.gguf.vocabulary import unnamed_ends, vocabulary
 from lm.hf.gguf.writing import ARCHITECTURES, architecture_for
 from lm.hf.io.export import export
+from lm.hf.io.handing_on import uses_of_gguf
 from lm.nn.transformer import LM, model_config
 from lm.schema import Tree, from_tree
 from lm.storage.model_folder import save_model
@@ -105,7 +106,8 @@ def test_the_command_writes_a_folder_with_the_file(lm: Lm, tokenizer: Tokenizer,
     code, out, err = lm("export", f"from={folder}", "format=gguf", "dtype=q8_0", f"out={tmp_path / 'out'}")
     assert code == 0, err
     assert f"{tmp_path / 'out'}: qwen3, " in out
-    assert f"llama.cpp: llama-cli -m {tmp_path / 'out'}/model.gguf -p TEXT\n" in out
+    assert f"llama.cpp: llama-completion -m {tmp_path / 'out'}/model.gguf -no-cnv -p TEXT\n" in out
+    assert uses_of_gguf("m", Path("out"), chats=True)[0].command == "llama-cli -m out/model.gguf"
     assert f"Ollama: cd {tmp_path / 'out'} && ollama create NAME && ollama run NAME\n" in out
     assert (tmp_path / "out" / "model.gguf").read_bytes() == written(tmp_path, model, tokenizer, "q8_0").read_bytes()
 

@@ -145,7 +145,8 @@ def _as_gguf(
         write_gguf(
             half / FILE, home, model, tokenizer, kept if dtype == "keep" else dtype, card.name(about, str(source)), about.get("sampling")
         )
-    return Written(folder, home.name, sum(p.numel() for p in model.parameters()), uses=uses_of_gguf(str(source), folder))
+    uses = uses_of_gguf(str(source), folder, tokenizer.chat_template is not None)
+    return Written(folder, home.name, sum(p.numel() for p in model.parameters()), uses=uses)
 
 
 def export_adapter(

@@ -50,12 +50,14 @@ def uses_of_hf(source: str, folder: Path, family: Family, model: LM, tokenizer: 
     return [*found, Use("lm-eval", None if why else command, why)]
 
 
-def uses_of_gguf(source: str, folder: Path) -> list[Use]:
-    """Returns the uses of a folder with a GGUF file.  source: what it was exported from."""
+def uses_of_gguf(source: str, folder: Path, chats: bool) -> list[Use]:
+    """Returns the uses of a folder with a GGUF file.  source: what it was exported from; chats: the file has a chat template, in which
+    llama-cli asks everything (llama.cpp's tools/cli and tools/completion, August 2026)."""
     file = str(folder / FILE)
+    command = f"llama-cli -m {shlex.quote(file)}" if chats else f"llama-completion -m {shlex.quote(file)} -no-cnv -p TEXT"
     script = f"from llama_cpp import Llama; print(Llama({file!r})('def main(', max_tokens=20, temperature=0)['choices'][0]['text'])"
     return [
-        Use("llama.cpp", f"llama-cli -m {shlex.quote(file)} -p TEXT"),
+        Use("llama.cpp", command),
         Use("Ollama", f"cd {shlex.quote(str(folder))} && ollama create NAME && ollama run NAME"),
         Use("llama-cpp-python", _python(script)),
         Use("transformers, vLLM, lm-eval", f"lm export from={shlex.quote(source)} format=hf out={shlex.quote(f'{folder}-hf')}"),

@@ -36,9 +36,7 @@ def test_a_model_with_another_head_is_told_by_its_class(theirs: Path) -> None:
     weights = load_file(theirs / "model.safetensors")
     save_file(weights | {"score.weight": torch.ones(1, 32)}, theirs / "model.safetensors")
     change(theirs, architectures=["LlamaForTokenClassification"])
-    with pytest.raises(
-        CheckpointError, match=r"not known \(score.weight\); the config names LlamaForTokenClassification, and lm reads L"
-    ):
+    with pytest.raises(CheckpointError, match=r"not known \(score.weight\); the config names LlamaForTokenClassification, and lm reads L"):
         read_hf(theirs)
 
 

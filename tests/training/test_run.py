@@ -127,7 +127,8 @@ def test_a_run_prints_its_own_lines_and_nothing_of_lightning(lm_process: Start, 
     process = lm_process("train", *tiny, "data.workers=1")
     assert process.wait() == 0
     assert [line for line in process.stderr.splitlines() if "left out" not in line] == []
-    own = r"train: |val: |/\S+/run(: recipes=| starts| resumes)|report: |sample it: |further: | +step +loss| +[\d,]+ +\d+% +"
+    own = r"train: |val: |/\S+/run(: recipes=| starts| resumes)|report: |sample it: |further: |\d+% of the time "
+    own += r"| +step +loss| +[\d,]+ +\d+% +"
     assert [line for line in process.stdout.splitlines() if not re.match(own, line)] == []
     assert "\x1b" not in process.stdout
     given = f"from={tmp_path / 'run'}"

@@ -78,11 +78,9 @@ class Rows(ABC):
 
 @dataclass(frozen=True)
 class Material:
-    """Everything from which an objective makes the rows of one split.
-
-    packed: `split`, `fit` or `none`.  start: start token of an encoder-decoder's decoder; None: the model is no encoder-decoder.
-    first: what each of its targets begins with, if anything.  model: None: any that the objective trains.  short: a split that does not
-    fill a row is one row, as to be evaluated on; else it is refused.
+    """Everything from which an objective makes the rows of one split.  packed: `split`, `fit` or `none`.  start: start token of an
+    encoder-decoder's decoder; None: the model is none.  first: what each of its targets begins with, if anything.  model: None: any that
+    the objective trains.  short: a split that does not fill a row is one row, as to be evaluated on; else it is refused.
     """
 
     store: TokenStore
@@ -126,10 +124,8 @@ class ObjectiveConfig(Slot, group="objective"):
     def headed(self, model: ModelConfig) -> ModelConfig:
         """Returns the model with the head that this objective trains. Raises ValueError where it cannot train the one that it has."""
         if model.head.labels is not None:
-            raise ValueError(
-                f"objective={self.kind} predicts tokens, and model.head.labels={model.head.labels} are none. Use objective=classify, or"
-                " model.head.labels=null for a new head."
-            )
+            raise ValueError(f"objective={self.kind} predicts tokens, and model.head.labels are none. Use objective=classify, or"
+                             " model.head.labels=null for a new head.")  # fmt: skip
         return model
 
     def judged(self, found: Tree) -> float:

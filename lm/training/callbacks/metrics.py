@@ -19,7 +19,7 @@ from lm.training.budget import peak_flops
 from lm.training.callbacks.base import RunCallback
 from lm.training.module import TrainModule
 
-_DEAD = 2  # logged steps in a row
+_LOGGED = 2  # logged steps in a row that are told of
 _STARVED = 0.2  # part of the time
 
 Metric = Callable[[Trainer, TrainModule], Tree]
@@ -35,7 +35,7 @@ class Metrics(RunCallback):
         module.run.counters.device = torch.cuda.get_device_name() if cuda else cpu
         self._added = {name: metric.build() for name, metric in module.cfg.metrics.items()}
         module.run.clock.start(module.step)
-        self._told_starved = False
+        self._starved = 0  # logged steps in a row that waited for their batches
 
     def step_end(self, module: TrainModule) -> None:
         run = module.run
@@ -64,17 +64,18 @@ class Metrics(RunCallback):
         """Records once that the gradient is exactly 0 in several logged steps in a row, as where a huge rate has driven the weights to
         where all is flat, or no answer is better than another. Such a run would end like any other."""
         counters, own = module.run.counters, module.cfg.objective.own_answers
-        counters.dead_steps = [*counters.dead_steps[:_DEAD], module.step] if line["grad_norm"] == 0 else []
-        if len(counters.dead_steps) == _DEAD:
+        counters.dead_steps = [*counters.dead_steps[:_LOGGED], module.step] if line["grad_norm"] == 0 else []
+        if len(counters.dead_steps) == _LOGGED:
             rewards = "all answers to a prompt are worth the same. Other objective.rewards, easier prompts or more objective.n_answers"
             event = f"gradient exactly 0: {rewards if own else 'nothing is learned. A lower optim.lr'} may help"
             module.run.journal.record({"step": module.step, "event": event, "since_step": counters.dead_steps[0]})
 
     def _tell_starved(self, module: TrainModule, line: Tree) -> None:
-        """Says once, and only on the terminal, as it is nothing that repeats, that the steps wait for their batches."""
-        if not self._told_starved and line["data_s"] > _STARVED * line["step_s"]:
-            self._told_starved = True
-            part, workers = line["data_s"] / line["step_s"], module.cfg.data.workers
+        """Says once that steps wait for their batches, where several logged ones do: in the first one, workers begin. Only on the terminal,
+        as it is nothing that repeats."""
+        part, workers = line["data_s"] / line["step_s"], module.cfg.data.workers
+        self._starved = self._starved + 1 if part > _STARVED or self._starved >= _LOGGED else 0
+        if self._starved == _LOGGED:
             module.run.journal.console.say(f"{part:.0%} of the time goes by waiting for batches: data.workers={workers + 2} may help")
 
 

@@ -185,7 +185,7 @@ def test_functions_are_parted_from_their_docstrings() -> None:
     for head, source, *_ in functions(MODULE):  # what data=stdlib_code asks for, and what it answers
         assert CompilesReward().score(Answer(head, source, source, 1, True)) == 1.0
     assert list(functions("def broken(:")) == [] == list(functions("\0"))
-    assert [target for _, _, target in functions("def f():\n    x = '\x0c'\n\x0c\ndef g():\n    'Doc.'\n    return 1\n")] == ["Doc."]
+    assert [each.target for each in functions("def f():\n    x = '\x0c'\n\x0c\ndef g():\n    'Doc.'\n    return 1\n")] == ["Doc."]
 
 
 TEXT, PAIRS = TextConfig(files="x"), TextConfig(files="x", record=PairRecord())

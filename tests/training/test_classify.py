@@ -16,7 +16,7 @@ from lm.cli.compose.compose import compose_config
 from lm.errors import ConfigError
 from lm.nn.batch import IGNORED, Batch
 from lm.training.config import TrainConfig
-from lm.training.plan import plan
+from lm.training.plan import estimate, plan
 from lm.training.run import train
 from tests.training.conftest import Configure, Launch, ranks, read, results, settled
 
@@ -125,9 +125,10 @@ def test_a_language_model_gets_a_new_head_and_keeps_the_rest(of_labels: Labelled
     assert torch.allclose(weights(tmp_path / "on")["head.weight"], after["head.weight"], atol=1e-6)
 
 
-def test_beside_an_adapter_the_new_head_is_trained_whole(of_labels: Labelled, parent: Path, tmp_path: Path) -> None:
-    """Seen to fail: it stayed as it was drawn, and was not saved."""
-    given = (f"init_from={parent}", "adapter=lora", "trainer.max_steps=4")
+def test_beside_an_adapter_the_new_head_is_trained_whole(of_labels: Labelled, configure: Configure, tmp_path: Path) -> None:
+    """Seen to fail: it stayed as it was drawn, and was not saved; or the parent's bias on tokens stood beside it."""
+    train(configure("run.name=parent", "trainer.max_steps=4", "model.head.tied=false", "model.head.bias=true"))
+    given = (f"init_from={tmp_path / 'parent'}", "adapter=lora", "trainer.max_steps=4")
     for start in (train, lambda cfg: plan(cfg, print)):
         with pytest.raises(ConfigError, match=r"adapter.whole: the head .* begins anew. Name it: \[head\]"):
             start(of_labels(*given))
@@ -181,3 +182,9 @@ def test_a_classifier_continues_nothing(of_labels: Labelled, parent: Path, tmp_p
         lm.evaluate(tmp_path / "run", lm.config(overrides=["data=text", f"data.files={tmp_path / 'text.txt'}", "data.seq_len=32"]).data)
     with pytest.raises(ConfigError, match="is no list of texts"):
         lm.classify(net, tokenizer, "sea")
+
+
+def test_memory_is_reckoned_for_as_many_logits_as_labels(of_labels: Labelled, configure: Configure) -> None:
+    """Seen to fail: for a whole vocabulary."""
+    few, many = (estimate(cfg, cfg.sized_model(260)).parts()["loss"] for cfg in (of_labels(), configure()))
+    assert few < many / 50

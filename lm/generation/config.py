@@ -119,8 +119,9 @@ class GenerateConfig(SamplingConfig):
     """How text is continued, and by which drafts it comes sooner: at most one, and none of them changes it."""
 
     draft: str | None = None
-    """Folder of a smaller model with the same tokenizer, or mtp: the model's own blocks for further tokens (model.mtp). It proposes tokens
-    that the model checks several at a time (Leviathan et al. 2022, arXiv:2211.17192). null: off."""
+    """Folder of a smaller model whose tokenizer has all tokens of the model's, with the same ids, or mtp: the model's own blocks for
+    further tokens (model.mtp). It proposes tokens that the model checks several at a time (Leviathan et al. 2022, arXiv:2211.17192). null:
+    off."""
     lookup: int | None = Field(None, gt=0, le=64)
     """Propose what followed the last so many tokens, or fewer, where they stood before in prompt or output. null: off."""
     draft_tokens: int = Field(4, gt=0, le=64)

@@ -7,6 +7,7 @@ from typing import get_args
 import torch
 
 from lm.adapters.adapter import hold
+from lm.data.tokenizer.fitting import unlike
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import CheckpointError, ConfigError, expect
 from lm.generation.config import CacheForm, Dtype, GenerateConfig
@@ -109,10 +110,10 @@ def drafter_of(model: LM, tokenizer: Tokenizer, cfg: GenerateConfig, dtype: Dtyp
     if cfg.draft == "mtp":
         return MTP(cfg.draft_tokens, model)
     draft, own = load(cfg.draft, str(model.embed.weight.device), dtype=dtype, compile=compile)
-    if own.hash != tokenizer.hash:
+    if (other := unlike(own, tokenizer)) is not None:
         raise ConfigError(
-            f"draft={cfg.draft}: its tokenizer, of {own.vocab_size} tokens, is not the model's, of {tokenizer.vocab_size}."
-            " Draft with a model that was trained with the same one."
+            f"draft={cfg.draft}: it has another tokenizer, {other}, so what it drafts is of other tokens."
+            " Draft with a model that has all tokens of this one."
         )
     return DraftModel(cfg.draft_tokens, draft, model)
 

@@ -1,4 +1,4 @@
-"""Drafts by a smaller model with the same tokenizer."""
+"""Drafts by a smaller model with the same tokens."""
 
 from collections.abc import Sequence
 

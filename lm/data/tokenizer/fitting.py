@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
@@ -64,8 +65,15 @@ def unlike(other: Tokenizer, tokenizer: Tokenizer) -> str | None:
         i, name = min(other_ids)
         return f"in which {name[:80]!r} is not token {i:,}"
     mine, its = tokenizer.content(), other.content()
-    differs = any(mine.get(part) != its.get(part) for part in ("model", "pre_tokenizer", "normalizer"))
+    differs = mine["model"] != its["model"] or any(_cut(mine[part]) != _cut(its[part]) for part in ("pre_tokenizer", "normalizer"))
     return "which has all tokens of this one and cuts texts otherwise" if differs else None
+
+
+def _cut(part: Any) -> Any:
+    """Returns the part without what decides only from where in a text a token is said to be, which transformers 5 sets anew in saving."""
+    if isinstance(part, list):
+        return [_cut(each) for each in part]
+    return {key: _cut(value) for key, value in part.items() if key != "trim_offsets"} if isinstance(part, dict) else part
 
 
 def _tokens(tokenizer: Tokenizer) -> dict[str, int]:

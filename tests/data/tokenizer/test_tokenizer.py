@@ -11,7 +11,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from lm.data.kinds import BPEConfig, BytesConfig, TokenizerFileConfig, UnigramConfig, WordPieceConfig
 from lm.data.tokenizer import tokenizer as module
-from lm.data.tokenizer.fitting import grown
+from lm.data.tokenizer.fitting import grown, unlike
 from lm.data.tokenizer.stream import Stream
 from lm.data.tokenizer.tokenizer import Specials, Tokenizer, load_tokenizer, split_text
 from lm.data.tokenizer.train import _LONGEST as LONGEST
@@ -346,3 +346,17 @@ def test_a_special_token_whose_id_another_token_has_is_refused() -> None:
     assert grown(holes, []) is holes
     with pytest.raises(ConfigError, match=r"tokenizer\.specials: <\|x\|> would get the id 3, which another token has"):
         grown(holes, ["<|x|>"])
+
+
+def test_tokenizers_that_differ_only_in_where_a_token_is_said_to_be_cut_alike(bpe: Tokenizer) -> None:
+    """As of Qwen's models, published, and as transformers 5 saves them: one could not teach the other."""
+
+    def changed(key: str) -> Tokenizer:
+        content = bpe.content()
+        by_bytes = content["pre_tokenizer"]["pretokenizers"][-1]
+        by_bytes[key] = not by_bytes[key]
+        return Tokenizer(RawTokenizer.from_str(json.dumps(content)), bpe.specials)
+
+    saved = changed("trim_offsets")
+    assert saved.hash != bpe.hash and unlike(saved, bpe) is None
+    assert unlike(changed("use_regex"), bpe) == "which has all tokens of this one and cuts texts otherwise"

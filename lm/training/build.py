@@ -26,7 +26,7 @@ def build_module(cfg: TrainConfig, data: Prepared, reader: CheckpointReader | No
     """Returns the module with initialized weights, or with its model on the meta device where the strategy fills it part by part."""
     strategy = cfg.strategy.build(cfg)
     fill, model_cfg = _fill(cfg, data, reader), _model_config(cfg, data)
-    require_teacher(cfg, model_cfg, data.tokenizer)
+    require_teacher(cfg, data.tokenizer)
     device = "cuda" if on_cuda(cfg.trainer.device, cfg.launch.devices) else "cpu"
     require_room(estimate(cfg, model_cfg).on_device(cfg.strategy.offload), device, "a step, by formula,")
     model = build_model(model_cfg, device="meta" if strategy.meta or cfg.adapter is not None else "cpu")

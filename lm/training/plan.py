@@ -13,7 +13,7 @@ from lm.storage.model_folder import number_bytes, read_config, resolve_model
 from lm.training.budget import GPU, known_gpu
 from lm.training.config import Sized, TrainConfig
 from lm.training.weights.freeze import on_meta
-from lm.training.weights.initial import require_fit, require_teacher
+from lm.training.weights.initial import given_tokenizer, require_fit, require_teacher
 from lm.units import binary, counted, duration, si
 
 
@@ -23,7 +23,7 @@ def plan(cfg: TrainConfig, say: Callable[[str], None]) -> None:
     model = _filled(cfg)
     if cfg.init_from is not None:
         require_fit(build_model(model, device="meta"), cfg)
-    require_teacher(cfg, model)
+    require_teacher(cfg, given_tokenizer(cfg))
     counts, built = counts_of(cfg, model), on_meta(cfg, model)
     float8 = multiply_in_float8(built) if cfg.trainer.float8 else None
     step_s, how = _step_s(cfg, counts), cfg.setting()

@@ -16,8 +16,7 @@ from lm.adapters.float8 import multiply_in_float8, require_float8
 from lm.data.loader import micro_batches, train_loader, worker_faults
 from lm.data.rows.build import build_splits
 from lm.data.store.prepare import Prepared, prepare
-from lm.data.tokenizer.config import TokenizerConfig
-from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from lm.data.tokenizer.tokenizer import load_tokenizer
 from lm.errors import Interrupted
 from lm.progress import quiet
 from lm.schema import Tree
@@ -35,7 +34,7 @@ from lm.training.launch.signals import Signals
 from lm.training.resume import finished, imported, open_run, parent_hash, require_same_data, teacher_hash
 from lm.training.state import Counters, RunState, Saved
 from lm.training.weights.export import export_model
-from lm.training.weights.initial import tokenizer_of
+from lm.training.weights.initial import given_tokenizer, require_teacher
 from lm.units import counted, si
 
 if TYPE_CHECKING:
@@ -102,10 +101,8 @@ def _train(
 
 def _prepare(cfg: TrainConfig, folder: RunFolder, reader: CheckpointReader | None, console: Console) -> Prepared:
     """Returns the tokenized data. The tokenizer is that of the checkpoint or the parent model where there is one, else the config's."""
-    if reader is not None:
-        tokenizer: Tokenizer | TokenizerConfig = load_tokenizer(reader.folder)
-    else:
-        tokenizer = tokenizer_of(cfg) if cfg.init_from is not None else cfg.tokenizer
+    tokenizer = load_tokenizer(reader.folder) if reader is not None else given_tokenizer(cfg)
+    require_teacher(cfg, tokenizer)  # one that cannot teach is told before the data are prepared
     data = prepare(cfg.data, tokenizer, log=console.say, specials=cfg.objective.specials(), seed=cfg.seeds.data)
     if reader is not None:
         require_same_data(folder, cfg, reader.meta, data)

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from lm.cost.count import count
-from lm.errors import CheckpointError, ConfigError
+from lm.errors import CheckpointError, ConfigError, LmError
 from lm.schema import flatten
 from lm.storage.reading import read_json
 from lm.training.config import TrainConfig
@@ -141,6 +141,20 @@ def test_a_teacher_that_cannot_say_it_is_refused(
     teacher = made("teacher", *of_teacher)
     with pytest.raises(ConfigError, match=said):
         train(configure(*of_run, f"objective.teacher={teacher}"))
+
+
+def test_a_teacher_that_cannot_say_it_is_told_before_text_is_read(made: Made, configure: Configure, tmp_path: Path) -> None:
+    """Reading and cutting the text of a long run takes hours."""
+    teacher = made("teacher")
+    other = ("tokenizer=file", f"tokenizer.path={made('other', 'tokenizer=bpe', 'tokenizer.vocab_size=300')}/model")
+    for run, more, said in (
+        ("a", [f"objective.teacher={tmp_path}/nowhere"], "nowhere: does not exist"),
+        ("b", [f"objective.teacher={teacher}", *other], "it has another tokenizer"),
+    ):
+        cfg = configure(*more, f"run.name={run}", f"data.files={tmp_path}/none.txt")
+        for start in (train, lambda cfg: plan(cfg, print)):
+            with pytest.raises(LmError, match=said):
+                start(cfg)
 
 
 def test_what_a_teacher_does_not_go_with_is_refused(configure: Configure) -> None:

@@ -8,14 +8,14 @@ import torch
 from torch import nn
 
 from lm.adapters.adapter import AdapterConfig, adapting, round_beside
-from lm.data.tokenizer.config import TokenizerFileConfig
+from lm.data.tokenizer.config import TokenizerConfig, TokenizerFileConfig
 from lm.data.tokenizer.fitting import grown, unlike
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import CheckpointError, ConfigError
 from lm.generation.growing import ROWS, grown_model, grown_weights
 from lm.generation.load import load
 from lm.nn.init import init_weights
-from lm.nn.transformer import LM, ModelConfig, build_model, model_config
+from lm.nn.transformer import LM, build_model, model_config
 from lm.storage.adapted import read_merged
 from lm.storage.checkpoint import CheckpointReader, Piece
 from lm.storage.model_folder import copy_weights, read_config, require_same_shapes, resolve_model
@@ -56,6 +56,11 @@ def _new_head(model: LM, cfg: TrainConfig, source: Path) -> set[str]:
     if cfg.adapter is not None and found & dict(model.named_parameters()).keys() - cfg.adapter.own(model).keys():
         raise ConfigError("adapter.whole: the head tells other things apart than that of init_from, and begins anew. Name it: [head].")
     return found
+
+
+def given_tokenizer(cfg: TrainConfig) -> Tokenizer | TokenizerConfig:
+    """Returns `tokenizer_of` where there is init_from, else the config's."""
+    return tokenizer_of(cfg) if cfg.init_from is not None else cfg.tokenizer
 
 
 def copied(cfg: TrainConfig, tokenizer: Tokenizer) -> Fill:
@@ -125,21 +130,26 @@ def teacher(path: str) -> LM:
     return load(path, "cpu")[0].requires_grad_(False)
 
 
-def require_teacher(cfg: TrainConfig, model: ModelConfig, tokenizer: Tokenizer | None = None) -> None:
-    """Raises ConfigError where the run has a teacher that cannot say anything of what this model is to predict.  tokenizer: None where
-    nothing is read yet."""
+def require_teacher(cfg: TrainConfig, tokenizer: Tokenizer | TokenizerConfig) -> None:
+    """Raises ConfigError where the run has a teacher that cannot say anything of what the model is to predict, as far as that is known: one
+    that is still to be trained on the text is not compared."""
     if (path := cfg.objective.learns_from()) is None:
         return
     source = resolve_model(path)
     its = model_config(read_config(source)["model"])
     where, remedy = f"objective.teacher={path}", "Choose another teacher"
+    model = cfg.objective.headed(cfg.model)
     if its.head.labels != model.head.labels:
         raise ConfigError(f"{where}: it tells other things apart than the model (model.head.labels={its.head.labels}). {remedy}.")
     if its.kind != model.kind:
         raise ConfigError(f"{where}: its model.kind is {its.kind}, and that of the model {model.kind}. {remedy}.")
     if its.max_seq_len is not None and its.max_seq_len < cfg.data.seq_len:
         raise ConfigError(f"{where}: it takes rows of {its.max_seq_len} tokens, and data.seq_len={cfg.data.seq_len}. Lower that.")
-    if tokenizer is not None and (other := unlike(load_tokenizer(source), tokenizer)) is not None:
+    if not isinstance(tokenizer, Tokenizer):
+        if tokenizer.n_chars():
+            return
+        tokenizer = tokenizer.build(extra=cfg.objective.specials())
+    if (other := unlike(load_tokenizer(source), tokenizer)) is not None:
         own = f"Train with its own, by tokenizer=file tokenizer.path={source}"
         raise ConfigError(
             f"{where}: it has another tokenizer, {other}, so what it says is of other tokens."

@@ -52,7 +52,7 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
     "objective.teacher_weight": "distillation_weight kd_alpha kd_ratio",
     "optim.beta1": "betas",
     "optim.beta2": "betas",
-    "optim.clip": "clip_grad_norm clip_norm grad_norm gradient_clip_val max_grad_norm",
+    "optim.clip": "clip_grad_norm clip_norm grad_clip grad_norm gradient_clip_val max_grad_norm",
     "optim.eps": "adam_epsilon epsilon",
     "optim.lr": "base_lr learning_rate max_lr peak_lr",
     "optim.weight_decay": "wd",

@@ -149,6 +149,7 @@ MEANT = {
     "'trainer.precision=bf16-mixed'": "bf16",
     "'logger=wandb'": "wandb",
     "'run.dir'": "output_dir",
+    "'optim.clip'": "trainer.grad_clip",
     "'checkpoint.best'": "load_best_model_at_end",
     "'tokenizer.vocab_size'": "vocab",
     "'data.files'": "train_file",

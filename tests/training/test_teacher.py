@@ -209,3 +209,16 @@ def test_a_plan_counts_the_forward_of_a_teacher_and_its_weights_in_their_own_dty
 def test_show_counts_a_teacher_only_where_there_is_one(made: Made, lm: Lm) -> None:
     teacher = made("teacher")
     assert re.search(r"frozen +\d", lm("show", f"objective.teacher={teacher}")[1]) and "frozen" not in lm("show")[1]
+
+
+def test_a_taught_run_is_shown_from_elsewhere_and_when_its_teacher_is_gone(
+    made: Made, configure: Configure, lm: Lm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    teacher = made("teacher")
+    monkeypatch.chdir(tmp_path)
+    train(configure("objective.teacher=teacher", "objective.teacher_weight=0.7"))
+    monkeypatch.chdir("/")
+    assert re.search(r"frozen +\d", lm("show", f"from={tmp_path}/run")[1])
+    teacher.rename(tmp_path / "gone")
+    code, out, err = lm("show", f"from={tmp_path}/run")
+    assert code == 0 and "frozen" not in out and err == "objective.teacher=teacher is there no more, so memory is without it\n"

@@ -1,11 +1,13 @@
 """`lm show model=PRESET [overrides]`: what `lm train` with these overrides would build, without building its weights."""
 
+from pathlib import Path
+
 from lm.cli.compose.arguments import overrides_of
 from lm.cli.compose.compose import Layer, compose
 from lm.cli.compose.quoting import quoted
 from lm.cli.verb import Verb
-from lm.printing import answer
-from lm.schema import flatten
+from lm.printing import answer, note
+from lm.schema import Tree, flatten
 from lm.storage.model_folder import read_config, resolve_model
 from lm.storage.run_folder import RunFolder
 
@@ -37,7 +39,7 @@ class Show(Verb):
         """Prints the module tree, the counts and the memory."""
         folder = resolve_model(self.from_) if self.from_ else None
         run = RunFolder.around(folder) if folder is not None else None
-        saved = Layer("run", str(run.config_file), flatten(run.config())) if run is not None else None
+        saved = Layer("run", str(run.config_file), _values(run)) if run is not None else None
         composition = compose(overrides_of([*rest, *([f"init_from={quoted(self.from_)}"] if self.from_ else [])]), saved)
         from lm.cli.views.model import described, sized
 
@@ -47,3 +49,15 @@ class Show(Verb):
             composition.tell()
         for text in described(composition, shown):
             answer(text)
+
+
+def _values(run: RunFolder) -> Tree:
+    """Returns the values of a run's config, without a teacher that is there no more, as it is asked how large one is."""
+    from lm.storage.adapted import placed  # brings torch
+
+    values = flatten(placed(run.config(), run.path))
+    teacher = values.get("objective.teacher")
+    if teacher is None or Path(teacher).expanduser().exists():
+        return values
+    note(f"objective.teacher={teacher} is there no more, so memory is without it")
+    return {key: value for key, value in values.items() if not key.startswith("objective.teacher")}

@@ -133,6 +133,11 @@ def test_a_teacher_that_was_made_anew_is_noticed(made: Made, configure: Configur
         ),
         (["data.seq_len=16"], [], "it takes rows of 16 tokens, and data.seq_len=32"),
         (["model=bert_tiny", "tokenizer=bytes", "objective=mlm"], [], "its model.kind is encoder, and that of the model decoder"),
+        (
+            ["model=t5_tiny", "objective=spans", "objective.sentinels=4", "model.start_token=7"],
+            ["model=t5_tiny", "objective=spans", "objective.sentinels=4"],
+            "its decoder begins otherwise, and both read the same rows. Set model.start_token=7 model.first_token=null",
+        ),
     ],
 )
 def test_a_teacher_that_cannot_say_it_is_refused(

@@ -15,7 +15,7 @@ from lm.errors import CheckpointError, ConfigError
 from lm.generation.growing import ROWS, grown_model, grown_weights
 from lm.generation.load import load
 from lm.nn.init import init_weights
-from lm.nn.transformer import LM, build_model, model_config
+from lm.nn.transformer import LM, EncoderDecoderConfig, ModelConfig, build_model, model_config
 from lm.storage.adapted import read_merged
 from lm.storage.checkpoint import CheckpointReader, Piece
 from lm.storage.model_folder import copy_weights, read_config, require_same_shapes, resolve_model
@@ -149,12 +149,23 @@ def require_teacher(cfg: TrainConfig, tokenizer: Tokenizer | TokenizerConfig) ->
         if tokenizer.n_chars():
             return
         tokenizer = tokenizer.build(extra=cfg.objective.specials())
-    if (other := unlike(load_tokenizer(source), tokenizer)) is not None:
+    theirs = load_tokenizer(source)
+    if (other := unlike(theirs, tokenizer)) is not None:
         own = f"Train with its own, by tokenizer=file tokenizer.path={source}"
         raise ConfigError(
             f"{where}: it has another tokenizer, {other}, so what it says is of other tokens."
             f" {own if cfg.init_from is None else 'Choose one that has all tokens of this run'}."
         )
+    if (begun := _begun(its, theirs)) != _begun(cfg.model, tokenizer):
+        raise ConfigError(f"{where}: its decoder begins otherwise, and both read the same rows. Set {begun}.")
+
+
+def _begun(cfg: ModelConfig, tokenizer: Tokenizer) -> str:
+    """Returns the options of how the decoder of an encoder-decoder begins; '' for other models."""
+    if not isinstance(cfg, EncoderDecoderConfig):
+        return ""
+    start, first = tokenizer.start if cfg.start_token is None else cfg.start_token, cfg.first_token
+    return f"model.start_token={start} model.first_token={'null' if first is None else first}"
 
 
 def empty(model: LM, names: Container[str]) -> None:

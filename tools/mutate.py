@@ -180,7 +180,7 @@ MUTATIONS = [
     ("the head's scale comes too late", "nn/head.py", "else x * self.scale", "else x", ["nn/test_norm.py"]),
     ("the head reads the places without a label", "losses/tokens.py", "(labels == IGNORED).byte()", "(labels != IGNORED).byte()", ["losses/test_tokens.py"]),
     ("an unlabelled token counts", "losses/cross_entropy.py", "(log_z.square() * (labels != IGNORED)).sum()", "log_z.square().sum()", ["losses/test_tokens.py"]),
-    ("what has no label is taught", "losses/cross_entropy.py", "(divergence(soft, logs) * counted.squeeze(-1)).sum()", "divergence(soft, logs).sum()", ["losses/test_teacher.py"]),
+    ("what has no label is taught", "losses/cross_entropy.py", "else warm) * counted.squeeze(-1)).sum()", "else warm)).sum()", ["losses/test_teacher.py"]),
     ("further labels cross into the next document", "losses/tokens.py", "return later if documents is None else", "return later if True else", ["nn/test_mtp.py"]),
     ("every row's auxiliary loss weighs the same", "losses/tokens.py", "(labels != IGNORED).sum(-1)).sum()", "labels.shape[-1]).sum()", MOE),
     ("a token of another rank has this one's first vector", "ops/ranks/vocabulary.py", "F.embedding(at, weight) * here.unsqueeze(-1)", "F.embedding(at, weight)", SLICES),

@@ -38,17 +38,24 @@ def answered(logs: Tensor, answers: Tensor, of: Vocabulary = ALL) -> Tensor:
 
 
 def token_losses(
-    logits: Tensor, labels: Tensor, label_smoothing: float = 0.0, z_loss: float = 0.0, soft: Tensor | None = None, weight: float = 0.0
+    logits: Tensor,
+    labels: Tensor,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    soft: Tensor | None = None,
+    weight: float = 0.0,
+    temperature: float = 1.0,
 ) -> LossSums:
-    """logits: (n, v), labels: (n,) with IGNORED where nothing is predicted; computed in float32.  soft: (n, v) probabilities of a teacher,
-    whose part of the loss is `weight`, in place of the labels'."""
+    """logits: (n, v), labels: (n,) with IGNORED where nothing is predicted; computed in float32.  soft: (n, v) probabilities of a teacher
+    at the temperature, whose part of the loss is `weight`, in place of the labels'."""
     logits = logits.float()
     total = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum", label_smoothing=label_smoothing)
     nll = total.detach()
     if label_smoothing:
         nll = F.cross_entropy(logits.detach(), labels, ignore_index=IGNORED, reduction="sum")
     if soft is not None:
-        total = (1 - weight) * total + weight * (divergence(soft, logits.log_softmax(-1)) * (labels != IGNORED)).sum()
+        apart = (divergence(soft, (logits / temperature).log_softmax(-1)) * (labels != IGNORED)).sum()
+        total = (1 - weight) * total + weight * temperature**2 * apart
     if z_loss:
         log_z = logits.logsumexp(-1)
         total = total + z_loss * (log_z.square() * (labels != IGNORED)).sum()
@@ -64,6 +71,7 @@ def losses_and_gradient(
     answers: Tensor | None = None,
     soft: Tensor | None = None,
     weight: float = 0.0,
+    temperature: float = 1.0,
 ) -> tuple[LossSums, Tensor | None, Tensor]:
     """Returns `token_losses`, the figures of `answered`, and the gradient of `total` by the logits: softmax - target, written over the
     log-softmax, where autograd would fill one more tensor of this size with zeros and read three.
@@ -72,25 +80,27 @@ def losses_and_gradient(
     vocabulary of the logits; where that is a slice, logits and labels are those of all ranks' tokens, and the sums are over this rank's.
     """
     log_z = of.log_z(logits) if z_loss else None
+    warm = None if soft is None or temperature == 1 else (logits / temperature).log_softmax(-1)
     logs = of.log_softmax_(logits)
     told = None if answers is None else answered(logs, answers, of)
     counted = (labels != IGNORED).float().unsqueeze(-1)  # (n,) -> (n, 1)
     at, here = of.places(labels)
     nll = -of.own(of.summed(logs.gather(-1, at) * here)).sum()
-    total, share, uniform = nll, counted, label_smoothing / of.size(logs)
+    total, uniform = nll, label_smoothing / of.size(logs)
+    share = counted if warm is None else (1 - weight) * counted  # at the temperature of 1 both parts have the same softmax
     if label_smoothing:
         total = (1 - label_smoothing) * nll - uniform * of.own(of.summed(logs.sum(-1, keepdim=True)) * counted).sum()
     beside = {}
     if soft is not None:
-        apart = (divergence(soft, logs) * counted.squeeze(-1)).sum()
+        apart = temperature**2 * (divergence(soft, logs if warm is None else warm) * counted.squeeze(-1)).sum()
         total, beside = (1 - weight) * total + weight * apart, {"teacher_kl": torch.stack([apart, counted.sum()])}
     if log_z is not None:
         total = total + z_loss * of.own(log_z.square() * counted).sum()
-        share = counted * (1 + 2 * z_loss * log_z)
+        share = share + 2 * z_loss * log_z * counted
     gradient = logs.exp_().mul_(share)
     gradient.scatter_(-1, at, gradient.gather(-1, at) - (1 - weight) * (1 - label_smoothing) * here)
     if label_smoothing:
         gradient.sub_((1 - weight) * uniform * counted)
     if soft is not None:
-        gradient.sub_(weight * counted * soft)
+        gradient.sub_(weight * temperature * counted * (soft if warm is None else soft - warm.exp()))
     return LossSums(total, nll, told=beside), told, gradient

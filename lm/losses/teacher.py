@@ -1,5 +1,5 @@
-"""What a frozen teacher says of the tokens of a batch, which the model is to say too: distillation.  Hinton et al. 2015, arXiv:1503.02531,
-at the temperature of 1; whole distributions, not samples of them."""
+"""What a frozen teacher says of the tokens of a batch, which the model is to say too: distillation.  Hinton et al. 2015, arXiv:1503.02531;
+whole distributions, not samples of them."""
 
 from dataclasses import dataclass
 
@@ -18,13 +18,14 @@ class Taught:
     hidden: Tensor  # (n, d of the teacher)
     head: Head
     weight: float  # part of the loss; the rest is the labels'
+    temperature: float = 1.0  # by which logits are divided, the model's too
 
     @torch.no_grad()
     def probabilities(self, rows: slice | Tensor, size: int) -> Tensor:
-        """Returns (rows, size) in float32 or wider.  size: of the model's vocabulary: an embedding may have more rows than the tokenizer
-        tokens, of which the teacher's further ones are left out, and the model's are given nothing."""
+        """Returns (rows, size) at the temperature, in float32 or wider.  size: of the model's vocabulary: an embedding may have more rows
+        than the tokenizer tokens, of which the teacher's further ones are left out, and the model's are given nothing."""
         logits = self.head(self.hidden[rows])[:, :size]
-        return F.pad(logits.to(wide_dtype(logits)).softmax(-1), (0, size - logits.shape[-1]))
+        return F.pad((logits.to(wide_dtype(logits)) / self.temperature).softmax(-1), (0, size - logits.shape[-1]))
 
 
 def divergence(soft: Tensor, logs: Tensor) -> Tensor:

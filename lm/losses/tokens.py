@@ -98,6 +98,7 @@ class _Chunk:
         of, sums = self.head.vocabulary, logits.new_zeros(_n_sums(self.teacher), dtype=torch.float32)
         if of.ranks == 1 and soft is None and (compiled := entropy_here(logits.device)) is not None:
             return compiled(logits, labels, answers, *self.extras)
+        how = (0.0, 1.0) if self.teacher is None else (self.teacher.weight, self.teacher.temperature)
         rows = at_a_time(logits) if of.ranks == 1 else len(logits)  # so that every rank exchanges as often as the others
         if self.wide is None and logits.dtype.itemsize < torch.float32.itemsize:  # once: new memory takes longer than what is done with it
             self.wide = torch.empty_like(logits[:rows], dtype=torch.float32)
@@ -105,8 +106,7 @@ class _Chunk:
             some, at = logits[start : start + rows], slice(start, start + rows)
             wide = some if self.wide is None else self.wide[: len(some)].copy_(some)
             told_of, taught = None if answers is None else answers[at], None if soft is None else soft[at]
-            weight = 0.0 if self.teacher is None else self.teacher.weight
-            found, told, gradient = losses_and_gradient(wide, labels[at], *self.extras, of, told_of, taught, weight)
+            found, told, gradient = losses_and_gradient(wide, labels[at], *self.extras, of, told_of, taught, *how)
             if gradient is not some:
                 some.copy_(gradient)
             sums[0] += found.total

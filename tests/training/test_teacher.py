@@ -165,6 +165,8 @@ def test_a_teacher_that_cannot_say_it_is_told_before_text_is_read(made: Made, co
 def test_what_a_teacher_does_not_go_with_is_refused(configure: Configure) -> None:
     with pytest.raises(ConfigError, match="teacher_weight has no effect without teacher"):
         configure("objective.teacher_weight=0.3")
+    with pytest.raises(ConfigError, match="teacher_temperature has no effect without teacher"):
+        configure("objective.teacher_temperature=2")
     with pytest.raises(ConfigError, match="label_smoothing has no effect beside teacher_weight=1"):
         configure("objective.teacher=runs/a", "objective.teacher_weight=1", "objective.label_smoothing=0.1")
     with pytest.raises(ConfigError, match=r"launch\.context=2: objective\.teacher needs whole rows"):

@@ -187,15 +187,17 @@ class LikelihoodConfig(ObjectiveConfig):
     chunk: int = Field(1024, gt=0)
     """Tokens whose logits exist at once."""
     teacher: str | None = None
-    """Model or run folder whose probabilities are learned beside the labels (distillation; Hinton et al. 2015, arXiv:1503.02531). Its
-    tokenizer has all tokens of the run, with the same ids."""
+    """Model or run folder, with all tokens of the run, whose probabilities are learned, too (Hinton et al. 2015, arXiv:1503.02531)."""
     teacher_weight: float = Field(0.5, gt=0, le=1)
     """Part of the loss that is KL(teacher || model); the rest is the labels'. 1: the teacher alone is learned from."""
+    teacher_temperature: float = Field(1.0, gt=0)
+    """T, by which both models' logits are divided in that part, which is multiplied by T^2: above 1 it tells more of unlikely tokens."""
 
     @model_validator(mode="after")
     def _weighs_a_teacher(self) -> Self:
-        if self.teacher is None and self.teacher_weight != type(self).model_fields["teacher_weight"].default:
-            raise ValueError("teacher_weight has no effect without teacher. Set objective.teacher, or drop it.")
+        for key, value in (("teacher_weight", self.teacher_weight), ("teacher_temperature", self.teacher_temperature)):
+            if self.teacher is None and value != type(self).model_fields[key].default:
+                raise ValueError(f"{key} has no effect without teacher. Set objective.teacher, or drop it.")
         if self.teacher is not None and self.teacher_weight == 1 and self.label_smoothing:
             raise ValueError("label_smoothing has no effect beside teacher_weight=1, which leaves labels out. Drop one of them.")
         return self
@@ -285,9 +287,8 @@ def usual(model: str, shape: str = "text") -> ObjectiveConfig:
     """Returns the usual objective for this kind of model and of records, or else any that can train the model on such records."""
     kinds = ObjectiveConfig.kinds()
     fitting = [name for name, kind in kinds.items() if model in kind.models and shape in kind.shapes]
-    return kinds[next((name for name in [*_usual(shape), *_usual(model), *fitting] if name in fitting), _usual(model)[0])].model_validate(
-        {}
-    )
+    found = [name for name in [*_usual(shape), *_usual(model), *fitting] if name in fitting]
+    return kinds[[*found, _usual(model)[0]][0]].model_validate({})
 
 
 def _usual(kind_of: str) -> list[str]:

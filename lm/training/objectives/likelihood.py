@@ -32,7 +32,7 @@ class Likelihood:
         return sums
 
     def _taught(self, hidden: Tensor, head: Head, ctx: Context) -> Taught:
-        return Taught(hidden.flatten(0, -2), head, self._cfg.teacher_weight)
+        return Taught(hidden.flatten(0, -2), head, self._cfg.teacher_weight, self._cfg.teacher_temperature)
 
 
 @loss_of(LikelihoodConfig)

@@ -135,7 +135,10 @@ def require_teacher(cfg: TrainConfig, tokenizer: Tokenizer | TokenizerConfig) ->
     that is still to be trained on the text is not compared."""
     if (path := cfg.objective.learns_from()) is None:
         return
-    source = resolve_model(path)
+    try:
+        source = resolve_model(path)
+    except CheckpointError as error:
+        raise CheckpointError(f"objective.teacher={error.sentence}") from None
     its = model_config(read_config(source)["model"])
     where, remedy = f"objective.teacher={path}", "Choose another teacher"
     model = cfg.objective.headed(cfg.model)

@@ -75,7 +75,7 @@ class TextSource(RecordedSource):
             file.position = 0
         for file in self._files:
             if file.kind != ".txt":
-                yield from self._documents_of(file.records(), file.split)
+                yield from self._documents_of(file.records(self._column), file.split)
             elif self._is_readable(file):
                 yield from self._texts(file)
 
@@ -184,8 +184,8 @@ class LocalFile:
         if held := len(decoder.getstate()[0]):
             raise not_utf8(str(self.path), end - held)
 
-    def records(self) -> Iterator[tuple[str, Line | Values]]:
-        """Yields each line or row with its place; blank lines are skipped."""
+    def records(self, column: str | None) -> Iterator[tuple[str, Line | Values]]:
+        """Yields each line or row with its place; blank lines are skipped.  column: all that is needed of a table; None: all columns."""
         if self.kind == ".json":
             for number, value in enumerate(elements(self.text(self.content()), str(self.path)), 1):
                 yield f"{self.path} record {number}", value if isinstance(value, dict) else Line(json.dumps(value).encode(), 1)
@@ -195,7 +195,7 @@ class LocalFile:
             yield from ((f"{self.path} row {number}", row) for number, row in enumerate(found, 1))
             return
         if self.kind == ".parquet":
-            yield from self._rows()
+            yield from self._rows(column)
             return
         offset, raw = 0, self._hashed.open(self.path)
         with unpacked(self.path, raw) as stream:
@@ -211,9 +211,9 @@ class LocalFile:
             return self._hashed.size(self.path)
         return sum(len(data) for _, data in self.content())
 
-    def _rows(self) -> Iterator[tuple[str, Values]]:
+    def _rows(self, column: str | None) -> Iterator[tuple[str, Values]]:
         """Yields the rows of a parquet file. `datasets` opens the file itself, so it is hashed again at the end of the pass."""
-        for number, row in enumerate(read_parquet(self.path), 1):
+        for number, row in enumerate(read_parquet(self.path, column), 1):
             yield f"{self.path} row {number}", row
         self._hashed.forget(self.path)
         self.position = self._hashed.size(self.path)

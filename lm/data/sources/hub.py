@@ -70,25 +70,29 @@ class HubSource(RecordedSource):
         first, end = 0, cfg.max_documents
         if end is not None:  # of all parts together
             first, end, part, parts = (part - 1) * end // parts, part * end // parts, 1, 1
-        rows = _rows(options, where, remedy, part, parts)
+        rows = _rows(options, where, remedy, self._column, part, parts)
         for number, row in enumerate(islice(rows, first, end), first + 1):
             self._position += sum(len(value) for value in row.values() if isinstance(value, str))
             yield f"{cfg.name} split {name} row {number}", row
 
 
-def read_parquet(path: Path) -> Iterator[Row]:
-    """Yields the rows of a local parquet file."""
-    return _rows({"path": "parquet", "data_files": str(path.absolute()), "split": "train"}, str(path), "Fix the file or leave it out")
+def read_parquet(path: Path, column: str | None) -> Iterator[Row]:
+    """Yields the rows of a local parquet file.  column: as in `_rows`."""
+    options = {"path": "parquet", "data_files": str(path.absolute()), "split": "train"}
+    return _rows(options, str(path), "Fix the file or leave it out", column)
 
 
-def _rows(options: Tree, where: str, remedy: str, part: int = 1, parts: int = 1) -> Iterator[Row]:
-    """Yields the rows that `datasets` reads with these options, or part `part` of 1..parts of them."""
+def _rows(options: Tree, where: str, remedy: str, column: str | None, part: int = 1, parts: int = 1) -> Iterator[Row]:
+    """Yields the rows that `datasets` reads with these options, or part `part` of 1..parts of them.  column: the only one to make Python's
+    values of, where there is such a column."""
     few = 0
     try:
         import datasets
 
         datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # errors are reported here, once
         found = _saved(options) if is_saved(Path(options["path"])) else datasets.load_dataset(**options, streaming=True)
+        if column in (found.column_names or ()):  # None where only the rows tell
+            found = found.select_columns([column])
         if parts == 1:
             yield from map(_without_filled, found)
         elif found.num_shards < parts:

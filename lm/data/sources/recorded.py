@@ -37,6 +37,7 @@ class RecordedSource(Source):
         """by_hash: each document's hash decides whether it is held out; if that holds out none of several, one is held out still."""
         super().__init__(identity, hashed)
         self._field, self._record, self._skips = cfg.field, cfg.record, cfg.on_bad_record == "skip"
+        self._column = cfg.field if cfg.record is None else None  # all that is read of a table; None: all its columns
         self._held_out: bytes | None = None if by_hash else b""  # key of the document held out still; b"": none; None: not known yet
 
     def documents(self) -> Iterator[Document]:

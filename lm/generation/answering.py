@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -91,16 +92,18 @@ def answer_all(
     """Writes a file with a line for each prompt: its object and `answers`, the list of cfg.n completions. Returns how many prompts were
     answered here, and with how many tokens.
 
-    The answers are those that `Writer.complete` gives for all prompts at once, whatever was answered before a kill. They grow in a hidden
-    file beside `out`, which comes into being when it is complete.  asked: what decides the answers, by key; a start that was ended is gone
-    on with only where it is the same.  told: called before each batch with the prompts that are answered so far, and the tokens drawn here.
-    anew: replace a file at `out`, and what a start with another `asked` has left.
+    The answers are those that `Writer.complete` gives for all prompts at once, whatever was answered before a kill. They grow, those to the
+    longest prompts first, in a hidden file beside `out`, which comes into being when it is complete.  asked: what decides the answers, by
+    key; a start that was ended is gone on with only where it is the same.  told: called before each batch with the prompts that are
+    answered so far, and the tokens drawn here.  anew: replace a file at `out`, and what a start with another `asked` has left.
     Raises ConfigError as `complete` does, before anything is drawn, and ResourceError where the file cannot be written.
     """
     encoded = [_ids(writer, prompt) for prompt in prompts]
+    order = sorted(range(len(prompts)), key=lambda i: -len(encoded[i]))  # a batch takes the time of its longest prompt for each of its rows
+    prompts, encoded = [prompts[i] for i in order], [encoded[i] for i in order]
     cfg, before, n_tokens = writer.cfg, Counter[tuple[int, ...]](), 0
     at_once = 1 if cfg.beams > 1 else max(1, ROWS // cfg.n)  # a form may allow fewer beams than cfg.n
-    with _growing(out, asked | {"prompts": _digest(prompts)}, anew) as (file, done):
+    with _growing(out, asked | {"prompts": _digest(prompts)}, order, anew) as (file, done):
         for ids in encoded[:done]:
             before[tuple(ids)] += cfg.n
         for start in range(done, len(prompts), at_once):
@@ -138,8 +141,9 @@ def _digest(prompts: Sequence[Prompt]) -> str:
 
 
 @contextmanager
-def _growing(out: Path, asked: Tree, anew: bool) -> Iterator[tuple[BinaryIO, int]]:
-    """Yields the file that grows, and how many lines are in it already; it becomes `out` behind the block."""
+def _growing(out: Path, asked: Tree, order: Sequence[int], anew: bool) -> Iterator[tuple[BinaryIO, int]]:
+    """Yields the file that grows, and how many lines are in it already; behind the block it becomes `out`.  order: the numbers that its
+    lines have there."""
     require_new(out, anew)
     part = out.with_name(f".{out.name}.part")
     with disk_errors(out):
@@ -152,7 +156,7 @@ def _growing(out: Path, asked: Tree, anew: bool) -> Iterator[tuple[BinaryIO, int
             require_new(out, anew)  # again, since another process may just have written it
             done = _lines_of(file, out, asked, anew)
             yield file, done
-            _publish(file, out)
+            _publish(file, out, order)
             part.unlink(missing_ok=True)
 
 
@@ -189,12 +193,14 @@ def _parsed(head: bytes) -> Tree:
     return found if isinstance(found, dict) else {}
 
 
-def _publish(file: BinaryIO, out: Path) -> None:
+def _publish(file: BinaryIO, out: Path, order: Sequence[int]) -> None:
     file.seek(0)
-    file.readline()
+    lines = accumulate(map(len, file))  # each begins where the one before ends, the first of them behind the head
+    starts = [start for _, start in sorted(zip(order, lines, strict=False))]
     with beside(out, Path.touch) as temporary, open(temporary, "wb") as copy:
-        while data := file.read(1 << 20):
-            copy.write(data)
+        for start in starts:
+            file.seek(start)
+            copy.write(file.readline())
         copy.flush()
         sync(temporary)
         temporary.replace(out)

@@ -130,7 +130,8 @@ class Writer:
             return self._by_beams(encoded, on_text)
         rows = self.rows(encoded, before)
         texts = [self.text_of(row) for row in rows]
-        go_on(self.model, rows, self.cfg, self.vocabulary, on_token, self.drafter)
+        longest_first = sorted(rows, key=lambda row: -len(row.source) - len(row.begin))  # rows of a batch take the time of its longest
+        go_on(self.model, longest_first, self.cfg, self.vocabulary, on_token, self.drafter)
         for row, text in enumerate(texts):
             tell(row, text.finish())
         return [self._completion(row, text) for row, text in zip(rows, texts, strict=True)]

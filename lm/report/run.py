@@ -3,7 +3,9 @@
 import glob
 import math
 import os.path
+from bisect import bisect_left
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -54,12 +56,22 @@ class Run:
         return place * per_token if _finite(place) and per_token is not None else None
 
     def _seconds(self, step: int) -> float:
-        """Returns the seconds of the steps up to this one; a line's `step_s` counts for all steps since the line before."""
-        seconds, done = 0.0, 0
-        for at, each in ((line["step"], line["step_s"]) for line in self.metrics if _finite(line.get("step_s"))):
-            seconds += each * max(0, min(at, step) - done)
-            done = max(done, at)
-        return seconds
+        """Returns the seconds of the steps up to this one."""
+        ends, passed, each = self._clock
+        at = bisect_left(ends, step)
+        return passed[-1] if at == len(ends) else passed[at - 1] + each[at] * (step - ends[at - 1]) if at else 0.0
+
+    @cached_property
+    def _clock(self) -> tuple[list[int], list[float], list[float]]:
+        """Returns steps, the seconds of all steps up to each, and those of one step since the one before: a line's `step_s` counts for all
+        steps since the line before."""
+        ends, passed, each = [0], [0.0], [0.0]
+        for line in self.metrics:
+            if _finite(line.get("step_s")) and line["step"] > ends[-1]:
+                passed.append(passed[-1] + line["step_s"] * (line["step"] - ends[-1]))
+                ends.append(line["step"])
+                each.append(line["step_s"])
+        return ends, passed, each
 
     def number(self, key: str) -> float | None:
         """Returns the summary's value, else the newest in the metrics; None where that is not finite, as after a loss of NaN."""

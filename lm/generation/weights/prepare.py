@@ -2,10 +2,10 @@
 are fused where they can be."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -121,14 +121,14 @@ def _compiled(model: LM) -> "Step":
 class _Preparing:
     def __init__(self, model: LM, dtype: Dtype, in_pieces: bool) -> None:
         self.model, self.dtype = model, dtype
-        self.linears = {path: each for path, each in model.named_modules() if type(each) in (*PLAIN, Head)}
+        linears = {path: each for path, each in model.named_modules() if type(each) in (*PLAIN, Head)}
         if dtype == "int4":
-            for path, linear in self.linears.items():
+            for path, linear in linears.items():
                 if linear.in_features % GROUP:
                     raise ConfigError(
                         f"dtype=int4: {path} has {linear.in_features} inputs, which is no multiple of {GROUP}. Use dtype=int8."
                     )
-        largest = max(self.linears.values(), key=lambda each: (type(each) is not Head, each.weight.numel()))
+        largest = max(linears.values(), key=lambda each: (type(each) is not Head, each.weight.numel()))
         self.kinds = ranked(KINDS[dtype], self._cast(largest.weight))
         self.in_pieces = [Twice if in_pieces and kind is OneDNN else kind for kind in self.kinds]
 
@@ -136,23 +136,29 @@ class _Preparing:
         device = self.model.embed.weight.device.type
         fused = device in _FUSED
         rope = self._rope() if fused else None
-        for path, module in [*self.model.named_modules()] if fused else []:
+        for path, module in self._modules() if fused else ():
             if type(module) is GQA and FusedGQA.fits(module):
                 self.model.set_submodule(path, FusedGQA(module, partial(self._held, path), rope))
             elif type(module) is GatedMLP and FusedMLP.fits(module):
                 self.model.set_submodule(path, FusedMLP(module, partial(self._held, path)))
             elif type(module) is Rope and rope is not None:
                 self.model.set_submodule(path, QuickRope(module))
-        for path, module in [*self.model.named_modules()]:
+        for path, module in self._modules():
             if type(module) is Head:
                 self.model.set_submodule(path, HeldHead(module, self._held(path, module.weight, module.bias)))
             elif type(module) in PLAIN:
                 self.model.set_submodule(path, self._held(path, module.weight, module.bias))
             elif type(module) in (BareRMSNorm, RMSNorm, ZeroCenteredRMSNorm) and device == "cpu":
                 self.model.set_submodule(path, QuickRMSNorm(module.gain(), module.eps))
-        for path, module in [*self.model.named_modules()] if fused else []:
+        for path, module in self._modules() if fused else ():
             if type(module) is Block and FusedBlock.fits(module):
                 self.model.set_submodule(path, FusedBlock(module))
+
+    def _modules(self) -> Iterator[tuple[str, Any]]:
+        """Yields the modules of the model as it is now. Each is kept no longer: what has been replaced is freed before the next is made."""
+        left = [*self.model.named_modules()][::-1]
+        while left:
+            yield left.pop()
 
     def _rope(self) -> Rope | None:
         """Returns the model's Rope where all layers that rotate can be fused, else None. An encoder's Rope is like its decoder's."""

@@ -157,26 +157,36 @@ class Engine:
                 yield prompt.request, logits, prompt.cache
 
     def _regroup(self, joining: Sequence[tuple[Cache, list[Sample]]]) -> None:
-        """Makes one cache for the rows that are left and those that join, as long as the longest of them and _ROOM more. Keeps the cache
-        where no row has joined or left and it is not full."""
+        """Makes one cache for the rows that are left and those that join, as long as the longest of them and _ROOM more, unless the one
+        that there is can be kept."""
         kept = [i for i, sample in enumerate(self._running) if not sample.over]
-        length = 0 if self._cache is None else self._cache.length
-        if not joining and len(kept) == len(self._running) and length < self._room:
+        new = [(cache, sample) for cache, samples in joining for sample in samples]
+        length = max((_n_cached(sample) for sample in (*(self._running[i] for i in kept), *(sample for _, sample in new))), default=0)
+        if self._cache is not None and self._stays(self._cache, [cache for cache, _ in new], length):
+            left = [i for i, sample in enumerate(self._running) if sample.over]
+            for row, (cache, sample) in zip(left, new, strict=True):
+                self._cache.replace(row, cache)
+                self._running[row] = sample
             return
         held = [(self._cache, kept)] if self._cache is not None and kept else []
-        self._running = [self._running[i] for i in kept] + [sample for _, samples in joining for sample in samples]
+        self._running = [self._running[i] for i in kept] + [sample for _, sample in new]
         self._cache = None
         if self._running:
-            length = max(len(sample.row.begin) + len(sample.row.new) - 1 for sample in self._running)
             self._room = length + _ROOM
             cache = self._model.new_cache(len(self._running), self._room, horizon=self._model.max_seq_len)
             cache.adopt([*held, *((one, [0] * len(samples)) for one, samples in joining)], length)
             self._cache = cache
 
+    def _stays(self, cache: Cache, joining: Sequence[Cache], length: int) -> bool:
+        """Returns whether rows that join can take the places of as many that have left, so that the others are not copied: they fit beside
+        the others, and the cache is neither full nor twice as long as its rows."""
+        fits = all(one.length <= cache.length and one.memory_positions is None for one in joining)
+        return fits and len(self._running) - self.running == len(joining) and cache.length < min(self._room, 2 * length + _ROOM)
+
     def _next(self) -> Batch:
         """Returns the next input: the newest token of each row, at the position behind the row's tokens in the cache."""
         rows, device = [sample.row for sample in self._running], self._model.embed.weight.device
-        positions = [[len(row.begin) + len(row.new) - 1] for row in rows]
+        positions = [[_n_cached(sample)] for sample in self._running]
         ids = torch.tensor([row.new[-1:] for row in rows], device=device)
         return Batch(ids, positions=torch.tensor(positions, device=device), padded=False)
 
@@ -226,3 +236,8 @@ class _Scores:
         for some, ids in zip(hidden[0, : len(labels)].split(CHUNK), labels.split(CHUNK), strict=True):
             self._request.scored += logprobs(head(some), ids, n) if len(ids) else []
         return last_position(hidden, head, ctx)
+
+
+def _n_cached(sample: Sample) -> int:
+    """Returns how many tokens of a sample are in a cache: all but the newest."""
+    return len(sample.row.begin) + len(sample.row.new) - 1

@@ -220,6 +220,21 @@ def test_requests_that_come_and_go_are_answered_as_alone() -> None:
     assert recorder.replayed > 10
 
 
+@pytest.mark.parametrize("changes", [{"attention": ATTENTIONS[1]}, {"attention": ATTENTIONS[11]}, MIXING[1]], ids=str)
+def test_what_is_recorded_goes_on_where_a_row_takes_the_place_of_another(changes: dict[str, Any]) -> None:
+    model = redrawn(config(**changes)).double()
+    made, recorder = replaying(model)
+    engine, cfg = Engine(made, Vocabulary(61), 2), SamplingConfig(max_tokens=12)
+    requests = [Request(rows_of(made, [[n, 5, n + 1]], cfg, Vocabulary(61)), cfg) for n in range(8)]
+    for request in requests:
+        engine.add(request)
+    while engine.waiting or engine.running:
+        engine.step()
+    for n, request in enumerate(requests):
+        assert [row.new for row in request.rows] == generate(model, [[n, 5, n + 1]], cfg)
+    assert recorder.recorded <= 3 and recorder.replayed > 30
+
+
 def test_a_long_row_looks_at_twice_as_many_slots_when_it_has_filled_them() -> None:
     model = redrawn(config(max_seq_len=1024)).double()
     made, recorder = replaying(model)

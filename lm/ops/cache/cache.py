@@ -165,18 +165,33 @@ class Cache:
         parts = [(cache, torch.tensor(rows, device=self.device)) for cache, rows in held]
         for cache, rows in parts:
             at, start = slice(start, start + len(rows)), start + len(rows)
-            for layer, stores in self.stores.items():
-                slots, theirs = (each.groups[each.group_of[layer]] for each in (self, cache))
-                here, there = slots.take(theirs, at, rows)
-                for own, store in zip(stores, cache.stores[layer], strict=True):
-                    put(own[at], here, get(store, there, rows))
-                    if isinstance(slots, FirstSlots):
-                        put(own[at], slots.where_first(slots.first)[at], get(store, theirs.where_first(slots.first), rows))
+            self._take(cache, rows, at)
         for layer, state in self.states.items():
             each = zip(*([x.index_select(0, rows) for x in cache.state(layer)] for cache, rows in parts), strict=True)
             state.after = deque([list(map(torch.cat, each))], maxlen=state.after.maxlen)
         if held[0][0].memory_positions is not None:
             self._adopt_memory(parts)
+
+    def replace(self, row: int, other: "Cache") -> None:
+        """Makes a row the only one of another cache, of no more tokens and without an encoder's output; it ends where the others of this
+        cache end, which stay as they are and where they are. States of fixed size cannot be rewound then."""
+        for slots in self.groups.values():
+            slots.positions[row] = -1
+        here = torch.tensor([row], device=self.device)
+        self._take(other, torch.zeros_like(here), slice(row, row + 1))
+        for layer, state in self.states.items():
+            both = zip(self.state(layer), other.state(layer), strict=True)
+            state.after = deque([[own.index_copy(0, here, new) for own, new in both]], maxlen=state.after.maxlen)
+
+    def _take(self, other: "Cache", rows: Tensor, at: slice) -> None:
+        """Takes over the tokens of `rows` of another cache into rows `at`."""
+        for layer, stores in self.stores.items():
+            slots, theirs = (each.groups[each.group_of[layer]] for each in (self, other))
+            here, there = slots.take(theirs, at, rows)
+            for own, store in zip(stores, other.stores[layer], strict=True):
+                put(own[at], here, get(store, there, rows))
+                if isinstance(slots, FirstSlots):
+                    put(own[at], slots.where_first(slots.first)[at], get(store, theirs.where_first(slots.first), rows))
 
     def _adopt_memory(self, parts: Sequence[tuple["Cache", Tensor]]) -> None:
         """Aligns the encoders' outputs at their ends, as wide as the longest source of the rows that are left."""

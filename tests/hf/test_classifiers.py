@@ -111,6 +111,18 @@ def test_what_is_no_choice_of_one_label_is_refused(keys: dict[str, Any], said: s
         read_hf(tmp_path)
 
 
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(("name", "own"), [("Llama", {"num_key_value_heads": 2}), ("ModernBert", {"pad_token_id": 0})])
+def test_a_head_for_labels_is_read_whatever_that_of_tokens_was(name: str, own: dict[str, int], tied: bool, tmp_path: Path) -> None:
+    """Seen to fail: ModernBERT's, and those of small Llamas, Qwens and Gemmas, which say that the head for tokens is the embedding."""
+    sizes = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = getattr(transformers, f"{name}Config")(**sizes, **own, tie_word_embeddings=tied, num_labels=3)
+    getattr(transformers, f"{name}ForSequenceClassification")(config).save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["tie_word_embeddings"] is tied
+    found = read_hf(tmp_path)
+    assert not found.config.head.tied and found.weights["head.weight"].shape == (3, 16)
+
+
 def test_other_programs_are_not_handed_a_classifier(folder: Path, lm: Lm) -> None:
     code, said, _ = lm("export", f"from={folder}", "format=hf", "out=there")
     assert code == 0 and "AutoModelForSequenceClassification" in said and "none was tried with a classifier" in said

@@ -38,7 +38,7 @@ def unheard(where: str, hf: Tree, family: Family, cfg: ModelConfig) -> list[str]
         if key in again or key in mine:
             if (
                 key in again
-                and key not in (*ROPE_KEYS, *family.respelled)
+                and key not in (*ROPE_KEYS, *family.respelled, *family.idle)
                 and value is not None
                 and not alike(_meant(value), _meant(again[key]))
             ):

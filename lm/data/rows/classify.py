@@ -11,6 +11,7 @@ from lm.data.order import Ids
 from lm.data.rows.base import LikelihoodConfig, Material, ObjectiveConfig, Rows, widest
 from lm.data.rows.seq2seq import rounded
 from lm.data.store.shards import TokenStore
+from lm.data.tokenizer.source import behind
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.nn.batch import IGNORED, Batch
@@ -56,7 +57,7 @@ class Reading:
     def __init__(self, model: ModelConfig | None, tokenizer: Tokenizer, most: int) -> None:
         """model: None: a decoder.  most: tokens that it reads at the most; the end of a longer text is left out."""
         self._both_ways = model is not None and model.kind == "encoder"
-        self._prefix, self.behind, self._most = tokenizer.prefix, tokenizer.suffix if self._both_ways else [], most
+        self._prefix, self.behind, self._most = tokenizer.prefix, behind(tokenizer, self._both_ways), most
         self._tokenizer = tokenizer
 
     def text(self, text: str) -> Ids:

@@ -1,4 +1,4 @@
-"""What the encoder of an encoder-decoder reads of a text."""
+"""What stands around a text that a model reads as a whole: the source of an encoder-decoder, or what is told apart."""
 
 from lm.data.tokenizer.tokenizer import Tokenizer
 
@@ -19,3 +19,10 @@ def around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     before, behind = saved[:at], saved[at + len(text) :]
     beside, usual = {*before, *behind}, {tokenizer.bos, tokenizer.eos, tokenizer.pad, tokenizer.mask, tokenizer.unknown}
     return (before, behind) if tokenizer.eos in beside and beside - usual else (tokenizer.prefix, tokenizer.suffix)
+
+
+def behind(tokenizer: Tokenizer, both_ways: bool) -> list[int]:
+    """Returns the ids behind a text that is told apart: eos in an encoder; in a decoder where tokenizer.json itself puts it there, unless eos
+    pads too, since transformers then reads the label off at the token before.  both_ways: it is an encoder."""
+    ends = tokenizer.encode_as_saved("a")[-1:] == tokenizer.suffix and tokenizer.eos != tokenizer.pad
+    return tokenizer.suffix if both_ways or ends else []

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from lm.data.tokenizer.source import around
+from lm.data.tokenizer.source import around, behind
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.nn.transformer import ModelConfig
 from lm.schema import Tree
@@ -11,14 +11,15 @@ from lm.schema import Tree
 
 def save_tokenizer(folder: Path, tokenizer: Tokenizer, cfg: ModelConfig) -> None:
     """Writes the files so that other programs read the ids that `lm` gives this model: a decoder's prompt starts with the tokenizer's
-    prefix (bos), a text that an encoder reads whole also ends with eos, and the source of an encoder-decoder has its language beside it."""
+    prefix (bos), a text that an encoder reads whole also ends with eos, and the source of an encoder-decoder has its language beside it.
+    A classifier's rows of a batch begin together, since transformers counts learned positions from the first column."""
     tokenizer.save(folder)
     before, after = around(tokenizer) if cfg.kind == "encoder_decoder" else (tokenizer.prefix, tokenizer.suffix)
-    after = after if cfg.kind != "decoder" else []
+    after = after if cfg.kind != "decoder" else [] if cfg.continues() else behind(tokenizer, both_ways=False)
     if tokenizer.encode_as_saved("a") != [*before, *tokenizer.encode("a"), *after]:
         _change(folder / "tokenizer.json", post_processor=_around(tokenizer, before, after))
     adds = {"add_bos_token": bool(before), "add_eos_token": bool(after)} if cfg.kind != "encoder" else {}
-    side = {"padding_side": "left"} if cfg.kind == "decoder" else {}  # rows of a batch then end where the next token comes
+    side = {"padding_side": "left" if cfg.continues() else "right"} if cfg.kind == "decoder" else {}  # where the next token comes
     _change(folder / "tokenizer_config.json", model_max_length=cfg.max_seq_len, **adds, **side, **_further_names(tokenizer, cfg))
 
 

@@ -19,13 +19,14 @@ class LabelRecord(RecordConfig):
     text: str = "text"
     """Field of the text."""
     label: str = "label"
-    """Field of the label: its name, or its number, counted from 0."""
+    """Field of the label: its name, or its number, counted from 0; true and false are names."""
 
     def turns(self, values: Values, where: str) -> list[Turn]:
         label = value_of(values, self.label, "data.record.label", where)
-        if isinstance(label, bool) or not isinstance(label, str | int):
+        if not isinstance(label, str | int) and not (isinstance(label, float) and label.is_integer()):  # a column with gaps has floats
             raise bad_record(f"{where}: field '{self.label}' holds {shown(label)}, neither a name nor a whole number. Fix the record")
-        return [Turn("source", text_of(values, self.text, "data.record.text", where)), Turn("label", str(label).strip())]
+        name = shown(label) if isinstance(label, bool) else label.strip() if isinstance(label, str) else str(int(label))
+        return [Turn("source", text_of(values, self.text, "data.record.text", where)), Turn("label", name)]
 
     def passages(self, documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[Passage]:
         """Yields the beginning and the text, then the label's bytes, which are the same whatever the tokenizer makes of its name."""

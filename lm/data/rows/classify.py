@@ -1,5 +1,7 @@
 """Rows of texts with labels: which of several kinds a text is of is read off at one of its tokens."""
 
+import json
+import re
 from collections.abc import Sequence
 from typing import Literal
 
@@ -18,7 +20,7 @@ from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import ModelConfig
 from lm.units import counted
 
-_MOST_TOLD = 20
+_MOST_TOLD = 256
 
 
 class ClassifyConfig(LikelihoodConfig):
@@ -154,11 +156,17 @@ def _classes(store: TokenStore, labels: Sequence[str]) -> Ids:
     ]
     found, which = np.unique(names, return_inverse=True)
     numbers = {name: number for number, name in enumerate(labels)}
-    known = {str(number): number for number in range(len(labels))} | numbers
+    numbered = not any(name.lstrip("+-").isdecimal() for name in labels)  # of 1 to 5 stars, 1 is the first and not the second
+    known = {str(number): number for number in range(len(labels)) if numbered} | numbers
     if strange := [name for name in found.tolist() if name not in known]:
-        some = ",".join(found.tolist()[:_MOST_TOLD]) + (",..." if len(found) > _MOST_TOLD else "")
         raise ConfigError(
-            f"data: the label '{strange[0]}' of the {store.split} split is not in objective.labels=[{','.join(labels)}]. Add it, or fix the"
-            f" records; those of this split are [{some}]."
+            f"data: the label '{strange[0]}' of the {store.split} split is not in objective.labels={_listed(labels)}. Add it, or fix the"
+            f" records; those of this split are {_listed(found.tolist())}."
         )
     return np.array([known[name] for name in found.tolist()])[which]
+
+
+def _listed(labels: Sequence[str]) -> str:
+    """Returns labels as a list that the command line takes."""
+    plain = [name if re.fullmatch(r"[\w.+-][\w .+-]*", name) else json.dumps(name, ensure_ascii=False) for name in labels[:_MOST_TOLD]]
+    return f"[{','.join([*plain, *(['...'] if len(labels) > _MOST_TOLD else [])])}]"

@@ -24,7 +24,8 @@ def find_files(given: str | list[str], key: str) -> list[Path]:
     named = sorted({path for pattern in patterns for path in _matches(pattern, key)})
     found = {(os.path.realpath(path.parent), path.name): path for path in reversed(named)}  # a file may be named in several ways
     if not found:
-        if saved := [folder for pattern in patterns for folder in _named(pattern) if is_saved(folder)]:
+        folders = [folder for pattern in patterns for folder in _named(pattern)]
+        if saved := [folder for folder in folders if is_saved(folder) or (folder / "dataset_dict.json").is_file()]:
             raise ConfigError(f"{key}: {saved[0]} was written by save_to_disk. Read it with data=hub data.name={saved[0]}.")
         only_named, others = _unread(patterns)
         told = f" but {counted(len(only_named), '.json file')}, read only where named, as {key}={only_named[0]}" if only_named else ""

@@ -1,6 +1,6 @@
 """Sources read through `datasets`: local parquet files, and datasets of the Hugging Face hub."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -93,17 +93,24 @@ def _rows(options: Tree, where: str, remedy: str, column: str | None, part: int 
         found = _saved(options) if is_saved(Path(options["path"])) else datasets.load_dataset(**options, streaming=True)
         if column in (found.column_names or ()):  # None where only the rows tell
             found = found.select_columns([column])
-        if parts == 1:
-            yield from map(_without_filled, found)
-        elif found.num_shards < parts:
+        if found.num_shards < parts:
             few = found.num_shards
         else:
-            yield from map(_without_filled, found.shard(parts, part - 1, contiguous=True))
+            named = _named(found.features or {})
+            yield from (named(_without_filled(row)) for row in (found.shard(parts, part - 1, contiguous=True) if parts > 1 else found))
     except Exception as error:  # pyarrow, fsspec and the hub's client each raise their own
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(f"{where}: cannot be read ({reason[:300]}). {remedy}.") from None
     if few:
         share(range(few), part, parts, "file")  # raises
+
+
+def _named(features: Mapping[str, Any]) -> Callable[[dict[str, Any]], Row]:
+    """Returns what puts into a row the names of labels that `datasets` has as numbers; -1, of a text without a label, stays."""
+    import datasets
+
+    names = {key: dict(enumerate(kind.names)) for key, kind in features.items() if isinstance(kind, datasets.ClassLabel)}
+    return lambda row: {**row, **{key: of.get(row[key], row[key]) for key, of in names.items()}} if names else row
 
 
 def _without_filled(value: Any, within: bool = False) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lm.cli.compose.compose import compose_config
 from lm.data.config import DataConfig
 from lm.data.kinds import ClassifyConfig, LabelRecord, TextConfig, WordPieceConfig
 from lm.data.rows.base import Rows
@@ -87,6 +88,31 @@ def test_names_of_digits_come_before_numbers(rows: Callable[..., Rows]) -> None:
     assert batch.labels is not None and batch.labels.max() == 0
 
 
+def test_numbers_are_no_places_where_a_name_is_a_number(rows: Callable[..., Rows]) -> None:
+    """Seen to fail: of labels 0 to 4, with the names 1 to 5, both 0 and 1 were the first."""
+    stars = [{"text": record["text"], "label": i % 5} for i, record in enumerate(TEXTS)]
+    with pytest.raises(ConfigError, match=r"the label '0' .* not in objective.labels=\[1,2,3,4,5\].*those of this split are \[0,1,2,3,4\]"):
+        rows(stars, config(), labels=["1", "2", "3", "4", "5"])
+
+
+def test_whole_numbers_of_columns_with_gaps_and_truths_are_labels(rows: Callable[..., Rows]) -> None:
+    for given, labels in (((0.0, 1.0), ["no", "yes"]), ((False, True), ["false", "true"])):
+        found = rows([{"text": record["text"], "label": given[i % 2]} for i, record in enumerate(TEXTS)], config(), labels=labels)
+        plain = rows([{"text": record["text"], "label": i % 2} for i, record in enumerate(TEXTS)], config(), labels=["a", "b"])
+        assert (found.batch(np.array([0])).labels == plain.batch(np.array([0])).labels).all()
+
+
+def test_labels_are_told_as_they_can_be_typed(rows: Callable[..., Rows]) -> None:
+    """All of them: seen to fail with those of banking77, and commas within names."""
+    names = [*(f"intent {i}" for i in range(98)), "a, b", 'the "c"']
+    records = [{"text": record["text"] * (1 + i // 60), "label": names[i % 100]} for i, record in enumerate(TEXTS * 5)]
+    with pytest.raises(ConfigError, match="those of this split are") as error:
+        rows(records, config(), val_frac=0.0001)
+    typed = error.value.sentence.rpartition(" are ")[2].removesuffix(".")
+    cfg = compose_config(["data=labels", "data.files=a", "objective=classify", f"objective.labels={typed}"])
+    assert isinstance(cfg.objective, ClassifyConfig) and sorted(cfg.objective.labels or []) == sorted(names)
+
+
 @pytest.mark.parametrize(
     ("records", "said"),
     [
@@ -96,7 +122,8 @@ def test_names_of_digits_come_before_numbers(rows: Callable[..., Rows]) -> None:
         ),
         ([{"text": "a", "label": 3}] * 9 + TEXTS, "label '3'"),
         ([*TEXTS, {"text": "a", "label": 0.5}], "field 'label' holds 0.5, neither a name nor a whole number"),
-        ([*TEXTS, {"text": "a", "label": True}], "field 'label' holds true"),
+        ([*TEXTS, {"text": "a", "label": True}], "the label 'true' of"),
+        ([*TEXTS, {"text": "a", "label": None}], "field 'label' holds null"),
         ([*TEXTS, {"text": "a"}], "field 'label' is missing"),
         ([{"text": "a", "label": " "}], "0 documents for training"),
     ],

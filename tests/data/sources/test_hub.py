@@ -11,11 +11,12 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from lm.data.kinds import ChatRecord, HubConfig, TextConfig
+from lm.data.kinds import ChatRecord, HubConfig, LabelRecord, TextConfig
 from lm.data.sources import hub as hub_module
 from lm.data.sources.files import TextSource
 from lm.data.sources.found import find_files
 from lm.data.sources.hub import HubSource
+from lm.data.sources.recorded import RecordedSource
 from lm.errors import ConfigError
 
 PACK: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}
@@ -201,6 +202,31 @@ def test_a_dataset_saved_to_disk_is_read_by_its_folder(tmp_path: Path) -> None:
         hub(folder, val_split="test")
     with pytest.raises(ConfigError, match=rf"data.files: {folder} was written by save_to_disk. Read it with data=hub data.name={folder}\."):
         find_files(str(folder), "data.files")
+
+
+def test_a_dataset_of_several_splits_saved_to_disk_is_named_as_what_it_is(tmp_path: Path) -> None:
+    """Seen to fail: it was said to hold no file but its .json."""
+    datasets.DatasetDict(test=datasets.Dataset.from_dict({"text": ["a", "b"]})).save_to_disk(tmp_path / "saved")
+    with pytest.raises(ConfigError, match=r"was written by save_to_disk. Read it with data=hub"):
+        find_files(str(tmp_path / "saved"), "data.files")
+    assert len(hub(tmp_path / "saved", split="test", val_frac=0.5)) == 2
+
+
+@pytest.mark.parametrize("form", ["hub", "saved", "parquet"])
+def test_labels_that_datasets_has_as_numbers_are_read_by_their_names(form: str, tmp_path: Path) -> None:
+    """But for -1, which means that there is none. Seen to fail: the numbers, which objective.labels in another order took for others."""
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["neg", "pos"])})
+    found = datasets.Dataset.from_dict({"text": ["a", "b", "c"], "label": [0, 1, -1]}, features=features)
+    if form == "saved":
+        found.save_to_disk(tmp_path / "set")
+    else:
+        (tmp_path / "set").mkdir()
+        found.to_parquet(tmp_path / "set" / "train.parquet")
+    own: dict[str, Any] = {"record": LabelRecord(), "val_frac": 0.5}
+    source: RecordedSource = HubSource(HubConfig(name=str(tmp_path / "set"), **own))
+    if form == "parquet":
+        source = TextSource(TextConfig(files=str(tmp_path / "set"), **own), tmp_path)
+    assert [document.turns[1].text for document in source.documents()] == ["neg", "pos", "-1"]
 
 
 @pytest.mark.parametrize(

@@ -200,17 +200,21 @@ def test_unexpected_errors_end_with_one_sentence(
 
 
 @pytest.mark.parametrize(
-    ("kind", "template", "first"),
+    ("kind", "template", "first", "objective"),
     [
-        ("decoder", None, "sample it: lm generate from='my runs/x' prompt=\"def main(\""),
-        ("encoder_decoder", None, "try it: lm generate from='my runs/x' prompt=\"def main(\""),
-        ("decoder", "{{ messages }}", "talk to it: lm generate from='my runs/x'"),
-        ("encoder", None, None),
+        ("decoder", None, "sample it: lm generate from='my runs/x' prompt=\"def main(\"", "causal"),
+        ("encoder_decoder", None, "try it: lm generate from='my runs/x' prompt=\"def main(\"", "causal"),
+        ("decoder", "{{ messages }}", "talk to it: lm generate from='my runs/x'", "causal"),
+        ("encoder", None, None, "mlm"),
+        ("encoder", None, "try it: lm classify from='my runs/x' text=TEXT", "classify"),
+        ("decoder", "{{ messages }}", "try it: lm classify from='my runs/x' text=TEXT", "classify"),
     ],
 )
-def test_the_end_of_a_training_names_the_commands_that_fit_it(tmp_path: Path, kind: str, template: str | None, first: str | None) -> None:
+def test_the_end_of_a_training_names_the_commands_that_fit_it(
+    tmp_path: Path, kind: str, template: str | None, first: str | None, objective: str
+) -> None:
     run = RunFolder(tmp_path / "my runs" / "x")
-    run.write_config({"model": {"kind": kind}, "trainer": {"sample_prompts": ["def main("]}})
+    run.write_config({"model": {"kind": kind}, "trainer": {"sample_prompts": ["def main("]}, "objective": {"kind": objective}})
     run.model.mkdir()
     (run.model / "tokenizer_config.json").write_text(json.dumps({"eos_token": "a"} | ({"chat_template": template} if template else {})))
     *lines, last = [line.replace(f"{tmp_path}/", "") for line in further(run)]

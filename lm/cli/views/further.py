@@ -15,11 +15,11 @@ def further(run: RunFolder) -> list[str]:
     prompts = config.get("trainer.sample_prompts")
     prompt = str(prompts[0]) if isinstance(prompts, list) and prompts else run.samples.beginning() or "Once upon a time"
     says = {"decoder": "sample it", "encoder_decoder": "try it"}.get(str(config.get("model.kind")))
-    if config.get("objective.kind") == "classify":
-        says, lines = None, [f"try it: lm classify {given} text=TEXT"]
     lines = [f"{says}: lm generate {given} prompt={in_shell(prompt)}"] if says else []
     if lines and _has_template(run):
         lines = [f"talk to it: lm generate {given}"]
+    if config.get("objective.kind") == "classify":
+        lines = [f"try it: lm classify {given} text=TEXT"]
     beside = shlex.quote(str(run.path.parent))
     return [*lines, f"further: lm eval {given} | lm compare {beside} | lm export {given} format=hf out=FOLDER"]
 

@@ -69,7 +69,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     small = ["model.d_model=32", "model.n_layers=2", "model.attention.n_heads=2", "model.ffn.hidden=64", "data.seq_len=48"]
     models = {
         "decoder": ["model=nano"],
-        "encoder": ["model=bert_tiny", "model.head.transform=tanh", "model.head.transform_norm=false"],
+        "encoder": ["model=bert_tiny"],
         "learned": ["model=gpt2", "model.vocab_size=260", "model.max_seq_len=48"],
     }
     told = ["data=labels", "data.files=a.jsonl", "objective=classify", f"objective.labels=[{','.join(NAMES)}]"]
@@ -163,6 +163,17 @@ def test_other_programs_are_not_handed_a_classifier(folder: Path, lm: Lm) -> Non
     code, _, error = lm("export", f"from={folder}", "format=gguf", "out=file")
     assert (code == 2 and "model.head.labels" in error) or "model.kind=encoder" in error
     assert lm("import", "from=there", "out=back")[1].rstrip().endswith("lm classify from=back text=...")
+
+
+@pytest.mark.parametrize(("name", "segments"), [("bert", 2), ("roberta", 1), ("distilbert", None)])
+def test_the_layer_before_tokens_gives_way_to_that_of_the_classifier(name: str, segments: int | None) -> None:
+    """Seen to fail: no family held a classifier that was trained from BERT, as its export told."""
+    told = ["data=labels", "data.files=a.jsonl", "objective=classify", "objective.labels=[no,yes]", "model=bert_tiny"]
+    more = ["model.norm.eps=1e-12", f"model.embed.segments={'null' if segments is None else segments}", "data.seq_len=48"]
+    cfg = lm.config(overrides=[*told, *more]).sized_model(260)
+    assert cfg.head.transform == HEADS[name].act and family_for(cfg, name).homeless(cfg) == []
+    typed = lm.config(overrides=[*told, *more, "model.head.transform=silu", "model.head.transform_bias=false"]).sized_model(260)
+    assert typed.head.transform == "silu" and typed.head.transform_norm  # ModernBERT's stays
 
 
 def test_a_model_with_options_of_tokens_alone_names_them() -> None:

@@ -37,11 +37,15 @@ class ClassifyConfig(LikelihoodConfig):
     kind: Literal["classify"] = "classify"
     labels: list[str] | None = None
     """Names of what is told apart, in the order of their numbers, as which the data may have them. They get a head of their own, without
-    scale and softcap, and with a bias in an encoder alone. null: model.head.labels, of a model that is a classifier already."""
+    scale and softcap, and with a bias in an encoder alone; in place of BERT's layer before tokens, a dense layer with tanh (with relu as in
+    DistilBERT, without segments). null: model.head.labels, of a model that is a classifier already."""
 
     def headed(self, model: ModelConfig) -> ModelConfig:
-        if self.labels is not None:
-            return model.replace(head=model.head.telling(self.labels, bias=model.kind == "encoder"))
+        head = model.head
+        if self.labels is not None and self.labels != head.labels:
+            if head.transform not in (None, "tanh", "relu") and head.transform_bias and head.transform_norm:  # ModernBERT's has no bias
+                head = head.replace(transform="relu" if model.embed.segments is None else "tanh", transform_norm=False)
+            return model.replace(head=head.telling(self.labels, bias=model.kind == "encoder"))
         if model.head.labels is None:
             raise ValueError("objective=classify has no names for what is told apart. Set objective.labels=[negative,positive], say.")
         return model

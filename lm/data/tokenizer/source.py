@@ -22,7 +22,7 @@ def around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
 
 
 def behind(tokenizer: Tokenizer, both_ways: bool) -> list[int]:
-    """Returns the ids behind a text that is told apart: eos in an encoder; in a decoder where tokenizer.json itself puts it there, unless eos
-    pads too, since transformers then reads the label off at the token before.  both_ways: it is an encoder."""
+    """Returns the ids behind a text that is told apart: eos in an encoder; in a decoder where tokenizer.json itself puts it there, unless
+    eos pads too, since transformers then reads the label off at the token before.  both_ways: it is an encoder."""
     ends = tokenizer.encode_as_saved("a")[-1:] == tokenizer.suffix and tokenizer.eos != tokenizer.pad
     return tokenizer.suffix if both_ways or ends else []

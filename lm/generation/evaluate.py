@@ -35,6 +35,7 @@ class Evaluation(TypedDict):
     val_ece: NotRequired[float]
     val_label_loss: NotRequired[float]
     val_accuracy: NotRequired[float]
+    val_error: NotRequired[float]
     val_pair_loss: NotRequired[float]
     val_margin: NotRequired[float]
     val_chosen_logp: NotRequired[float]

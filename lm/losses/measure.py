@@ -1,6 +1,7 @@
 """Measures of a model on labelled rows, and the figures that a loss over pairs of answers reports beside itself."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import ClassVar, TypeVar
 
 import torch
@@ -58,11 +59,27 @@ class Measure:
 class Answers(Measure):
     """Reports loss and accuracy over answers too, where not all labels are answers."""
 
-    less = ("label_loss",)
+    less: ClassVar[tuple[str, ...]] = ("label_loss",)
 
     def reader(self, batch: Batch) -> Reader:
         labels = self.labels(batch)
         return causal_reader(labels, answers=answers(batch), most=batch.most(labels))
+
+
+class Choices(Answers):
+    """Reports how often another label than the right one is the likeliest, too: less of it is better, by which studies compare."""
+
+    less = (*Answers.less, "error")
+
+    def reader(self, batch: Batch) -> Reader:
+        sums = super().reader(batch)
+
+        def read(hidden: Tensor, head: Head, ctx: Context) -> LossSums:
+            found: LossSums = sums(hidden, head, ctx)
+            right, n = found.told["accuracy"]
+            return replace(found, told=found.told | {"error": torch.stack([n - right, n])})
+
+        return read
 
 
 class Reference:

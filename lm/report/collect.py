@@ -15,6 +15,7 @@ from lm.report.statistics import ALPHA, Difference, differences
 from lm.schema import Tree, did_you_mean, flatten
 from lm.units import ABSENT, fixed, shown, si
 
+ACCURACY = "val_accuracy"
 # Keys that are no difference between two variants.
 _INERT = (
     "seed", "run.", "logger.", "resume.", "checkpoint.", "traceback", "data.cache_dir", "data.remote", "trainer.sample_",
@@ -73,6 +74,11 @@ class Comparison:
     @property
     def title(self) -> str:
         return "val bits/byte" if self.metric == "val_bits_per_byte" else "val loss"
+
+    @property
+    def accurate(self) -> bool:
+        """Whether all runs tell how often they are right: those of answers, pairs or labels."""
+        return all(run.number(ACCURACY) is not None for row in self.rows for run in row.runs)
 
     @property
     def repeated(self) -> bool:

@@ -74,10 +74,12 @@ class Run:
         return ends, passed, each
 
     def number(self, key: str) -> float | None:
-        """Returns the summary's value, else the newest in the metrics; None where that is not finite, as after a loss of NaN."""
-        value = self.summary.get(key)
+        """Returns the summary's value, else the newest in the metrics up to the model that was handed on; None where that is not finite, as
+        after a loss of NaN."""
+        value, last = self.summary.get(key), self.summary.get("model_step")
         if value is None:
-            value = next((line[key] for line in reversed(self.metrics) if key in line), None)
+            lines = [line for line in self.metrics if key in line and (last is None or line.get("step", 0) <= last)]
+            value = lines[-1][key] if lines else None
         return value if _finite(value) else None
 
 

@@ -53,6 +53,12 @@ def test_a_folder_of_runs_is_compared_and_what_cannot_be_read_is_left_out_by_nam
     assert code == 3 and "summary.json" in err.splitlines()[-1]
 
 
+def test_how_often_runs_are_right_is_compared_where_all_tell_it(tmp_path: Path, write_run: WriteRun, lm: Lm) -> None:
+    runs = [str(write_run(tmp_path / name, ffn=name, val_accuracy=right)) for name, right in (("relu", 0.75), ("gelu", 0.5))]
+    assert re.search(r"val accuracy.*\n.*\n.*0\.7500", lm("compare", *runs)[1]) and "val_accuracy" in lm("compare", *runs, "format=csv")[1]
+    assert "accuracy" not in lm("compare", *runs, str(write_run(tmp_path / "plain")))[1]
+
+
 def test_the_picture_has_the_line_of_zlib_also_where_a_run_has_not_ended(sweep: Path) -> None:
     """Seen to fail: the text of such a run, which is not known yet, was taken for another one."""
     figure = Figure()

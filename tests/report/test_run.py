@@ -60,6 +60,15 @@ def test_number_prefers_the_summary_and_falls_back_to_the_newest_line(tmp_path: 
     assert replace(unfinished, metrics=[*unfinished.metrics, {"step": 110, "val_loss": None}]).number("val_loss") is None
 
 
+def test_figures_of_the_metrics_are_of_the_model_that_was_handed_on(tmp_path: Path, write_run: WriteRun) -> None:
+    """Seen to fail: the loss of the best validation stood beside the accuracy of the last one."""
+    folder = write_run(tmp_path / "a", steps=30, model_step=20)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps({"step": step, "val_accuracy": step / 100}) + "\n" for step in (10, 20, 30))
+    assert read_run(folder).number("val_accuracy") == 0.2
+    assert read_run(write_run(tmp_path / "b")).number("val_accuracy") is None
+
+
 @pytest.mark.parametrize("torn", ['{"step": 21, "lo', '{"step"', "12", "\x00\x00"])
 def test_a_torn_last_line_is_left_out(tmp_path: Path, write_run: WriteRun, torn: str) -> None:
     folder = write_run(tmp_path / "a", steps=20)

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -16,8 +16,9 @@ from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.source import behind
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
+from lm.losses.measure import Choices, Measure
 from lm.nn.batch import IGNORED, Batch
-from lm.nn.transformer import ModelConfig
+from lm.nn.transformer import LM, ModelConfig
 from lm.units import counted
 
 _MOST_TOLD = 256
@@ -49,6 +50,9 @@ class ClassifyConfig(LikelihoodConfig):
         if model.head.labels is None:
             raise ValueError("objective=classify has no names for what is told apart. Set objective.labels=[negative,positive], say.")
         return model
+
+    def measure(self, parent: Callable[[], LM] | None) -> Measure:
+        return Choices()
 
     def why_not_context_parallel(self) -> str | None:
         return ObjectiveConfig.why_not_context_parallel(self)

@@ -76,6 +76,7 @@ def compare(folder: Path, family: Family, model: LM, adapter: Path | None = None
         found = model(Batch(ids.flip(1), source_tokens=ids))
     elif model.cfg.head.labels is not None:
         padding = theirs.config.pad_token_id
+        ids, rows = (ids, rows) if padding is not None else (ids[:1], 1)  # of several rows transformers asks where each one ends
         ids[ids == padding] = 1 if padding == 0 else 0  # a label is read off at the last token that is no padding
         at = 0 if model.cfg.kind == "encoder" else -1
         expected, found = theirs(ids).logits, model(Batch(ids), read=lambda hidden, head, ctx: head(hidden[:, at]))

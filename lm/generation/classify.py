@@ -18,7 +18,7 @@ from lm.nn.head import Head
 from lm.nn.transformer import LM
 from lm.ops.defaults import device_unset
 
-_ROWS = 32
+_ROWS, _TOKENS = 32, 1 << 14  # of a batch at the most, so that long texts need no more memory than short ones
 
 
 @device_unset()
@@ -34,13 +34,15 @@ def classify(model: LM, tokenizer: Tokenizer, texts: Sequence[str]) -> list[dict
     labels = require_labels(model)
     reading = Reading(model.cfg, tokenizer, model.max_seq_len)
     ids = [reading.text(text) for text in texts]
-    if empty := [text for text, found in zip(texts, ids, strict=True) if not len(found)]:
-        raise ConfigError(f"texts: {empty[0]!r} has no tokens, and a label is read off at one. Leave it out.")
+    if empty := [number for number, found in enumerate(ids, 1) if not len(found)]:
+        raise ConfigError(f"texts: number {empty[0]:,} of {len(texts):,} has no tokens, and a label is read off at one. Leave it out.")
     found: list[dict[str, float]] = [{} for _ in texts]
     order = sorted(range(len(texts)), key=lambda i: -len(ids[i]))  # texts of like lengths side by side have little padding
     with decoding(model):
-        for at in range(0, len(order), _ROWS):
-            some = order[at : at + _ROWS]
+        at = 0
+        while at < len(order):
+            some = order[at : at + max(1, min(_ROWS, _TOKENS // len(ids[order[at]])))]
+            at += len(some)
             for i, chances in zip(some, _chances(model, reading, [ids[i] for i in some]), strict=True):
                 found[i] = dict(zip(labels, chances, strict=True))
     return found

@@ -7,6 +7,7 @@ from typing import Literal
 
 from lm.cli.verb import Verb
 from lm.errors import ConfigError
+from lm.generation.config import Dtype
 from lm.printing import answer, note
 from lm.schema import MaybeEmpty, Tree
 from lm.storage.atomic import replace_file
@@ -14,12 +15,11 @@ from lm.storage.model_folder import resolve_model
 from lm.units import counted, table
 
 _PREDICTED = "predicted"  # the field that is added to each line
-_SHOWN = 60
+_SHOWN, _COLUMNS, _LIKELIEST = 60, 8, 3  # letters of a text, labels as columns, and else so many of each text
 
 
 class Classify(Verb):
-    """usage: lm classify from=FOLDER text=TEXT [text=TEXT ...] [key=value ...]
-       lm classify from=FOLDER texts=FILE out=FILE
+    """usage: lm classify from=FOLDER [text=TEXT ...] [texts=FILE out=FILE] [key=value ...]
 
     Tells how likely each label of a classifier is for a text: a model that was
     trained by objective=classify. texts=FILE out=FILE does so for each line of a
@@ -40,6 +40,8 @@ class Classify(Verb):
     """An adapter becomes part of the weights; otherwise it computes beside them."""
     device: str = "auto"
     """auto (CUDA where there is a GPU), cpu, cuda or cuda:N."""
+    dtype: Dtype | None = None
+    """As lm generate holds the matrices: saved, fp32, bf16, int8 or int4. null: as they were saved."""
     format: Literal["text", "json"] = "text"
     """json: a list of each text with all probabilities."""
 
@@ -59,14 +61,13 @@ class Classify(Verb):
         if self.format == "json":
             answer(json.dumps([{"text": text, **_told(each)} for text, each in zip(given, found, strict=True)], ensure_ascii=False))
             return
-        rows = [[*(f"{chance:.4f}" for chance in each.values()), text[:_SHOWN]] for text, each in zip(given, found, strict=True)]
-        answer(table([[*found[0], "text"], *rows], indent=""))
+        answer(table(_rows(given, found), indent=""))
 
     def _classified(self, folder: Path, texts: list[str]) -> list[dict[str, float]]:
         from lm.generation.classify import classify
         from lm.generation.load import load
 
-        return classify(*load(folder, self.device, self.merge), texts)
+        return classify(*load(folder, self.device, self.merge, self.dtype), texts)
 
     def _classify_file(self, folder: Path, texts: Path, out: Path) -> None:
         from lm.generation.answering import require_new
@@ -77,6 +78,16 @@ class Classify(Verb):
         told = [json.dumps(line | {_PREDICTED: _told(each)}, ensure_ascii=False) for line, each in zip(lines, found, strict=True)]
         replace_file(out, "\n".join([*told, ""]).encode(errors="backslashreplace"))
         note(f"{self.out}: {counted(len(lines), 'text')} classified.")
+
+
+def _rows(texts: list[str], found: list[dict[str, float]]) -> list[list[str]]:
+    """Returns a table with a column for each label; of many labels the likeliest of each text."""
+    if len(found[0]) <= _COLUMNS:
+        head = [*found[0], "text"]
+        return [head, *([*(f"{chance:.4f}" for chance in each.values()), text[:_SHOWN]] for text, each in zip(texts, found, strict=True))]
+    best = [sorted(each.items(), key=lambda one: -one[1])[:_LIKELIEST] for each in found]
+    told = [", ".join(f"{name} {chance:.4f}" for name, chance in each) for each in best]
+    return [["likeliest", "text"], *([likeliest, text[:_SHOWN]] for likeliest, text in zip(told, texts, strict=True))]
 
 
 def _told(chances: dict[str, float]) -> Tree:

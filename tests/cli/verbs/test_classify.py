@@ -7,6 +7,7 @@ import pytest
 
 import lm as api
 from lm.data.tokenizer.config import BytesConfig
+from lm.errors import ConfigError
 from lm.nn.transformer import build_model
 from tests.conftest import Lm
 from tests.nn.models import config
@@ -66,6 +67,41 @@ def test_what_cannot_be_classified_is_told(made: str, lm: Lm, tmp_path: Path, gi
     (tmp_path / "empty.jsonl").write_text("\n")
     code, _, error = lm("classify", made, *given)
     assert code == 2 and said in error
+
+
+def test_of_many_labels_the_likeliest_are_told(lm: Lm, tmp_path: Path) -> None:
+    """Seen to fail: a line of 200 columns."""
+    cfg, names = config(vocab_size=320, max_seq_len=32), [f"kind {i}" for i in range(200)]
+    api.save(build_model(cfg.replace(head=cfg.head.telling(names, bias=False)), seed=0), BytesConfig().build(), tmp_path / "made")
+    head, row = lm("classify", "from=made", "text=the sea")[1].splitlines()
+    [found] = json.loads(lm("classify", "from=made", "text=the sea", "format=json")[1])
+    assert head.split() == ["likeliest", "text"] and len(row) < 80 and row.endswith("the sea")
+    assert row.startswith(f"{found['label']} {found['probabilities'][found['label']]:.4f}, ") and row.count(", ") == 2
+
+
+def test_the_matrices_may_be_held_in_fewer_bits(made: str, lm: Lm) -> None:
+    [plain], [held] = (json.loads(lm("classify", made, "text=the sea", "format=json", *more)[1]) for more in ([], ["dtype=int8"]))
+    assert plain["probabilities"]["calm"] == pytest.approx(held["probabilities"]["calm"], abs=0.02)
+
+
+def test_long_texts_are_fewer_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that memory has a bound. Seen to fail: 32 texts, however long."""
+    cfg, seen = config(vocab_size=320, max_seq_len=32), []
+    model = build_model(cfg.replace(head=cfg.head.telling(NAMES, bias=False)), seed=0)
+    texts = ["x" * (1 + 7 * i % 31) for i in range(90)]
+    whole = api.classify(model, BytesConfig().build(), texts)
+    model.register_forward_pre_hook(lambda module, args: seen.append(args[0].tokens.shape))
+    monkeypatch.setattr("lm.generation.classify._TOKENS", 100)
+    found = api.classify(model, BytesConfig().build(), texts)
+    assert all(one == pytest.approx(other, abs=1e-5) for one, other in zip(found, whole, strict=True))
+    assert max(rows * width for rows, width in seen) <= 100 and sum(rows for rows, _ in seen) == 90
+
+
+def test_a_text_of_no_tokens_is_told_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg, tokenizer = config(vocab_size=320, max_seq_len=32), BytesConfig().build()
+    monkeypatch.setattr(type(tokenizer), "prefix", [])
+    with pytest.raises(ConfigError, match="texts: number 2 of 3 has no tokens"):
+        api.classify(build_model(cfg.replace(head=cfg.head.telling(NAMES, bias=False))), tokenizer, ["a", "", "b"])
 
 
 def test_another_model_is_no_classifier(lm: Lm, tmp_path: Path) -> None:

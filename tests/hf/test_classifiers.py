@@ -25,7 +25,7 @@ from tests.hf.draws import held  # noqa: E402
 from tests.hf.harness import change  # noqa: E402
 from tests.nn.models import config  # noqa: E402
 
-QUICK = ("llama", "gpt2", "gemma2", "bert", "roberta", "distilbert", "modernbert")
+QUICK = ("llama", "gpt2", "bert", "modernbert")
 NAMES = ["calm", "wild", "neither"]
 
 

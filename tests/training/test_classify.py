@@ -126,6 +126,7 @@ def test_a_language_model_gets_a_new_head_and_keeps_the_rest(of_labels: Labelled
     assert torch.allclose(weights(tmp_path / "on")["head.weight"], after["head.weight"], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_beside_an_adapter_the_new_head_is_trained_whole(of_labels: Labelled, configure: Configure, tmp_path: Path) -> None:
     """Seen to fail: it stayed as it was drawn, and was not saved; or the parent's bias on tokens stood beside it."""
     train(configure("run.name=parent", "trainer.max_steps=4", "model.head.tied=false", "model.head.bias=true"))
@@ -142,6 +143,7 @@ def test_beside_an_adapter_the_new_head_is_trained_whole(of_labels: Labelled, co
     assert net(ids).shape == (1, 20, 2)
 
 
+@pytest.mark.slow
 def test_a_teacher_of_the_same_labels_is_learned_from(of_labels: Labelled, parent: Path, tmp_path: Path) -> None:
     train(of_labels("run.name=teacher", "trainer.max_steps=8"))
     train(of_labels(f"objective.teacher={tmp_path / 'teacher'}", "trainer.max_steps=3"))

@@ -31,7 +31,8 @@ def classify(model: LM, tokenizer: Tokenizer, texts: Sequence[str]) -> list[dict
     expect("tokenizer", tokenizer, Tokenizer, "Give the model and the tokenizer that lm.load returned")
     if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
         raise ConfigError(f"texts: {texts!r:.80} is no list of texts. Give one, such as ['a text'].")
-    labels = require_labels(model)
+    if (labels := model.cfg.head.labels) is None:
+        raise ConfigError("classify: the model predicts tokens and tells no texts apart. Use one that objective=classify has trained.")
     reading = Reading(model.cfg, tokenizer, model.max_seq_len)
     ids = [reading.text(text) for text in texts]
     if empty := [number for number, found in enumerate(ids, 1) if not len(found)]:
@@ -46,14 +47,6 @@ def classify(model: LM, tokenizer: Tokenizer, texts: Sequence[str]) -> list[dict
             for i, chances in zip(some, _chances(model, reading, [ids[i] for i in some]), strict=True):
                 found[i] = dict(zip(labels, chances, strict=True))
     return found
-
-
-def require_labels(model: LM) -> list[str]:
-    """Returns the names of what a classifier tells apart. Raises ConfigError for another model."""
-    labels = model.cfg.head.labels
-    if labels is None:
-        raise ConfigError("classify: the model predicts tokens and tells no texts apart. Use one that objective=classify has trained.")
-    return labels
 
 
 def _chances(model: LM, reading: Reading, texts: list[Ids]) -> list[list[float]]:

@@ -124,6 +124,12 @@ def ranks(strategy: str, devices: int = 2, context: int = 1, shard: int | None =
     return [f"strategy={strategy}", f"launch.devices={devices}", f"launch.context={context}", *more]
 
 
+in_each_way = pytest.mark.parametrize(
+    "where", [ranks("ddp"), ranks("fsdp"), ranks("zero3"), ["trainer.micro_batch=2"]], ids=["ddp", "fsdp", "zero3", "one"]
+)
+"""Ranks and micro-batches that divide a step, as the argument `where`."""
+
+
 def edit(folder: Path, name: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     """Another content of a JSON file, under a manifest that agrees."""
     (folder / name).write_text(json.dumps(change(json.loads((folder / name).read_text()))))

@@ -18,7 +18,7 @@ from lm.nn.batch import IGNORED, Batch
 from lm.training.config import TrainConfig
 from lm.training.plan import estimate, plan
 from lm.training.run import train
-from tests.training.conftest import Configure, Launch, ranks, read, results, settled
+from tests.training.conftest import Configure, Launch, in_each_way, read, results, settled
 
 WORDS = {"calm": ["sea", "lake", "pond", "dew", "mist", "rain"], "wild": ["fire", "ember", "flame", "spark", "ash", "smoke"]}
 Labelled = Callable[..., TrainConfig]
@@ -94,9 +94,7 @@ def test_a_resumed_classifier_is_the_one_that_was_left_alone(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "where", [ranks("ddp"), ranks("fsdp"), ranks("zero3"), ["trainer.micro_batch=2"]], ids=["ddp", "fsdp", "zero3", "one"]
-)
+@in_each_way
 def test_ranks_and_micro_batches_learn_as_one(of_labels: Labelled, launch: Launch, tmp_path: Path, where: list[str]) -> None:
     still = ("model.dropout=0", "trainer.max_steps=4", "optim=sgd", "optim.lr=0.5")
     cfg = of_labels(*still, *where)

@@ -16,7 +16,7 @@ from lm.training.config import TrainConfig
 from lm.training.plan import frozen_bytes, plan
 from lm.training.run import train
 from tests.conftest import Lm
-from tests.training.conftest import Configure, Launch, ranks, read, results, write_text
+from tests.training.conftest import Configure, Launch, in_each_way, read, results, write_text
 
 Made = Callable[..., Path]
 
@@ -82,9 +82,7 @@ def test_a_resumed_run_is_taught_as_one_that_was_left_alone(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "where", [ranks("ddp"), ranks("fsdp"), ranks("zero3"), ["trainer.micro_batch=2"]], ids=["ddp", "fsdp", "zero3", "one"]
-)
+@in_each_way
 def test_ranks_and_micro_batches_are_taught_as_one(
     where: list[str], made: Made, configure: Configure, launch: Launch, tmp_path: Path
 ) -> None:

@@ -79,8 +79,8 @@ class Rows(ABC):
 @dataclass(frozen=True)
 class Material:
     """Everything from which an objective makes the rows of one split.  packed: `split`, `fit` or `none`.  start: start token of an
-    encoder-decoder's decoder; None: the model is none.  first: what each of its targets begins with, if anything.  model: None: any that
-    the objective trains.  short: a split that does not fill a row is one row, as to be evaluated on; else it is refused.
+    encoder-decoder's decoder; None: the model is none.  model: None: any that the objective trains.  short: a split that does not fill a
+    row is one row, as to be evaluated on; else it is refused.
     """
 
     store: TokenStore
@@ -88,7 +88,6 @@ class Material:
     data: DataConfig
     packed: str
     start: int | None = None
-    first: int | None = None
     model: ModelConfig | None = None
     seed: int = 0
     short: bool = False

@@ -80,8 +80,7 @@ def build_rows(
 ) -> Rows:
     """Returns the rows of one split.  model: tells whether the rows are for an encoder-decoder, and its decoder's start token."""
     start = _start_token(cfg, model, tokenizer)
-    first = model.first_token if isinstance(model, EncoderDecoderConfig) else None
-    return cfg.rows(Material(store, tokenizer, data, data.packing or cfg.packings[0], start, first, model, seed, short))
+    return cfg.rows(Material(store, tokenizer, data, data.packing or cfg.packings[0], start, model, seed, short))
 
 
 def _start_token(cfg: ObjectiveConfig, model: ModelConfig | None, tokenizer: Tokenizer) -> int | None:

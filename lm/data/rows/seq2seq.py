@@ -15,6 +15,7 @@ from lm.data.store.shards import Tokens
 from lm.data.tokenizer.source import around
 from lm.errors import ConfigError
 from lm.nn.batch import IGNORED, Batch
+from lm.nn.transformer import EncoderDecoderConfig
 from lm.schema import MOST
 from lm.units import counted
 
@@ -55,7 +56,8 @@ class Seq2SeqRows(PartedRows):
         if not len(store.starts):
             raise ConfigError(f"data: the {store.split} split has 0 pairs. Give more data.")
         super().__init__(store, of.tokenizer, seq_len)
-        self._start, self._first = start, [] if of.first is None else [of.first]
+        first = of.model.first_token if isinstance(of.model, EncoderDecoderConfig) else None
+        self._start, self._first = start, [] if first is None else [first]
         self._suffixes = around(of.tokenizer)[1], of.tokenizer.suffix
         target_len = min(seq_len, cfg.target_len or (seq_len if start is not None else seq_len // 2))
         self._limits = seq_len if start is not None else seq_len + 1 - target_len, target_len - len(self._first)

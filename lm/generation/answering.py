@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,14 +18,15 @@ from lm.data.records.fields import BadRecord
 from lm.data.records.messages import tools_of
 from lm.data.sources.base import Turn
 from lm.errors import ConfigError, ResourceError
-from lm.generation.decode import ROWS, room
-from lm.generation.writer import Writer
+from lm.generation.decode import room
+from lm.generation.writer import Completion, Writer
 from lm.schema import Tree
 from lm.storage.atomic import beside, disk_errors, sync
 from lm.storage.reading import parse_asked, parse_json, read_bytes
 
 ANSWERS = "answers"  # the field that is added to each line
 _MOST_MIB = 4096
+_AT_ONCE = 1024  # prompts whose rows exist at once
 
 
 @dataclass(frozen=True)
@@ -94,30 +96,43 @@ def answer_all(
 
     The answers are those that `Writer.complete` gives for all prompts at once, whatever was answered before a kill. They grow, those to the
     longest prompts first, in a hidden file beside `out`, which comes into being when it is complete.  asked: what decides the answers, by
-    key; a start that was ended is gone on with only where it is the same.  told: called before each batch with the prompts that are
-    answered so far, and the tokens drawn here.  anew: replace a file at `out`, and what a start with another `asked` has left.
+    key; a start that was ended is gone on with only where it is the same.  told: called with each prompt that is answered: how many are so
+    far, and the tokens drawn here.  anew: replace a file at `out`, and what a start with another `asked` has left.
     Raises ConfigError as `complete` does, before anything is drawn, and ResourceError where the file cannot be written.
     """
     encoded = [_ids(writer, prompt) for prompt in prompts]
     order = sorted(range(len(prompts)), key=lambda i: -len(encoded[i]))  # a batch takes the time of its longest prompt for each of its rows
     prompts, encoded = [prompts[i] for i in order], [encoded[i] for i in order]
-    cfg, before, n_tokens = writer.cfg, Counter[tuple[int, ...]](), 0
-    at_once = 1 if cfg.beams > 1 else max(1, ROWS // cfg.n)  # a form may allow fewer beams than cfg.n
+    before = Counter[tuple[int, ...]]()
     with _growing(out, asked | {"prompts": _digest(prompts)}, order, anew) as (file, done):
         for ids in encoded[:done]:
-            before[tuple(ids)] += cfg.n
-        for start in range(done, len(prompts), at_once):
-            told(start, n_tokens)
-            some = slice(start, start + at_once)
-            found = writer.continued(encoded[some], before=before)
-            each = len(found) // len(encoded[some])
-            for i, prompt in enumerate(prompts[some]):
-                answers = [asdict(completion) for completion in found[i * each : (i + 1) * each]]
-                text = json.dumps(prompt.line | {ANSWERS: answers}, ensure_ascii=False)
-                file.write(text.encode(errors="backslashreplace") + b"\n")  # half a surrogate pair as JSON escapes it
-            file.flush()
-            n_tokens += sum(completion.n_tokens for completion in found)
-    return len(prompts) - done, n_tokens
+            before[tuple(ids)] += writer.cfg.n
+        answers = _Answers(prompts, done, file, told)
+        for start in range(done, len(prompts), _AT_ONCE):
+            some = encoded[start : start + _AT_ONCE]
+            writer.continued(some, before=before, on_done=partial(answers.keep, start))
+    return len(prompts) - done, answers.n_tokens
+
+
+class _Answers:
+    """Writes a line for each prompt, in their order: the answers to a later one wait for those to the ones before it."""
+
+    def __init__(self, prompts: Sequence[Prompt], done: int, file: BinaryIO, told: Callable[[int, int], None]) -> None:
+        self.n_tokens = 0
+        self._prompts, self._next, self._file, self._told = prompts, done, file, told
+        self._waiting: dict[int, list[Completion]] = {}
+
+    def keep(self, start: int, i: int, found: list[Completion]) -> None:
+        """Takes the answers to prompt start + i."""
+        self._waiting[start + i] = found
+        self.n_tokens += sum(completion.n_tokens for completion in found)
+        while self._next in self._waiting:
+            answers = [asdict(completion) for completion in self._waiting.pop(self._next)]
+            text = json.dumps(self._prompts[self._next].line | {ANSWERS: answers}, ensure_ascii=False)
+            self._file.write(text.encode(errors="backslashreplace") + b"\n")  # half a surrogate pair as JSON escapes it
+            self._next += 1
+        self._file.flush()
+        self._told(self._next + len(self._waiting), self.n_tokens)
 
 
 def require_new(out: Path, anew: bool, key: str = "out") -> None:

@@ -1,7 +1,7 @@
 """Beam search: at every step the likeliest few continuations of a prompt go on, and those that have ended are kept apart."""
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -9,10 +9,10 @@ from torch import Tensor
 
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
-from lm.generation.decode import ROWS, begin, decoding, room
+from lm.generation.decode import begin, decoding, room
 from lm.generation.grammar import Matcher
-from lm.generation.loop import Vocabulary, finite
-from lm.generation.prefill import cache_for, chunks, prompt_batch
+from lm.generation.loop import ROWS, Vocabulary, finite
+from lm.generation.prefill import chunks, new_cache, prompt_batch
 from lm.generation.sampling import History, adjusted
 from lm.nn.batch import Batch
 from lm.nn.head import last_position
@@ -88,8 +88,8 @@ def search(
     cfg: SamplingConfig,
     vocabulary: Vocabulary | None = None,
     ended: Ended | None = None,
-) -> list[list[Beam]]:
-    """Returns the cfg.n best of cfg.beams beams of each prompt, best first, fewer where a grammar has fewer texts. They are those that
+) -> Iterator[list[Beam]]:
+    """Yields the cfg.n best of cfg.beams beams of each prompt, best first, fewer where a grammar has fewer texts. They are those that
     `transformers` finds with num_beams=cfg.beams.
 
     Prompts, limits and errors are those of `decode`.  ended(tokens): whether the last of these new tokens ends a beam, which keeps
@@ -106,15 +106,16 @@ def search(
         for prompt in map(list, prompts)
     ]
     at_once = max(1, ROWS // cfg.beams)
-    with decoding(model):
-        for start in range(0, len(searches), at_once):
-            _run(model, searches[start : start + at_once], cfg, vocabulary)
-    return [search.found[: cfg.n] for search in searches]
+    for start in range(0, len(searches), at_once):
+        some = searches[start : start + at_once]
+        with decoding(model):
+            _run(model, some, cfg, vocabulary)
+        yield from (search.found[: cfg.n] for search in some)
 
 
 def _run(model: LM, searches: list[_Search], cfg: SamplingConfig, vocabulary: Vocabulary) -> None:
     batch = prompt_batch(searches, vocabulary.pad, model.embed.weight.device)
-    cache = cache_for(model, batch, max(search.limit for search in searches))
+    cache = new_cache(model, batch.tokens.shape, max(search.limit for search in searches))
     *_, logits = (model(piece, read=last_position, cache=cache) for piece in chunks(batch, cfg.prefill_chunk))
     while True:
         logits = finite(logits[:, : vocabulary.n_tokens])  # (running beams, v)

@@ -11,11 +11,9 @@ import torch
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
 from lm.generation.drafting.base import Drafter
-from lm.generation.loop import Ahead, Loop, OnToken, Row, Vocabulary, goes_ahead
+from lm.generation.loop import Ahead, Loop, OnEnd, OnToken, Row, Vocabulary, goes_ahead
 from lm.generation.sampling import row_keys
 from lm.nn.transformer import LM, EncoderConfig, EncoderDecoderConfig
-
-ROWS = 32  # decoded together; more prompts follow in further batches
 
 
 def decode(
@@ -53,15 +51,15 @@ def go_on(
     rows: Sequence[Row],
     cfg: SamplingConfig,
     vocabulary: Vocabulary,
-    on_token: OnToken | None,
+    on_token: OnToken | None = None,
     drafter: Drafter | None = None,
+    on_end: OnEnd | None = None,
 ) -> None:
-    """As `decode`, for rows made by `rows_of`: appends the new tokens to each."""
+    """As `decode`, for rows made by `rows_of`: appends the new tokens to each, and calls on_end(row) as soon as it has all of them."""
     drafter = drafter or Drafter(0)
     kind = Ahead if goes_ahead(model, cfg, drafter) else Loop
     with decoding(model):
-        for start in range(0, len(rows), ROWS):
-            kind(model, list(rows[start : start + ROWS]), cfg, vocabulary, on_token, drafter).run()
+        kind(model, rows, cfg, vocabulary, drafter, on_token, on_end).run()
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable, Collection
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,13 +14,17 @@ from lm.errors import NumericsError
 from lm.generation.config import SamplingConfig
 from lm.generation.drafting.base import Drafter
 from lm.generation.grammar import Grammar, Matcher
-from lm.generation.prefill import prefill, right_padded, uneven
+from lm.generation.prefill import new_cache, prefill, right_padded, uneven
 from lm.generation.sampling import History, Logprob, choose, logprobs
 from lm.nn.batch import Batch
 from lm.nn.head import every_position
 from lm.nn.transformer import LM
+from lm.ops.cache.cache import Cache
+
+ROWS = 32  # decoded together at the most
 
 OnToken = Callable[[int, int], bool]
+OnEnd = Callable[["Row"], None]
 
 
 @dataclass
@@ -53,28 +58,58 @@ def goes_ahead(model: LM, cfg: SamplingConfig, drafter: Drafter) -> bool:
 
 
 class Loop:
-    """Rows that are decoded together."""
+    """Rows that are decoded together, ROWS at the most: others take the places of those that have ended, once half of the places are free,
+    or with a drafter, which begins anew for each batch, all of them."""
 
     def __init__(
-        self, model: LM, rows: list[Row], cfg: SamplingConfig, vocabulary: Vocabulary, on_token: OnToken | None, drafter: Drafter
+        self,
+        model: LM,
+        rows: Sequence[Row],
+        cfg: SamplingConfig,
+        vocabulary: Vocabulary,
+        drafter: Drafter,
+        on_token: OnToken | None = None,
+        on_end: OnEnd | None = None,
     ) -> None:
-        self.model, self.rows, self.cfg, self.vocabulary, self.on_token, self.drafter = model, rows, cfg, vocabulary, on_token, drafter
-        n_new = max(row.limit for row in rows)
-        self.cache, positions, hidden, self.logits = prefill(model, rows, vocabulary.pad, n_new, cfg.prefill_chunk, drafter.n_tokens)
-        drafter.begin(rows, cfg, vocabulary.n_tokens, n_new, hidden, positions)
-        self.drafts: list[list[int]] = [[] for _ in rows]  # drafted tokens that the last forward read behind each row's newest token
+        self.model, self.cfg, self.vocabulary, self.drafter = model, cfg, vocabulary, drafter
+        self.on_token, self.on_end = on_token, on_end
+        self.all, self.waiting, self.rows = rows, deque(rows), list[Row]()
+        self.cache: Cache  # from the first rows on, and so are these two
+        self.logits: Tensor
+        self.drafts: list[list[int]]  # drafted tokens that the last forward read behind each row's newest token
+        self.most_left = 0 if drafter.n_tokens else ROWS // 2  # rows that go on beside others that join
 
     def run(self) -> None:
         """Decodes until every row has ended."""
-        all_rows, tally = self.rows, self.drafter.tally
-        self._draw()
-        while self.rows:
-            begun = time.perf_counter()
-            self._forward()
+        tally = self.drafter.tally
+        while self.waiting or self.rows:
+            begun, goes_on = time.perf_counter(), bool(self.rows)
+            if goes_on:
+                self._forward()
+            if len(self.rows) <= self.most_left and self.waiting:
+                self._join()
             drafted = any(self.drafts)
             self._draw()
-            tally.count(time.perf_counter() - begun, drafted)
-        tally.tokens += max(len(row.new) for row in all_rows) - 1
+            if goes_on:
+                tally.count(time.perf_counter() - begun, drafted)
+        batches = (self.all[start : start + ROWS] for start in range(0, len(self.all), ROWS))
+        tally.tokens += sum(max(len(row.new) for row in batch) - 1 for batch in batches)
+
+    def _join(self) -> None:
+        """Prefills rows that wait, as many as there are places, and puts them behind those that are left."""
+        rows = [self.waiting.popleft() for _ in range(min(len(self.waiting), ROWS - len(self.rows)))]
+        n_new = 1 if self.rows else max(row.limit for row in rows)
+        found = prefill(self.model, rows, self.vocabulary.pad, n_new, self.cfg.prefill_chunk, self.drafter.n_tokens)
+        cache, positions, hidden, logits = found
+        self.drafter.begin(rows, self.cfg, self.vocabulary.n_tokens, n_new, hidden, positions)
+        if self.rows:
+            both = [*self.rows, *rows]
+            length = max(len(row.begin) + len(row.new) for row in both)
+            joined = new_cache(self.model, (len(both), length), max(row.limit - len(row.new) for row in both))
+            joined.adopt([(self.cache, range(len(self.rows))), (cache, range(len(rows)))], length)
+            cache, logits = joined, torch.cat([self.logits, logits])
+        self.rows, self.cache, self.logits = [*self.rows, *rows], cache, logits
+        self.drafts = [[] for _ in self.rows]
 
     def _forward(self) -> None:
         """Runs the model over each row's newest token and its draft, which is cut at the row's limit."""
@@ -128,12 +163,14 @@ class Loop:
         return n, True
 
     def _goes_on(self, row: Row, token: int, told: list[Logprob]) -> bool:
-        if token in self.vocabulary.ends:
-            return False
-        row.new.append(token)
-        row.logprobs += told
-        ended = self.on_token is not None and self.on_token(row.index, token)
-        return not ended and len(row.new) < row.limit
+        ended = token in self.vocabulary.ends
+        if not ended:
+            row.new.append(token)
+            row.logprobs += told
+            ended = (self.on_token is not None and self.on_token(row.index, token)) or len(row.new) >= row.limit
+        if ended and self.on_end is not None:
+            self.on_end(row)
+        return not ended
 
 
 class Ahead(Loop):
@@ -141,22 +178,35 @@ class Ahead(Loop):
     that turns out to have ended is dropped behind that forward."""
 
     def run(self) -> None:
-        at = torch.tensor([[len(row.begin) - 1] for row in self.rows], device=self.logits.device)
-        places = self.model.max_seq_len if self.model.cfg.position.by_place else None
-        while self.rows:
-            logits = self.logits.squeeze(1)[:, : self.vocabulary.n_tokens]
-            ids = choose(logits, self.rows, self.cfg).clamp(max=self.vocabulary.n_tokens - 1)  # of logits that are no numbers
+        model, n_tokens = self.model, self.vocabulary.n_tokens
+        places = model.max_seq_len if model.cfg.position.by_place else None
+        going = list[int]()  # which rows have not ended; the others stay until half of them have, since a step is recorded for so many rows
+        while self.waiting or going:
+            if len(going) <= len(self.rows) // 2:
+                self._keep(going)
+                if self.waiting and len(going) <= self.most_left:
+                    self._join()
+                going = [*range(len(self.rows))]
+                at = self._ends()
+            logits = self.logits.squeeze(1)[:, :n_tokens]
+            ids = choose(logits, self.rows, self.cfg).clamp(max=n_tokens - 1)  # of logits that are no numbers
             coming = Coming(ids, total(logits))
-            if any(len(row.new) + 1 < row.limit for row in self.rows):
+            if any(len(self.rows[i].new) + 1 < self.rows[i].limit for i in going):
                 at = at + 1 if places is None else (at + 1).clamp(max=places - 1)  # of a row that has no place left, and ends
-                self.logits = self.model(Batch(ids.unsqueeze(1), positions=at, padded=False), cache=self.cache)
+                self.logits = model(Batch(ids.unsqueeze(1), positions=at, padded=False), cache=self.cache)
             drawn, summed = coming.here()
             if not math.isfinite(summed):
                 finite(logits)
-            going = [i for i, (row, token) in enumerate(zip(self.rows, drawn, strict=True)) if self._goes_on(row, token, [])]
-            if len(going) < len(self.rows):
-                at, self.logits = at[going], self.logits[going]
-            self._keep(going)
+            going = [i for i in going if self._goes_on(self.rows[i], drawn[i], [])]
+
+    def _ends(self) -> Tensor:
+        """Returns the position of the last token of each row that the model has read, (b, 1)."""
+        return torch.tensor([[len(row.begin) + len(row.new) - 1] for row in self.rows], device=self.logits.device)
+
+    def _keep(self, going: list[int]) -> None:
+        if self.rows and len(going) < len(self.rows):
+            self.logits = self.logits[going]
+        super()._keep(going)
 
 
 class Coming:

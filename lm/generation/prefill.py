@@ -33,7 +33,7 @@ def prefill(model: LM, rows: Sequence[Begun], pad: int, n_new: int, chunk: int, 
     which = [first.setdefault((*row.source, *row.begin), len(first)) for row in rows]
     different = dict(zip(which, rows, strict=True))
     batch = prompt_batch([*different.values()], pad, model.embed.weight.device)
-    cache = cache_for(model, batch, n_new, ahead)
+    cache = new_cache(model, batch.tokens.shape, n_new, ahead)
     found = [model(piece, read=first_read, cache=cache) for piece in chunks(batch, chunk)]
     assert batch.positions is not None
     hidden, logits = torch.cat([hidden for hidden, _ in found], dim=1), found[-1][1]
@@ -54,10 +54,10 @@ def chunks(batch: Batch, chunk: int) -> Iterator[Batch]:
         batch = replace(batch, source_tokens=None, source_positions=None)
 
 
-def cache_for(model: LM, batch: Batch, n_new: int, ahead: int = 0) -> Cache:
-    """Returns an empty cache with room for this batch and n_new new tokens; where these leave the context, it slides: the oldest tokens
-    make room.  ahead: tokens of a draft."""
-    b, s = batch.tokens.shape
+def new_cache(model: LM, shape: Sequence[int], n_new: int, ahead: int = 0) -> Cache:
+    """Returns an empty cache with room for tokens of this shape, (b, s), and n_new new ones of each row; where these leave the context, it
+    slides: the oldest tokens make room.  ahead: tokens of a draft."""
+    b, s = shape
     return model.new_cache(b, s + n_new + ahead, max(8, ahead + 1), model.max_seq_len if s + n_new > model.max_seq_len + 1 else None)
 
 

@@ -12,9 +12,9 @@ from lm.data.rows.base import ObjectiveConfig, Rows
 from lm.data.rows.policy import PolicyConfig
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.generation.config import SamplingConfig
-from lm.generation.decode import ROWS, go_on, rows_of
+from lm.generation.decode import go_on, rows_of
 from lm.generation.evaluate import Evaluator
-from lm.generation.loop import Vocabulary
+from lm.generation.loop import ROWS, Vocabulary
 from lm.generation.text import ends_of
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import LM

@@ -22,6 +22,7 @@ from lm.generation.text import Continuation, chat_template, ends_of, ids_of, pri
 from lm.nn.transformer import LM
 
 OnText = Callable[[int, str], None]
+OnDone = Callable[[int, list["Completion"]], None]
 
 
 @dataclass(frozen=True)
@@ -114,9 +115,15 @@ class Writer:
         return self.continued([self.ids(prompt) for prompt in prompts], on_text)
 
     def continued(
-        self, encoded: Sequence[Sequence[int]], on_text: OnText | None = None, before: Counter[tuple[int, ...]] | None = None
+        self,
+        encoded: Sequence[Sequence[int]],
+        on_text: OnText | None = None,
+        before: Counter[tuple[int, ...]] | None = None,
+        on_done: OnDone | None = None,
     ) -> list[Completion]:
-        """As `complete`, for prompts that are token ids already.  before: as in `row_keys`."""
+        """As `complete`, for prompts that are token ids already.  before: as in `row_keys`; on_done(i, completions): called with those of
+        prompt i as soon as the last of them has ended."""
+        found: dict[int, Completion] = {}
 
         def tell(row: int, piece: str) -> None:
             if piece and on_text is not None:
@@ -126,22 +133,27 @@ class Writer:
             tell(row, texts[row].push(token))
             return texts[row].stopped
 
+        def on_end(row: Row) -> None:
+            tell(row.index, texts[row.index].finish())
+            found[row.index] = self._completion(row, texts[row.index])
+            i, n = row.index // self.cfg.n, self.cfg.n
+            if on_done is not None and all(each in found for each in range(i * n, (i + 1) * n)):
+                on_done(i, [found[each] for each in range(i * n, (i + 1) * n)])
+
         if self.cfg.beams > 1:
-            return self._by_beams(encoded, on_text)
+            return self._by_beams(encoded, on_text, on_done)
         rows = self.rows(encoded, before)
         texts = [self.text_of(row) for row in rows]
         longest_first = sorted(rows, key=lambda row: -len(row.source) - len(row.begin))  # rows of a batch take the time of its longest
-        go_on(self.model, longest_first, self.cfg, self.vocabulary, on_token, self.drafter)
-        for row, text in enumerate(texts):
-            tell(row, text.finish())
-        return [self._completion(row, text) for row, text in zip(rows, texts, strict=True)]
+        go_on(self.model, longest_first, self.cfg, self.vocabulary, on_token, self.drafter, on_end)
+        return [found[row] for row in range(len(rows))]
 
-    def _by_beams(self, encoded: Sequence[Sequence[int]], on_text: OnText | None) -> list[Completion]:
+    def _by_beams(self, encoded: Sequence[Sequence[int]], on_text: OnText | None, on_done: OnDone | None) -> list[Completion]:
         def ended(tokens: Sequence[int]) -> bool:
             return any(stop in self.tokenizer.decode(tokens) for stop in self.cfg.stops)
 
         found: list[Completion] = []
-        for ids, beams in zip(encoded, search(self.model, encoded, self.cfg, self.vocabulary, ended), strict=True):
+        for i, (ids, beams) in enumerate(zip(encoded, search(self.model, encoded, self.cfg, self.vocabulary, ended), strict=True)):
             for beam in beams:
                 first = self.vocabulary.first
                 row = Row(b"", begin(self.model, ids, first), beam.tokens, limit=room(self.model, ids, self.cfg, first))
@@ -150,9 +162,10 @@ class Writer:
                     text.push(token)
                 text.finish()
                 found.append(self._completion(row, text))
-        for number, completion in enumerate(found):
-            if on_text is not None:
-                on_text(number, completion.text)
+                if on_text is not None:
+                    on_text(len(found) - 1, found[-1].text)
+            if on_done is not None:
+                on_done(i, found[len(found) - len(beams) :])
         return found
 
     def _completion(self, row: Row, text: Continuation) -> Completion:

@@ -74,7 +74,7 @@ def test_pieces_have_about_as_many_tokens_whatever_the_rows(rows: int, chunk: in
 
 def test_samples_and_beams_are_the_same_whatever_is_read_at_a_time() -> None:
     model = redrawn(config(attention=ATTENTIONS[4]))
-    sampled, beams = generate(model, PROMPTS, cfg(temperature=0.9)), search(model, PROMPTS, cfg(beams=3))
+    sampled, beams = generate(model, PROMPTS, cfg(temperature=0.9)), [*search(model, PROMPTS, cfg(beams=3))]
     fed = widths(model)
     assert generate(model, PROMPTS, cfg(temperature=0.9, prefill_chunk=3)) == sampled
     assert [[beam.tokens for beam in each] for each in search(model, PROMPTS, cfg(beams=3, prefill_chunk=3))] == [

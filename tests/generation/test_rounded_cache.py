@@ -75,7 +75,7 @@ def test_beams_and_requests_that_come_and_go_are_as_alone(changes: dict[str, Any
     model.cache_form = form
     with Doubles():
         beams = from_tree(SamplingConfig, {"max_tokens": 8, "beams": 3, "n": 3})
-        together, alone = search(model, PROMPTS, beams), [search(model, [prompt], beams)[0] for prompt in PROMPTS]
+        together, alone = [*search(model, PROMPTS, beams)], [beam for prompt in PROMPTS for beam in search(model, [prompt], beams)]
         assert [[beam.tokens for beam in each] for each in together] == [[beam.tokens for beam in each] for each in alone]
         agrees(model, seed=4, n=5, most=20)
 

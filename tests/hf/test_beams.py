@@ -103,6 +103,6 @@ def test_beams_are_those_of_transformers(pair: tuple[Any, LM], options: dict[str
 def test_prompts_together_give_what_each_gives_alone(pair: tuple[Any, LM]) -> None:
     _, ours = pair
     given = cfg(beams=8, n=2, repetition_penalty=1.3)  # so that four prompts are searched at once
-    found = search(ours, PROMPTS, given, Vocabulary(ours.vocab_size, ENDS))
-    alone = [search(ours, [prompt], given, Vocabulary(ours.vocab_size, ENDS))[0] for prompt in PROMPTS]
+    found = [*search(ours, PROMPTS, given, Vocabulary(ours.vocab_size, ENDS))]
+    alone = [beams for prompt in PROMPTS for beams in search(ours, [prompt], given, Vocabulary(ours.vocab_size, ENDS))]
     assert [[beam.tokens for beam in best] for best in found] == [[beam.tokens for beam in best] for best in alone]

@@ -153,7 +153,8 @@ def test_an_objective_of_ones_own_makes_its_rows_and_is_refused_where_it_does_no
         objective.require_fit("encoder", data)
 
 
-@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_workers_that_are_no_forks_know_the_plugin_and_do_not_run_the_program_again(
     plugin: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:

@@ -57,7 +57,7 @@ BASE = ["model.parametrization.base_width=16", "model.parametrization.base_depth
 @pytest.mark.parametrize(
     "variant",
     [
-        ["optim=adamw", "model/parametrization=completep", *BASE],
+        pytest.param(["optim=adamw", "model/parametrization=completep", *BASE], marks=pytest.mark.slow),
         ["optim=muon", "trainer.micro_batch=2", "trainer.ema_decay=0.9", "schedule=cosine"],
         pytest.param(
             ["optim=sgd", "optim.momentum=0.9", "trainer.precision=bf16-true", "trainer.sample_prompts=['def ']"], marks=pytest.mark.slow
@@ -381,14 +381,14 @@ KILL_TEST = [sys.executable, str(ROOT / "tools" / "kill_test.py")]
 @pytest.mark.parametrize(
     "options",
     [
-        ["--fork", "--kills", "4"],
+        ["--fork", "--kills", "2"],
         pytest.param(["--kills", "10"], marks=pytest.mark.slow),
         pytest.param(
             ["--fork", "--kills", "28", "optim=muon", "trainer.micro_batch=4", "trainer.ema_decay=0.9", "data.workers=2"],
             marks=pytest.mark.slow,
         ),
     ],
-    ids=["four kills", "ten kills of new interpreters", "28 kills with everything on"],
+    ids=["two kills", "ten kills of new interpreters", "28 kills with everything on"],
 )
 def test_a_killed_run_is_bitwise_the_run_left_alone(options: list[str]) -> None:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}

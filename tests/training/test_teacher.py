@@ -50,6 +50,7 @@ def test_a_model_taught_by_itself_stays_as_it_is(made: Made, configure: Configur
         torch.testing.assert_close(weight, weights(teacher)[name], atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_a_larger_teacher_is_come_closer_to_and_labels_have_their_part(made: Made, configure: Configure) -> None:
     teacher = made("teacher", "model.d_model=48", "trainer.max_steps=40")
     runs = {}

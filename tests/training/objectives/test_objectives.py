@@ -204,7 +204,10 @@ def small(tiny: list[str], tmp_path: Path) -> Callable[..., TrainConfig]:
     return run
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+SIMILAR = ("prefix", "fim", "ul2", "causal")  # to another one
+
+
+@pytest.mark.parametrize("objective", [pytest.param(name, marks=[pytest.mark.slow] * (name in SIMILAR)) for name in OBJECTIVES])
 def test_every_objective_learns_in_a_few_steps(small: Callable[..., TrainConfig], objective: str) -> None:
     kind, data = OBJECTIVES[objective]
     cfg = small({"kind": objective}, kind, data, "trainer.max_steps=24", "trainer.val_every=24", "optim.lr=1e-2")

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from lm.generation.config import SamplingConfig
+from lm.generation.decode import decode
 from lm.nn.transformer import LM
 from lm.schema import from_tree
 from tests.generation.drawing import generate
@@ -51,6 +52,18 @@ def test_tokens_are_those_of_each_prompt_alone(changes: dict[str, Any] | None, a
     monkeypatch.setattr("lm.generation.decode.goes_ahead", lambda *given: ahead)
     assert generate(model, PROMPTS, cfg, ends=ends) == expected
     assert len({*map(len, expected)}) > 3
+
+
+@pytest.mark.parametrize(("position", "n"), [(POSITIONS[2], 21), (POSITIONS[1], 18)], ids=str)
+def test_a_prompt_as_long_as_the_context_joins(position: dict[str, Any], n: int) -> None:
+    """It slides from its first new token on; or it gets three tokens, where the rows that it joins get more."""
+    model, prompts = redrawn(config(position=position, max_seq_len=20)), [[5], [6], [7], [8], *([*range(i, n + i)] for i in range(7))]
+    cfg = from_tree(SamplingConfig, {"max_tokens": 12, "temperature": 0, "logprobs": 0})
+    alone = [decode(model, [prompt], cfg)[0].logprobs for prompt in prompts]
+    found = [row.logprobs for row in decode(model, prompts, cfg, on_token=lambda row, token: row < 3)]
+    assert [*map(len, found)] == [1, 1, 1, 12, *[12 if n > 20 else 21 - n] * 7]
+    for told, expected in zip(found, alone, strict=True):
+        assert [each.logprob for each in told] == pytest.approx([each.logprob for each in expected[: len(told)]], abs=1e-5)
 
 
 @pytest.mark.parametrize(("ahead", "rows"), [(False, [4, 3, 2, 2, 4, 4, 2, 2]), (True, [4, 4, 4, 2, 4, 4, 4, 2])])

@@ -150,7 +150,7 @@ def beside(group: str, option: str) -> list[str]:
             return [*WIDTH, "data=chat", "data.files=a.jsonl", "tokenizer=bytes"]
         case "objective", "classify":
             return [*WIDTH, "data=labels", "data.files=a.jsonl", "objective.labels=[no,yes]", "tokenizer=bytes"]
-        case "objective", "dpo" | "ipo" | "simpo" | "orpo":
+        case "objective", "dpo" | "ipo" | "simpo" | "orpo" | "reward":
             return [*PARENT, "data=preferences", "data.files=a.jsonl"]
         case "objective", "grpo" | "rloo":
             return [*PARENT, "data=arithmetic", "data.problems=50", "data.val_frac=0.3", "objective.max_tokens=4"]

@@ -10,6 +10,7 @@ from lm.data.records.preference import PreferenceRecord
 from lm.data.records.prompt import PromptRecord
 from lm.data.rewards.base import Answer, RewardConfig
 from lm.data.rewards.compiles import CompilesReward
+from lm.data.rewards.model import LearnedReward
 from lm.data.rows.base import ObjectiveConfig
 from lm.data.rows.causal import CausalConfig
 from lm.data.rows.classify import ClassifyConfig
@@ -19,6 +20,7 @@ from lm.data.rows.mlm import MLMConfig
 from lm.data.rows.policy import GRPOConfig, RLOOConfig
 from lm.data.rows.preference import DPOConfig, IPOConfig, ORPOConfig, SimPOConfig
 from lm.data.rows.prefix import PrefixConfig
+from lm.data.rows.reward import RewardModelConfig
 from lm.data.rows.seq2seq import Seq2SeqConfig
 from lm.data.rows.sft import SFTConfig
 from lm.data.sources.arithmetic import ArithmeticConfig
@@ -54,9 +56,10 @@ class RowsOf(Corpus):
 
 
 __all__ = [
-    "Answer", "ArithmeticConfig", "BPEConfig", "BytesConfig", "CausalConfig", "ChatRecord", "ClassifyConfig", "CompilesReward", "Corpus",
-    "DPOConfig", "DataConfig", "FIMConfig", "GRPOConfig", "HubConfig", "IPOConfig", "LabelRecord", "MLMConfig", "MQARConfig", "MixConfig",
-    "ORPOConfig", "ObjectiveConfig", "PairRecord", "PreferenceRecord", "PrefixConfig", "PromptRecord", "RLOOConfig", "RecordConfig",
-    "RewardConfig", "RowsOf", "SFTConfig", "Seq2SeqConfig", "SimPOConfig", "SourceConfig", "SpansConfig", "StdlibConfig",
-    "StdlibDocstringsConfig", "TextConfig", "TokenizerConfig", "TokenizerFileConfig", "UL2Config", "UnigramConfig", "WordPieceConfig",
+    "Answer", "ArithmeticConfig", "BPEConfig", "BytesConfig", "CausalConfig", "ChatRecord", "ClassifyConfig", "CompilesReward",
+    "Corpus", "DPOConfig", "DataConfig", "FIMConfig", "GRPOConfig", "HubConfig", "IPOConfig", "LabelRecord", "LearnedReward",
+    "MLMConfig", "MQARConfig", "MixConfig", "ORPOConfig", "ObjectiveConfig", "PairRecord", "PreferenceRecord", "PrefixConfig",
+    "PromptRecord", "RLOOConfig", "RecordConfig", "RewardConfig", "RewardModelConfig", "RowsOf", "SFTConfig", "Seq2SeqConfig",
+    "SimPOConfig", "SourceConfig", "SpansConfig", "StdlibConfig", "StdlibDocstringsConfig", "TextConfig", "TokenizerConfig",
+    "TokenizerFileConfig", "UL2Config", "UnigramConfig", "WordPieceConfig",
 ]  # fmt: skip

@@ -23,7 +23,8 @@ _ROWS, _TOKENS = 32, 1 << 14  # of a batch at the most, so that long texts need 
 
 @device_unset()
 def classify(model: LM, tokenizer: Tokenizer, texts: Sequence[str]) -> list[dict[str, float]]:
-    """Returns of each text the probability of each label, by its name, from a model that was trained by objective=classify.
+    """Returns of each text the probability of each label, by its name, from a model that was trained by objective=classify; from a reward
+    model the number that it tells.
 
     The end of a text that is longer than the model's context is left out. Raises ConfigError for a model that is no classifier.
     """
@@ -50,7 +51,7 @@ def classify(model: LM, tokenizer: Tokenizer, texts: Sequence[str]) -> list[dict
 
 
 def _chances(model: LM, reading: Reading, texts: list[Ids]) -> list[list[float]]:
-    """Returns the probabilities of all labels, for each text."""
+    """Returns the probabilities of all labels, for each text; of a single one the logit, which is a number of its own."""
     rows, width, device = [[text] for text in texts], max(map(len, texts)), model.embed.weight.device
     positions, documents = places_of(rows, width)
     batch = Batch(side_by_side(rows, width, 0), positions=positions, documents=documents)
@@ -58,7 +59,7 @@ def _chances(model: LM, reading: Reading, texts: list[Ids]) -> list[list[float]]
 
     def read(hidden: Tensor, head: Head, ctx: Context) -> Tensor:
         logits: Tensor = head(hidden[torch.arange(len(texts), device=device), at])
-        return logits.float().softmax(-1)
+        return logits.float() if logits.shape[-1] == 1 else logits.float().softmax(-1)
 
     found: list[list[float]] = model(batch.to(device), read=read).tolist()
     return found

@@ -4,18 +4,24 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from lm.data.order import Ids
 from lm.data.rewards.base import Answer, scores, total
 from lm.data.rows.base import ObjectiveConfig, Rows
 from lm.data.rows.policy import PolicyConfig
+from lm.data.rows.reward import judged_batch
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.generation.config import SamplingConfig
 from lm.generation.decode import go_on, rows_of
 from lm.generation.evaluate import Evaluator
+from lm.generation.load import frozen
 from lm.generation.loop import ROWS, Vocabulary
 from lm.generation.text import ends_of
+from lm.losses.likelihoods import row_scores
+from lm.losses.measure import Reference
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import LM
 from lm.schema import Tree
@@ -57,6 +63,7 @@ class Sampler:
         weights."""
         self._tokenizer, self._cfg, self._in_step = tokenizer, cfg, in_step
         self._vocabulary, self._ends = Vocabulary(tokenizer.vocab_size, pad=tokenizer.pad), ends_of(tokenizer)
+        self._judge = None if (path := cfg.reward_model) is None else Reference(lambda: frozen(path))
 
     def draw(self, model: LM, asked: Sequence[Asked], n: int, temperature: float = 1.0, keys: Sequence[str] = ()) -> list[Rollout]:
         """Returns n answers to each prompt in turn.  keys: one for each prompt, which seeds its draws; none: the prompt's tokens do."""
@@ -74,11 +81,24 @@ class Sampler:
             found.append(Rollout(asked[row.index // n], row.new[:length], logprobs))
         return found
 
-    def answer(self, rollout: Rollout) -> Answer:
-        """Returns what rewards see of a rollout: prompt, answer and reference as texts, the answer's length, and whether it has ended."""
+    def answers(self, rollouts: Sequence[Rollout], device: torch.device) -> list[Answer]:
+        """Returns what rewards see of each rollout: prompt, answer and reference as texts, the answer's length, whether it has ended, and
+        what a reward model says of its tokens, which computes on this device."""
+        judged = [said for start in range(0, len(rollouts), ROWS) for said in self._judged(rollouts[start : start + ROWS], device)]
+        return [self._answer(*each) for each in zip(rollouts, judged, strict=True)]
+
+    def _answer(self, rollout: Rollout, learned: float | None) -> Answer:
         decode, ended = self._tokenizer.decode, rollout.tokens[-1] in self._ends
         texts = (decode(rollout.asked.prompt), decode(rollout.tokens), decode(rollout.asked.reference))
-        return Answer(*texts, n_tokens=len(rollout.tokens), ended=ended)
+        return Answer(*texts, n_tokens=len(rollout.tokens), ended=ended, learned=learned)
+
+    def _judged(self, rollouts: Sequence[Rollout], device: torch.device) -> list[float | None]:
+        if self._judge is None:
+            return [None] * len(rollouts)
+        batch = judged_batch([np.array([*one.asked.prompt, *one.tokens]) for one in rollouts], self._tokenizer.pad).to(device)
+        assert batch.labels is not None
+        found: list[float | None] = self._judge(batch, row_scores(batch.labels)).tolist()
+        return found
 
 
 def held_out_rewards(evaluator: Evaluator, cfg: ObjectiveConfig, parts: Sequence[tuple[Rows, Ids]], in_step: bool = False) -> Tree:
@@ -95,7 +115,7 @@ def held_out_rewards(evaluator: Evaluator, cfg: ObjectiveConfig, parts: Sequence
         for start in range(0, len(ids[:: ranks.world]), ROWS):
             part = mine[start : start + ROWS]
             rollouts = sampler.draw(evaluator.model, asked_of(rows.batch(part if len(part) else ids[:1])), 1, temperature=0.0)
-            for answer in map(sampler.answer, rollouts[: len(part)]):
+            for answer in sampler.answers(rollouts[: len(part)], evaluator.model.embed.weight.device):
                 each = scores(cfg.rewards, answer)
                 told = [total(cfg.rewards, each), *(each[name] for name in _named(cfg).values()), answer.n_tokens, answer.ended]
                 sums = {name: before + value for (name, before), value in zip(sums.items(), told, strict=True)}

@@ -11,7 +11,7 @@ from lm.losses.cross_entropy import ALL
 from lm.losses.tokens import at_a_time, labelled_first
 from lm.nn.batch import IGNORED
 from lm.nn.context import Context
-from lm.nn.head import CHUNK, Head
+from lm.nn.head import CHUNK, Head, Reader
 from lm.ops.linear import recurring
 from lm.ops.once_differentiable import once_differentiable
 from lm.ops.precision import uncached_casts, wide_dtype
@@ -73,5 +73,16 @@ def row_likelihoods(labels: Tensor, chunk: int = CHUNK) -> Callable[[Tensor, Hea
     def read(hidden: Tensor, head: Head, ctx: Context) -> Tensor:
         found = each(hidden, head, ctx)
         return found.new_zeros(len(labels)).index_add(0, torch.nonzero(labels != IGNORED)[:, 0], found)
+
+    return read
+
+
+def row_scores(labels: Tensor) -> Reader:
+    """A reader: (b,) the only logit at the label of each row, in float32 or wider."""
+
+    def read(hidden: Tensor, head: Head, ctx: Context) -> Tensor:
+        at = (labels != IGNORED).byte().argmax(-1)  # (b,)
+        logits: Tensor = head(hidden[torch.arange(len(at), device=at.device), at])
+        return logits.squeeze(-1).to(wide_dtype(logits))
 
     return read

@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lm.losses.cross_entropy import LossSums, mean_of
-from lm.losses.likelihoods import row_likelihoods
+from lm.losses.likelihoods import row_likelihoods, row_scores
 from lm.losses.pairs import PairLoss
+from lm.losses.rewards import bradley_terry, told_apart
 from lm.losses.tokens import causal_reader
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.context import Context
@@ -98,7 +99,19 @@ class Reference:
         return found
 
 
-class Pairs(Measure):
+class OfPairs(Measure):
+    """Of rows that come in pairs, the better answer first, whose labels are the ones that count."""
+
+    def labels(self, batch: Batch) -> Tensor:
+        return super().labels(batch)[0::2]
+
+    def places(self, batch: Batch) -> Tensor:
+        better = super().labels(batch).clone()
+        better[1::2] = IGNORED
+        return better
+
+
+class Pairs(OfPairs):
     """The likelihood of the better answers, and how the two of each pair compare.
 
     loss: that of training.  parent: gives the model that training started from; where the loss needs it and it is None, only likelihoods
@@ -110,20 +123,13 @@ class Pairs(Measure):
     def __init__(self, loss: PairLoss, parent: Callable[[], LM] | None) -> None:
         self._loss, self._reference = loss, Reference(parent) if parent is not None and loss.needs_start else None
 
-    def labels(self, batch: Batch) -> Tensor:
-        return super().labels(batch)[0::2]
-
-    def places(self, batch: Batch) -> Tensor:
-        better = super().labels(batch).clone()
-        better[1::2] = IGNORED
-        return better
-
     def closely(self, model: LM, batch: Batch) -> tuple[LossSums, Tensor]:
         found: Tensor = model(batch, read=guesses(self.places(batch)))
         return self(model, batch), found
 
     def __call__(self, model: LM, batch: Batch) -> LossSums:
-        labels = super().labels(batch)
+        labels = batch.labels
+        assert labels is not None
         reader = row_likelihoods(labels)
         before = self._reference(batch, reader) if self._reference is not None else None
         after: Tensor = model(batch, read=reader)
@@ -131,6 +137,24 @@ class Pairs(Measure):
         told = sums.told | ({"pair_loss": mean_of(sums.nll, len(after) // 2)} if "margin" in sums.told else {})
         nats = -after[0::2].sum()
         return LossSums(nats, nats, told=told)
+
+
+class Rewards(OfPairs):
+    """How the rewards of the two answers of each pair compare."""
+
+    less = ("error",)
+
+    def __call__(self, model: LM, batch: Batch) -> LossSums:
+        return bradley_terry(self._told(model, batch))
+
+    def closely(self, model: LM, batch: Batch) -> tuple[LossSums, Tensor]:
+        rewards = self._told(model, batch)
+        return bradley_terry(rewards), told_apart(rewards)
+
+    def _told(self, model: LM, batch: Batch) -> Tensor:
+        assert batch.labels is not None
+        rewards: Tensor = model(batch, read=row_scores(batch.labels))
+        return rewards
 
 
 def answers(batch: Batch) -> Tensor | None:

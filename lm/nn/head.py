@@ -40,7 +40,8 @@ class HeadConfig(Config):
     transform_norm: bool = True
     """A norm follows it (false in BERT's head for labels)."""
     labels: list[str] | None = None
-    """Names of what a classifier tells apart: its logits are of these instead of tokens. null: it is a language model."""
+    """Names of what a classifier tells apart, or of the number that a reward model tells: its logits are of these instead of tokens. null:
+    it is a language model."""
 
     @model_validator(mode="after")
     def _bias_needs_its_layer(self) -> Self:
@@ -54,8 +55,8 @@ class HeadConfig(Config):
         if self.labels is None:
             return self
         names = [name.strip() for name in self.labels]
-        if len(names) < 2 or len({*names}) < len(names) or not all(names):
-            raise ValueError(f"labels={self.labels} are not two or more different names. Name each once, as in labels=[negative,positive].")
+        if len({*names}) < max(len(names), 1) or not all(names):
+            raise ValueError(f"labels={self.labels} are not different names. Name each once, as in labels=[negative,positive].")
         if self.tied:
             raise ValueError("labels have vectors of their own, and tied=true takes those of tokens. Set tied=false as well.")
         return self

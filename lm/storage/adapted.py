@@ -14,7 +14,7 @@ from lm.schema import Config, Tree
 from lm.storage.model_folder import folder_hash, read_model, resolve_model
 from lm.storage.reading import checked
 
-_NAMES_PATHS = ("files", "val_files", "path", "init_from", "teacher")
+_NAMES_PATHS = ("files", "val_files", "path", "init_from", "teacher", "reward_model")
 
 
 class Adapted(Config):

@@ -75,10 +75,10 @@ def _start(cfg: Sized, model: ModelConfig) -> list[tuple[ModelConfig, int]]:
 
 
 def _teacher(cfg: Sized) -> list[tuple[ModelConfig, int]]:
-    """Returns the teacher and the bytes of each of its numbers, or nothing."""
-    if (path := cfg.objective.learns_from()) is None:
+    """Returns the teacher or reward model and the bytes of each of its numbers, or nothing."""
+    if (further := cfg.objective.learns_from()) is None:
         return []
-    source = resolve_model(path)
+    source = resolve_model(further[1])
     return [(model_config(read_config(source)["model"]), number_bytes(source))]
 
 

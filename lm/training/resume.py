@@ -98,13 +98,13 @@ def parent_hash(cfg: TrainConfig, meta: Tree | None) -> str | None:
 
 
 def teacher_hash(cfg: TrainConfig, meta: Tree | None) -> str | None:
-    """Returns the hash of the teacher; None where there is none.  meta: as in `parent_hash`.  Raises ConfigError where the run has learned
-    from another one so far."""
-    if (path := cfg.objective.learns_from()) is None:
+    """Returns the hash of the teacher or reward model; None where there is none.  meta: as in `parent_hash`.  Raises ConfigError where the
+    run has learned from another one so far."""
+    if (further := cfg.objective.learns_from()) is None:
         return None
-    now = folder_hash(resolve_model(path))
+    now = folder_hash(resolve_model(further[1]))
     if meta is not None and meta.get("teacher_hash", now) != now:
-        raise ConfigError(f"objective.teacher={path}: not the model that the run has learned from so far. Restore it, or set run.name.")
+        raise ConfigError(f"{'='.join(further)}: not the model that the run has learned from so far. Restore it, or set run.name.")
     return now
 
 

@@ -121,7 +121,7 @@ def _begin(module: "TrainModule", data: Prepared, journal: Journal, ranks: Ranks
         "adapter": cfg.adapter.tree() if cfg.adapter is not None else None,
         **imported(cfg, before),
     }  # fmt: skip
-    alike = {"lm": "version", "plugins": "plugins", "init_from": "parent_hash", "objective.teacher": "teacher_hash",
+    alike = {"lm": "version", "plugins": "plugins", "init_from": "parent_hash", "teacher or reward model": "teacher_hash",
              "tokenizer": "tokenizer_hash", "data": "fingerprint"}  # fmt: skip
     require_same(ranks, {name: meta[key] for name, key in alike.items()})
     if ranks.first:

@@ -127,7 +127,7 @@ def test_a_text_that_the_tokenizer_ends_with_eos_is_read_to_it(own_pad: bool, tm
     [
         ({"problem_type": "multi_label_classification"}, "problem_type=multi_label_classification"),
         ({"problem_type": "regression"}, "problem_type=regression"),
-        ({"id2label": {"0": "only"}}, "are not two or more different names"),
+        ({"id2label": {"0": "one", "1": "one", "2": "two"}}, "are not different names"),
         ({"architectures": ["LlamaForTokenClassification"]}, "score"),
     ],
 )
@@ -152,6 +152,38 @@ def test_a_head_for_labels_is_read_whatever_that_of_tokens_was(name: str, own: d
     assert json.loads((tmp_path / "config.json").read_text())["tie_word_embeddings"] is tied
     found = read_hf(tmp_path)
     assert not found.config.head.tied and found.weights["head.weight"].shape == (3, 16)
+
+
+@pytest.mark.parametrize("problem", [None, "regression"])
+def test_a_head_of_one_number_is_read_and_written(problem: str | None, tmp_path: Path) -> None:
+    """As reward models have it: transformers names the number LABEL_0."""
+    config = transformers.Qwen3Config(
+        vocab_size=260,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        intermediate_size=32,
+        num_labels=1,
+        pad_token_id=258,
+    )
+    config.problem_type = problem
+    theirs = transformers.Qwen3ForSequenceClassification(config).eval()
+    theirs.score.weight.data.normal_(generator=torch.Generator().manual_seed(0))
+    theirs.save_pretrained(tmp_path / "theirs")
+    save_tokenizer(tmp_path / "theirs", BytesConfig().build(), drawn("qwen3"))
+    lm.import_model(tmp_path / "theirs", tmp_path / "ours", say=lambda line: None)
+    lm.export(tmp_path / "ours", tmp_path / "again", say=lambda line: None)
+    model, tokenizer = lm.load(tmp_path / "ours")
+    again = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "again").eval()
+    for text in ("sea", "a flame"):
+        [found] = lm.classify(model, tokenizer, [text])
+        with torch.no_grad():
+            ids = torch.tensor([[*tokenizer.prefix, *tokenizer.encode(text)]])
+            assert [found] == [{"LABEL_0": pytest.approx(each(ids).logits.item(), abs=1e-5)} for each in (theirs,)]
+            assert again(ids).logits.item() == pytest.approx(found["LABEL_0"], abs=1e-5)
+    assert json.loads((tmp_path / "again" / "config.json").read_text()).get("problem_type") is None
 
 
 def test_other_programs_are_not_handed_a_classifier(folder: Path, lm: Lm) -> None:

@@ -154,8 +154,8 @@ def test_a_teacher_of_the_same_labels_is_learned_from(of_labels: Labelled, paren
     ("given", "said"),
     [
         (["objective.labels=null"], "objective=classify has no names for what is told apart"),
-        (["objective.labels=[one]"], "not two or more different names"),
-        (["objective.labels=[one,one]"], "not two or more different names"),
+        (["objective.labels=[one]"], "tells nothing apart"),
+        (["objective.labels=[one,one]"], "are not different names"),
         (["data=text", "objective=causal", "model.head.labels=[a,b]"], "tied=true takes those of tokens"),
         (["data=text", "objective=causal", "model.head.labels=[a,b]", "model.head.tied=false"], "objective=causal predicts tokens"),
         (["data=text"], "objective=classify needs records of the kind label"),

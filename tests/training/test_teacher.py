@@ -183,7 +183,7 @@ def test_its_own_tokenizer_lets_a_run_learn_from_any_teacher(made: Made, configu
 
 def test_the_config_of_a_run_names_its_teacher_from_elsewhere_too(configure: Configure) -> None:
     cfg: TrainConfig = configure("objective.teacher=runs/a")
-    assert flatten(cfg.tree())["objective.teacher"] == "runs/a" and cfg.objective.learns_from() == "runs/a"
+    assert flatten(cfg.tree())["objective.teacher"] == "runs/a" and cfg.objective.learns_from() == ("objective.teacher", "runs/a")
 
 
 def test_a_teacher_may_have_more_tokens_and_another_end_but_no_token_less(made: Made, configure: Configure, tmp_path: Path) -> None:

@@ -13,14 +13,16 @@ from lm.errors import CheckpointError, ConfigError
 from lm.schema import Tree, find_field, flatten, nest
 from lm.storage.model_folder import meant, read_config, resolve_model
 
+FURTHER = ("objective.teacher", "objective.reward_model")
+"""Options that name a further model, which training learns from."""
+
 
 def with_one_parent(given: Sequence[Given]) -> list[Given]:
-    """Returns the overrides with init_from=latest, or a pattern, replaced by the folder that it means now; so too that of a teacher. The
+    """Returns the overrides with init_from=latest, or a pattern, replaced by the folder that it means now; so too those of FURTHER. The
     run's own folder, by run.name, is never meant, so that repeating the command resumes the run or finds it complete."""
     own = next((str(item.value) for item in given if item.key == "run.name"), None)
     return [
-        _pinned(item, own) if item.key in ("init_from", "objective.teacher") and not (item.is_delete or item.value is None) else item
-        for item in given
+        _pinned(item, own) if item.key in ("init_from", *FURTHER) and not (item.is_delete or item.value is None) else item for item in given
     ]
 
 

@@ -46,6 +46,7 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
     "objective.max_tokens": "max_completion_length",
     "objective.n_answers": "group_size num_generations",
     "objective.prompt_loss": "assistant_only_loss completion_only_loss mask_prompt train_on_inputs train_on_prompt",
+    "objective.reward_model": "reward_model_name_or_path reward_model_path",
     "objective.rewards": "reward_funcs reward_functions",
     "objective.sft_weight": "pref_ftx rpo_alpha",
     "objective.teacher": "teacher_model teacher_model_name_or_path",

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from lm.cli.compose.arguments import overrides_of
 from lm.cli.compose.compose import Layer, compose
+from lm.cli.compose.finetune import FURTHER
 from lm.cli.compose.quoting import quoted
 from lm.cli.verb import Verb
 from lm.printing import answer, note
@@ -52,12 +53,12 @@ class Show(Verb):
 
 
 def _values(run: RunFolder) -> Tree:
-    """Returns the values of a run's config, without a teacher that is there no more, as it is asked how large one is."""
+    """Returns the values of a run's config, without a further model that is there no more, as it is asked how large one is."""
     from lm.storage.adapted import placed  # brings torch
 
     values = flatten(placed(run.config(), run.path))
-    teacher = values.get("objective.teacher")
-    if teacher is None or Path(teacher).expanduser().exists():
-        return values
-    note(f"objective.teacher={teacher} is there no more, so memory is without it")
-    return {key: value for key, value in values.items() if not key.startswith("objective.teacher")}
+    for option in FURTHER:
+        if (path := values.get(option)) is not None and not Path(path).expanduser().exists():
+            note(f"{option}={path} is there no more, so memory is without it")
+            values = {key: value for key, value in values.items() if not key.startswith((option, "objective.rewards"))}
+    return values

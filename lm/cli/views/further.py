@@ -18,6 +18,8 @@ def further(run: RunFolder) -> list[str]:
     lines = [f"{says}: lm generate {given} prompt={in_shell(prompt)}"] if says else []
     if lines and _has_template(run):
         lines = [f"talk to it: lm generate {given}"]
+    if config.get("objective.kind") == "reward":
+        lines = [f"learn from it: lm train objective=grpo init_from=FOLDER objective.reward_model={in_shell(str(run.path))} ..."]
     if config.get("objective.kind") == "classify":
         lines = [f"try it: lm classify {given} text=TEXT"]
     beside = shlex.quote(str(run.path.parent))

@@ -21,6 +21,7 @@ class Answer:
     reference: str
     n_tokens: int  # of the answer, including its end token
     ended: bool  # by an end token, not by max_tokens
+    learned: float | None = None  # what objective.reward_model says of its tokens
 
 
 class RewardConfig(Slot):

@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
 from typing import ClassVar, Literal, Self
 
 import numpy as np
@@ -12,21 +11,17 @@ from pydantic import Field, model_validator
 
 from lm.data.config import DataConfig
 from lm.data.layout.best_fit import BestFit
-from lm.data.layout.examples import Example
 from lm.data.layout.windows import Packing, Windows
 from lm.data.order import Ids, step_rows
-from lm.data.records.base import LEARNED, OTHER
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
-from lm.errors import ConfigError
 from lm.losses.measure import Answers, Measure
 from lm.nn.batch import Batch
+from lm.nn.head import HeadConfig
 from lm.nn.transformer import LM, ModelConfig
 from lm.schema import Slot, Tree
-from lm.units import counted
 
 ModelKind = Literal["decoder", "encoder", "encoder_decoder"]
-_MOST_DROPPED = 0.05
 
 
 class Rows(ABC):
@@ -117,7 +112,7 @@ class ObjectiveConfig(Slot, group="objective"):
     """Models, and records that are no texts, that mostly serve this."""
 
     def measure(self, parent: Callable[[], LM] | None) -> Measure:
-        """Returns how a validation measures a model.  parent: returns the model that training started from; None: it is not known."""
+        """Returns how a validation measures a model.  parent: returns the one that training started from; None: it is not known."""
         return Measure()
 
     def headed(self, model: ModelConfig) -> ModelConfig:
@@ -135,9 +130,13 @@ class ObjectiveConfig(Slot, group="objective"):
         """Whether each step runs the model that training started from."""
         return self.needs_parent
 
-    def learns_from(self) -> str | None:
-        """Returns the folder of a further model that training needs, its teacher; None where it needs none."""
+    def learns_from(self) -> tuple[str, str] | None:
+        """Returns the option of a further model's folder, a teacher or a reward model, and the folder; None where there is none."""
         return None
+
+    def why_not_from(self, its: HeadConfig, own: HeadConfig) -> str | None:
+        """Returns why nothing can be learned from it by its head; None where it can."""
+        return None if its.labels == own.labels else f"it tells other things apart than the model (model.head.labels={its.labels})"
 
     def why_not_context_parallel(self) -> str | None:
         """Returns why ranks cannot share a row in slices, with the remedy; None where they can, as the loss is a sum over tokens."""
@@ -204,8 +203,8 @@ class LikelihoodConfig(ObjectiveConfig):
     def measure(self, parent: Callable[[], LM] | None) -> Measure:
         return Answers() if self.answers else Measure()
 
-    def learns_from(self) -> str | None:
-        return self.teacher
+    def learns_from(self) -> tuple[str, str] | None:
+        return None if self.teacher is None else ("objective.teacher", self.teacher)
 
     def why_not_context_parallel(self) -> str | None:
         return None if self.teacher is None else "objective.teacher needs whole rows in one rank. Set it to 1"
@@ -243,43 +242,6 @@ class PackedRows(Rows):
 
     def describe(self) -> str:
         return self.packing.describe()
-
-
-class PartedRows(Rows):
-    """Base of rows that hold records of several parts, some of which are learned."""
-
-    def __init__(self, store: TokenStore, tokenizer: Tokenizer, seq_len: int) -> None:
-        self._store, self.pad, self._seq_len = store, tokenizer.pad, seq_len
-        sizes = np.diff(store.parts[:, 0], append=store.n_tokens)
-        self.n_labels = max(1, int(sizes[store.parts[:, 1] % OTHER == LEARNED].sum()))
-        self.bytes_per_label = store.n_bytes / self.n_labels
-
-    def _example(self, begin: int, end: int) -> Example:
-        """Returns the example of tokens begin..end-1 of the store."""
-        parts = self._store.parts
-        low, high = np.searchsorted(parts[:, 0], [begin, end])
-        learned = np.repeat(parts[low:high, 1] % OTHER == LEARNED, np.diff(parts[low:high, 0], append=end))
-        return Example(self._store.read(begin, end).astype(np.int64), learned)
-
-    def _require_most(self, n_kept: int, what: str, fault: str, remedy: str) -> None:
-        n, most = self._store.n_documents, most_dropped(self._store.n_documents)
-        if n - n_kept > most or not n_kept:
-            raise ConfigError(
-                f"data.seq_len={self._seq_len}: {n - n_kept:,} of {n:,} {what} of the {self._store.split} split {fault} a row, and at most"
-                f" {most:,} may be dropped. Raise data.seq_len, or {remedy}."
-            )
-
-    def _too_long(self, what: str) -> str:
-        """Returns how many records have no row, for `describe` of rows that have one record each.  what: a record is called so."""
-        n = self._store.n_documents
-        return f"{self._store.split}: dropped as too long: {n - len(self):,} of {counted(n, what)}" if len(self) < n else ""
-
-
-def most_dropped(n: int) -> int:
-    """Returns how many of n records may have no row: a twentieth, and what so many may be more by chance (two standard deviations), but no
-    more than a tenth."""
-    share = _MOST_DROPPED * n
-    return int(min(share + 2 * sqrt(share), 2 * share))
 
 
 def usual(model: str, shape: str = "text") -> ObjectiveConfig:

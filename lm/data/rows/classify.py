@@ -43,11 +43,13 @@ class ClassifyConfig(LikelihoodConfig):
 
     def headed(self, model: ModelConfig) -> ModelConfig:
         head = model.head
+        if self.labels is not None and len(self.labels) < 2:
+            raise ValueError(f"objective.labels={self.labels} tells nothing apart. Name two or more.")
         if self.labels is not None and self.labels != head.labels:
             if head.transform not in (None, "tanh", "relu") and head.transform_bias and head.transform_norm:  # ModernBERT's has no bias
                 head = head.replace(transform="relu" if model.embed.segments is None else "tanh", transform_norm=False)
             return model.replace(head=head.telling(self.labels, bias=model.kind == "encoder"))
-        if model.head.labels is None:
+        if len(model.head.labels or []) < 2:
             raise ValueError("objective=classify has no names for what is told apart. Set objective.labels=[negative,positive], say.")
         return model
 

@@ -1,9 +1,9 @@
 """Rows of prompts that a model answers itself, to learn from the rewards of its answers."""
 
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from lm.data.config import DataConfig
 from lm.data.layout.examples import Example, joined_batch
@@ -11,10 +11,13 @@ from lm.data.order import Ids
 from lm.data.records.base import LEARNED
 from lm.data.records.prompt import PromptRecord
 from lm.data.rewards.base import RewardConfig
+from lm.data.rewards.model import LearnedReward
 from lm.data.rewards.text import ExactReward
-from lm.data.rows.base import Material, ObjectiveConfig, PartedRows, Rows, widest
+from lm.data.rows.base import Material, ObjectiveConfig, Rows, widest
+from lm.data.rows.parted import PartedRows
 from lm.data.rows.seq2seq import rounded
 from lm.nn.batch import Batch
+from lm.nn.head import HeadConfig
 from lm.schema import Named, Tree
 
 
@@ -37,12 +40,31 @@ class PolicyConfig(ObjectiveConfig):
     """Most tokens of an answer; one that is longer is cut."""
     kl: float = Field(0.0, ge=0)
     """What a departure from the model at the start costs, in units of reward a nat. 0: nothing, and no such model is kept."""
+    reward_model: str | None = None
+    """Model or run folder of objective=reward, of the same tokens, whose number the reward of kind learned is."""
+
+    @model_validator(mode="after")
+    def _asks_its_reward_model(self) -> Self:
+        asked = any(isinstance(reward, LearnedReward) for reward in self.rewards.values())
+        if asked and self.reward_model is None:
+            raise ValueError("rewards: learned is what a reward model says, and there is none. Set objective.reward_model=FOLDER.")
+        if self.reward_model is not None and not asked:
+            raise ValueError("reward_model has no effect without its reward. Set objective.rewards={learned:{}}, or drop it.")
+        return self
 
     def judged(self, found: Tree) -> float:
         return -float(found["val_reward"])
 
     def runs_parent(self) -> bool:
         return self.kl > 0
+
+    def learns_from(self) -> tuple[str, str] | None:
+        return None if self.reward_model is None else ("objective.reward_model", self.reward_model)
+
+    def why_not_from(self, its: HeadConfig, own: HeadConfig) -> str | None:
+        if its.labels is not None and len(its.labels) == 1:
+            return None
+        return f"it is no reward model, which tells a number (model.head.labels={its.labels}). Train one by objective=reward"
 
     def require_fit(self, model: str, data: DataConfig) -> None:
         super().require_fit(model, data)

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -11,7 +11,8 @@ from pydantic import Field
 from lm.data.layout.examples import Example, joined_batch
 from lm.data.order import Ids
 from lm.data.records.base import OTHER
-from lm.data.rows.base import Material, ObjectiveConfig, PartedRows, Rows, widest
+from lm.data.rows.base import Material, ObjectiveConfig, Rows, widest
+from lm.data.rows.parted import PartedRows
 from lm.data.rows.seq2seq import rounded
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
@@ -106,6 +107,9 @@ class PreferenceRows(PartedRows):
     A pair with an answer that does not end within data.seq_len is dropped and counted.
     """
 
+    ahead: ClassVar[int] = 1
+    """How many of a text's last tokens are only labels, and take no place."""
+
     def __init__(self, store: TokenStore, tokenizer: Tokenizer, seq_len: int) -> None:
         super().__init__(store, tokenizer, seq_len)
         parts = store.parts
@@ -113,7 +117,7 @@ class PreferenceRows(PartedRows):
         self._middle = parts[other, 0]  # where the rejected answer's side (with the prompt) begins
         self._ends = np.append(store.starts[1:], store.n_tokens)
         self._longest = np.maximum(self._middle - store.starts, self._ends - self._middle)
-        self._kept = np.flatnonzero(self._longest - 1 <= seq_len)
+        self._kept = np.flatnonzero(self._longest - self.ahead <= seq_len)
         self._require_most(len(self._kept), "pairs", "do not fit into", "shorten the texts")
 
     def __len__(self) -> int:

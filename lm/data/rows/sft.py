@@ -9,7 +9,8 @@ from lm.data.layout.best_fit import best_fit
 from lm.data.layout.examples import Example, joined_batch
 from lm.data.order import Ids
 from lm.data.records.base import LEARNED
-from lm.data.rows.base import LikelihoodConfig, Material, PartedRows, Rows, widest
+from lm.data.rows.base import LikelihoodConfig, Material, Rows, widest
+from lm.data.rows.parted import PartedRows
 from lm.data.rows.seq2seq import rounded
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer

@@ -82,4 +82,5 @@ def compare(folder: Path, family: Family, model: LM, adapter: Path | None = None
         expected, found = theirs(ids).logits, model(Batch(ids), read=lambda hidden, head, ctx: head(hidden[:, at]))
     else:
         expected, found = theirs(ids).logits, model(Batch(ids))
-    return Comparison(float((expected - found).abs().max()), float(expected.std()), rows, tokens, left_out)
+    spread = expected.std() if expected.numel() > 1 else expected.abs().max()  # a reward of one text is one number
+    return Comparison(float((expected - found).abs().max()), float(spread), rows, tokens, left_out)

@@ -77,11 +77,11 @@ class _Classifier(Family):
     head: ClassVar[_Head]
 
     def read(self, hf: Tree) -> Tree:
-        if (problem := hf.get("problem_type")) in _NEITHER:
+        names = hf.get("id2label") or {i: f"LABEL_{i}" for i in range(hf.get("num_labels", 2))}
+        if (problem := hf.get("problem_type")) in _NEITHER and not (problem == "regression" and len(names) == 1):
             raise ConfigError(
                 f"config.json: problem_type={problem}, and lm's classifiers tell which one of several labels fits. Import another."
             )
-        names = hf.get("id2label") or {i: f"LABEL_{i}" for i in range(hf.get("num_labels", 2))}
         found = {ours: value for ours, value in self.body.read(self, hf).items() if not _of_tokens(ours) or self._keeps(ours)}
         before = {"head.transform": self.head.act, "head.transform_norm": False} if self.head.act is not None else {}
         return found | before | {"head.labels": [str(name) for _, name in sorted((int(i), name) for i, name in names.items())]}
@@ -90,7 +90,7 @@ class _Classifier(Family):
         names = dict(enumerate(ours["head.labels"] or []))
         told = {"id2label": {str(i): name for i, name in names.items()}, "label2id": {name: i for i, name in names.items()}}
         pooled: Tree = {"classifier_pooling": "cls"} if "classifier_pooling" in self.further else {}
-        return {**self.body.write(self, ours), **told, **pooled, "problem_type": "single_label_classification"}
+        return {**self.body.write(self, ours), **told, **pooled, "problem_type": "single_label_classification" if len(names) > 1 else None}
 
     def hf(self, cfg: ModelConfig) -> Tree:
         return self.body.hf(self, cfg) | ({"tie_word_embeddings": False} if "tie_word_embeddings" in self.idle else {})

@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from lm.data.rows.base import LikelihoodConfig
+from lm.generation.load import frozen
 from lm.losses.cross_entropy import LossSums
 from lm.losses.measure import Reference, answers
 from lm.losses.teacher import Taught
@@ -13,7 +14,6 @@ from lm.nn.head import Head
 from lm.nn.transformer import LM
 from lm.training.config import TrainConfig
 from lm.training.objectives.base import loss_of
-from lm.training.weights.initial import teacher
 
 
 class Likelihood:
@@ -38,4 +38,4 @@ class Likelihood:
 @loss_of(LikelihoodConfig)
 def likelihood(cfg: LikelihoodConfig, run: TrainConfig) -> Likelihood:
     path = cfg.teacher
-    return Likelihood(cfg, None if path is None else Reference(lambda: teacher(path)))
+    return Likelihood(cfg, None if path is None else Reference(lambda: frozen(path)))

@@ -39,7 +39,7 @@ class Policy(ABC, Generic[C]):
 
     def __call__(self, model: LM, batch: Batch, step: int, first_row: int) -> LossSums:
         rollouts = self.draw(model, batch, step, first_row)
-        worth, told = self._judged([self._sampler.answer(rollout) for rollout in rollouts])
+        worth, told = self._judged(self._sampler.answers(rollouts, batch.tokens.device))
         learned = _rows(rollouts, self._pad).to(batch.tokens.device)
         assert learned.labels is not None
         reader, of = label_likelihoods(learned.labels), torch.nonzero(learned.labels != IGNORED)[:, 0]

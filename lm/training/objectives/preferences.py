@@ -1,11 +1,13 @@
-"""Losses over pairs of answers: DPO, IPO, SimPO and ORPO (lm/losses/pairs.py)."""
+"""Losses over pairs of answers: DPO, IPO, SimPO and ORPO (lm/losses/pairs.py), and that of a reward model (lm/losses/rewards.py)."""
 
 from collections.abc import Callable
 
 from lm.data.rows.preference import PreferenceConfig
+from lm.data.rows.reward import RewardModelConfig
 from lm.losses.cross_entropy import LossSums
-from lm.losses.likelihoods import row_likelihoods
+from lm.losses.likelihoods import row_likelihoods, row_scores
 from lm.losses.measure import Reference
+from lm.losses.rewards import bradley_terry
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import LM
 from lm.training.config import TrainConfig
@@ -32,3 +34,19 @@ class Preferences:
 @loss_of(PreferenceConfig)
 def _preferences(cfg: PreferenceConfig, run: TrainConfig) -> Preferences:
     return Preferences(cfg, lambda: parent(str(run.init_from), run.adapter, tokenizer_of(run)))
+
+
+class RewardModel:
+    """The loss of a reward model on a batch.  Rows come in pairs, the preferred answer first."""
+
+    def __init__(self, cfg: RewardModelConfig) -> None:
+        self._centre = cfg.centre
+
+    def __call__(self, model: LM, batch: Batch, step: int, first_row: int) -> LossSums:
+        assert batch.labels is not None
+        return bradley_terry(model(batch, read=row_scores(batch.labels)), self._centre)
+
+
+@loss_of(RewardModelConfig)
+def _reward_model(cfg: RewardModelConfig, run: TrainConfig) -> RewardModel:
+    return RewardModel(cfg)

@@ -125,25 +125,21 @@ def parent(path: str, adapter: AdapterConfig | None, tokenizer: Tokenizer) -> LM
     return model
 
 
-def teacher(path: str) -> LM:
-    """Returns the frozen model that a run learns from, on the CPU."""
-    return load(path, "cpu")[0].requires_grad_(False)
-
-
 def require_teacher(cfg: TrainConfig, tokenizer: Tokenizer | TokenizerConfig) -> None:
-    """Raises ConfigError where the run has a teacher that cannot say anything of what the model is to predict, as far as that is known: one
-    that is still to be trained on the text is not compared."""
-    if (path := cfg.objective.learns_from()) is None:
+    """Raises ConfigError where the run has a teacher or reward model that cannot say anything of what the model is to predict, as far as
+    that is known: a tokenizer that is still to be trained on the text is not compared."""
+    if (further := cfg.objective.learns_from()) is None:
         return
+    key, path = further
     try:
         source = resolve_model(path)
     except CheckpointError as error:
-        raise CheckpointError(f"objective.teacher={error.sentence}") from None
+        raise CheckpointError(f"{key}={error.sentence}") from None
     its = model_config(read_config(source)["model"])
-    where, remedy = f"objective.teacher={path}", "Choose another teacher"
+    where, remedy = f"{key}={path}", f"Choose another {key.partition('.')[2].replace('_', ' ')}"
     model = cfg.objective.headed(cfg.model)
-    if its.head.labels != model.head.labels:
-        raise ConfigError(f"{where}: it tells other things apart than the model (model.head.labels={its.head.labels}). {remedy}.")
+    if (why := cfg.objective.why_not_from(its.head, model.head)) is not None:
+        raise ConfigError(f"{where}: {why}. {remedy}.")
     if its.kind != model.kind:
         raise ConfigError(f"{where}: its model.kind is {its.kind}, and that of the model {model.kind}. {remedy}.")
     if its.max_seq_len is not None and its.max_seq_len < cfg.data.seq_len:

@@ -73,7 +73,8 @@ def test_a_recipe_of_its_own_rate_keeps_it_and_no_parent_means_nothing_gentle(pa
 
 @pytest.mark.parametrize("recipe", [name for name in catalog.groups()["recipes"] if name.startswith("finetune/")])
 def test_a_recipe_of_fine_tuning_fits_the_context_of_its_parent(parent: str, recipe: str) -> None:
-    has_data = {"finetune/chat_tiny", "finetune/dpo_tiny", "finetune/grpo_arithmetic", "finetune/continued_tiny", "finetune/classify_tiny"}
+    own = ("chat_tiny", "dpo_tiny", "grpo_arithmetic", "continued_tiny", "classify_tiny", "reward_tiny")
+    has_data = {f"finetune/{name}" for name in own}
     files = [] if recipe in has_data else ["data.files=a.jsonl"]
     composition = compose([f"recipes={recipe}", f"init_from={parent}", *files])
     assert composition.config().data.seq_len == 64
@@ -110,7 +111,7 @@ def test_a_pattern_means_its_only_match_and_latest_the_run_that_ended_last(paren
     shutil.copytree(tmp_path / parent, tmp_path / "runs/same")  # the same command again, when its run has ended
     assert started("latest", *TEXT, "run.name=same").config().init_from == parent
     assert started("latest", *TEXT).config().init_from == "runs/same"
-    assert compose(["objective.teacher=latest"]).config().objective.learns_from() == "runs/same"
+    assert compose(["objective.teacher=latest"]).config().objective.learns_from() == ("objective.teacher", "runs/same")
     shutil.rmtree(tmp_path / "runs/same")
     with pytest.raises(CheckpointError, match=r"^runs/\*: .*, and 2 match it, runs/another, runs/parent\. Name one\.$"):
         started("runs/*", *TEXT)

@@ -60,7 +60,7 @@ BESIDE = {
     **{f"objective={name}": ["data=arithmetic", "init_from=runs/pretrain-tiny"] for name in ("grpo", "rloo")},
     **{
         f"objective={name}": ["data=preferences", "data.files=a.jsonl", "init_from=runs/pretrain-tiny"]
-        for name in ("dpo", "ipo", "simpo", "orpo")
+        for name in ("dpo", "ipo", "simpo", "orpo", "reward")
     },
 }  # what an option does not go without
 OBJECTIVES = {"decoder": "causal", "encoder": "mlm", "encoder_decoder": "spans"}  # for texts

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from lm.data.kinds import DPOConfig, PreferenceRecord, StdlibDocstringsConfig, TextConfig
-from lm.data.rows.base import Rows, most_dropped
+from lm.data.rows.base import Rows
 from lm.data.rows.build import build_rows
+from lm.data.rows.parted import most_dropped
 from lm.data.sources.docstrings import StdlibDocstringsSource
 from lm.data.store.prepare import Prepared
 from lm.errors import ConfigError

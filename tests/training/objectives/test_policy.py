@@ -137,7 +137,8 @@ def test_the_gradient_is_that_of_the_paper(kind: type[Policy[Any]], cfg: PolicyC
     sampler = Given(cfg, rollouts)
     sums = kind(cfg, sampler, lambda: start, 0, 0)(model, Batch(*torch.zeros(2, 3, 1, dtype=torch.int64)), 0, 0)
     found = torch.autograd.grad(sums.total, [*model.parameters()])
-    r = torch.tensor([scores(cfg.rewards, sampler.answer(one))["length"] for one in rollouts], dtype=torch.float64).view(3, 4)
+    answers = sampler.answers(rollouts, torch.device("cpu"))
+    r = torch.tensor([scores(cfg.rewards, one)["length"] for one in answers], dtype=torch.float64).view(3, 4)
     now, before = [[logp(model, one) for one in rollouts]], [[logp(start, one).detach() for one in rollouts]]
     total = sum(paper(cfg, now[0][4 * i : 4 * i + 4], before[0][4 * i : 4 * i + 4], r[i]) for i in range(3))
     for mine, wanted in zip(found, torch.autograd.grad(total, [*model.parameters()]), strict=True):

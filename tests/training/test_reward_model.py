@@ -1,0 +1,167 @@
+"""objective=reward: a number at the end of an answer, more of better ones; and objective=grpo by it."""
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn import functional as F
+
+import lm
+from lm.cli.compose.compose import compose_config
+from lm.data.rows.classify import Reading
+from lm.errors import ConfigError
+from lm.losses.rewards import bradley_terry
+from lm.nn.batch import IGNORED
+from lm.training.config import TrainConfig
+from lm.training.run import train
+from tests.training.conftest import Configure, Launch, in_each_way, read, results, settled
+
+GOOD, BAD = ["sea", "lake", "pond", "dew", "mist", "rain"], ["fire", "ember", "flame", "spark", "ash", "smoke"]
+Made = Callable[..., TrainConfig]
+
+
+@pytest.fixture
+def of_pairs(tiny: list[str], tmp_path: Path) -> Made:
+    """The config of a reward model that is to like words of water."""
+    draw = random.Random(0)
+    said = [(" ".join(draw.choices(GOOD, k=draw.randint(1, 4))), " ".join(draw.choices(BAD, k=draw.randint(1, 4)))) for _ in range(200)]
+    lines = [{"prompt": f"say {i % 9}", "chosen": good, "rejected": bad} for i, (good, bad) in enumerate(said)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def run(*more: str) -> TrainConfig:
+        own = ("data=preferences", f"data.files={tmp_path / 'pairs.jsonl'}", "data.val_frac=0.2", "objective=reward", "data.seq_len=64")
+        kept = [each for each in tiny if not (any("init_from" in one for one in more) and each.startswith(("model", "tokenizer")))]
+        return compose_config(settled(*kept, *own, *more))
+
+    return run
+
+
+def test_it_learns_what_is_better_and_is_measured_as_it_is_used(of_pairs: Made, tmp_path: Path) -> None:
+    """By the paper's loss of the numbers that lm.classify tells of whole texts, each alone."""
+    cfg = of_pairs(
+        "optim=adamw", "optim.lr=0.01", "trainer.max_steps=30", "trainer.val_every=30", "model.dropout=0", "objective.centre=0.01"
+    )
+    summary, folder = train(cfg), tmp_path / "run"
+    model, tokenizer = lm.load(folder)
+    assert model.cfg.head.labels == ["reward"] and model.head.weight.shape == (1, 32) and model.head.bias is None
+    [batch] = lm.batches(cfg).validation(micro_batch=100)
+    assert batch.labels is not None and batch.positions is not None
+    texts = [tokens[at >= 0].tolist() for tokens, at in zip(batch.tokens, batch.positions, strict=True)]
+    assert all(label[len(text) - 1] == 0 and (label != IGNORED).sum() == 1 for label, text in zip(batch.labels, texts, strict=True))
+    with torch.no_grad():
+        told = torch.stack([model(torch.tensor([text]))[0, -1, 0] for text in texts])
+    margin = told[0::2] - told[1::2]
+    last = read(folder / "metrics.jsonl")[-1]
+    assert summary["val_loss"] == pytest.approx(-F.logsigmoid(margin).mean().item(), rel=1e-5)
+    assert last["val_accuracy"] == pytest.approx((margin > 0).float().mean().item()) and last["val_accuracy"] > 0.9
+    assert last["val_chosen_reward"] - last["val_rejected_reward"] == pytest.approx(last["val_margin"], abs=1e-4)
+    [alone] = lm.classify(model, tokenizer, ["say 3 lake dew"])
+    with torch.no_grad():
+        assert alone["reward"] == pytest.approx(
+            model(torch.tensor([Reading(model.cfg, tokenizer, 64).text("say 3 lake dew")]))[0, -1, 0].item(), abs=1e-5
+        )
+    again = lm.evaluate(folder)
+    assert {key: again[key] for key in ("val_loss", "val_margin", "val_error")} == pytest.approx(
+        {key: last[key] for key in ("val_loss", "val_margin", "val_error")}, rel=1e-5
+    )
+
+
+def test_the_loss_is_that_of_the_paper() -> None:
+    rewards = torch.tensor([1.0, 0.5, -2.0, -2.0, 0.0, 3.0], requires_grad=True)
+    better, other = rewards[0::2], rewards[1::2]
+    expected = -torch.log(1 / (1 + torch.exp(other - better))).sum() + 0.1 * ((better + other) ** 2).sum()
+    sums = bradley_terry(rewards, 0.1)
+    torch.testing.assert_close(torch.autograd.grad(sums.total, rewards)[0], torch.autograd.grad(expected, rewards)[0])
+    assert sums.total.item() == pytest.approx(expected.item())
+    assert {name: pair.tolist() for name, pair in sums.told.items()} == {
+        "chosen_reward": [-1.0, 3], "rejected_reward": [1.5, 3], "margin": [-2.5, 3], "accuracy": [1.5, 3], "error": [1.5, 3],
+    }  # fmt: skip
+
+
+def test_a_resumed_reward_model_is_the_one_that_was_left_alone(of_pairs: Made, killed: Callable[..., None], tmp_path: Path) -> None:
+    cfg = of_pairs()
+    train(cfg.replace(run=cfg.run.replace(name="alone")))
+    killed(cfg)
+    train(cfg)
+    assert results(tmp_path / "run") == results(tmp_path / "alone")
+
+
+@pytest.mark.slow
+@in_each_way
+def test_ranks_and_micro_batches_learn_as_one(of_pairs: Made, launch: Launch, tmp_path: Path, where: list[str]) -> None:
+    still = ("model.dropout=0", "trainer.max_steps=4", "optim=sgd", "optim.lr=0.5")
+    cfg = of_pairs(*still, *where)
+    (launch if cfg.launch.devices > 1 else train)(cfg)
+    train(of_pairs(*still, "run.name=alone"))
+    alone = load_file(tmp_path / "alone" / "model" / "model.safetensors")
+    for name, weight in load_file(tmp_path / "run" / "model" / "model.safetensors").items():
+        torch.testing.assert_close(weight, alone[name], atol=1e-5, rtol=1e-4)
+
+
+@pytest.fixture
+def parent(configure: Configure, tmp_path: Path) -> Path:
+    train(configure("run.name=parent", "trainer.max_steps=3", "data.seq_len=64"))
+    return tmp_path / "parent"
+
+
+@pytest.fixture
+def judge(of_pairs: Made, parent: Path, tmp_path: Path) -> Path:
+    train(of_pairs(f"init_from={parent}", "run.name=judge", "trainer.max_steps=3"))
+    return tmp_path / "judge"
+
+
+@pytest.fixture
+def by_judge(of_pairs: Made, parent: Path, tmp_path: Path) -> Made:
+    """The config of a run that learns from a reward model's numbers."""
+    (tmp_path / "asked.jsonl").write_text("".join(json.dumps({"prompt": f"say {i}"}) + "\n" for i in range(40)))
+
+    def run(*more: str) -> TrainConfig:
+        own = ("data=prompts", f"data.files={tmp_path / 'asked.jsonl'}", "objective=grpo", "objective.rewards={learned:{}}")
+        return of_pairs(f"init_from={parent}", *own, "objective.n_answers=3", "objective.max_tokens=6", "model.dropout=0", *more)
+
+    return run
+
+
+def test_answers_are_judged_by_a_reward_model(
+    by_judge: Made, judge: Path, killed: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it tells of the whole text, alone; a resumed run is judged alike, and by no other model."""
+    from lm.generation.rollouts import Sampler
+
+    seen, calls = list[tuple[list[int], float | None]](), list[list[float | None]]()
+    real = Sampler.answers
+
+    def heard(self: Sampler, rollouts: list, device: torch.device) -> list:  # type: ignore[type-arg]
+        found = real(self, rollouts, device)
+        seen.extend(([*each.asked.prompt, *each.tokens], answer.learned) for each, answer in zip(rollouts, found, strict=True))
+        calls.append([answer.learned for answer in found])
+        return found
+
+    monkeypatch.setattr(Sampler, "answers", heard)
+    cfg = by_judge(f"objective.reward_model={judge}")
+    train(cfg.replace(run=cfg.run.replace(name="alone")))
+    model, _ = lm.load(judge)
+    with torch.no_grad():
+        expected = [model(torch.tensor([ids]))[0, -1, 0].item() for ids, _ in seen]
+    assert len(seen) > 40 and [said for _, said in seen] == pytest.approx(expected, abs=1e-5)
+    line = next(each for each in read(tmp_path / "alone" / "metrics.jsonl") if "reward" in each)
+    of_steps = [call for call in calls if len(call) == cfg.data.global_batch * 3]
+    assert line["reward"] == pytest.approx(sum(map(float, of_steps[0])) / len(of_steps[0]), abs=1e-5)
+    killed(cfg)
+    train(cfg)
+    assert results(tmp_path / "run") == results(tmp_path / "alone")
+
+
+def test_what_is_no_reward_model_is_refused(by_judge: Made, parent: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"objective.reward_model=.*parent: it is no reward model, which tells a number .*objective=reward"
+    ):
+        train(by_judge(f"objective.reward_model={parent}"))
+    with pytest.raises(ConfigError, match=r"learned is what a reward model says, and there is none\. Set objective\.reward_model"):
+        by_judge()
+    with pytest.raises(ConfigError, match="reward_model has no effect without its reward"):
+        by_judge("objective.reward_model=x", "objective.rewards={ended:{}}")

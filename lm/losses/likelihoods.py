@@ -45,10 +45,11 @@ def _log_softmax(logits: Tensor) -> Iterator[tuple[slice, Tensor]]:
         yield rows, ALL.log_softmax_(wide[: len(logits[rows])].copy_(logits[rows]))
 
 
-def label_likelihoods(labels: Tensor, chunk: int = CHUNK) -> Callable[[Tensor, Head, Context], Tensor]:
+def label_likelihoods(labels: Tensor, chunk: int = CHUNK, n: int | None = None) -> Callable[[Tensor, Head, Context], Tensor]:
     """A reader: (n,) the log-likelihood of each label that is not IGNORED, row by row. Of more labels than `chunk` the logits are
-    computed again in the backward, so that never more than a chunk of them exists."""
-    n = int((labels != IGNORED).sum())
+    computed again in the backward, so that never more than a chunk of them exists.  n: None: they are counted, for which a GPU is
+    waited."""
+    n = int((labels != IGNORED).sum()) if n is None else n
 
     def read(hidden: Tensor, head: Head, ctx: Context) -> Tensor:
         def likelihoods(places: Tensor, wanted: Tensor) -> Tensor:
@@ -66,13 +67,14 @@ def label_likelihoods(labels: Tensor, chunk: int = CHUNK) -> Callable[[Tensor, H
     return read
 
 
-def row_likelihoods(labels: Tensor, chunk: int = CHUNK) -> Callable[[Tensor, Head, Context], Tensor]:
-    """A reader: (b,) the log-likelihood of the labels of each row."""
-    each = label_likelihoods(labels, chunk)
+def row_likelihoods(labels: Tensor, chunk: int = CHUNK, n: int | None = None) -> Callable[[Tensor, Head, Context], Tensor]:
+    """A reader: (b,) the log-likelihood of the labels of each row.  n: as in `label_likelihoods`."""
+    each = label_likelihoods(labels, chunk, n)
 
     def read(hidden: Tensor, head: Head, ctx: Context) -> Tensor:
         found = each(hidden, head, ctx)
-        return found.new_zeros(len(labels)).index_add(0, torch.nonzero(labels != IGNORED)[:, 0], found)
+        rows = labelled_first(labels.flatten())[: len(found)] // labels.shape[1]
+        return found.new_zeros(len(labels)).index_add(0, rows, found)
 
     return read
 

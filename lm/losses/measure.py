@@ -130,7 +130,7 @@ class Pairs(OfPairs):
     def __call__(self, model: LM, batch: Batch) -> LossSums:
         labels = batch.labels
         assert labels is not None
-        reader = row_likelihoods(labels)
+        reader = row_likelihoods(labels, n=batch.most(labels))
         before = self._reference(batch, reader) if self._reference is not None else None
         after: Tensor = model(batch, read=reader)
         sums = self._loss(after, before, (labels != IGNORED).sum(-1))

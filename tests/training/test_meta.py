@@ -6,12 +6,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from lm.data.rows.preference import DPOConfig, ORPOConfig, PreferenceConfig
 from lm.losses.measure import answers
 from lm.losses.tokens import causal_reader
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM, build_model, model_config
 from lm.schema import Tree
 from lm.training.numerics import StepJudge
+from lm.training.objectives.preferences import Preferences
 from lm.training.objectives.scheduled_sampling import with_sampled_inputs
 from lm.training.optim.adamw import AdamWConfig
 from lm.training.optim.base import OptimConfig
@@ -95,3 +97,11 @@ def test_scheduled_sampling_never_waits() -> None:
     built, chance = model(FEW["dense"]), torch.zeros(2, 16, 2, device=META)
     drawn = with_sampled_inputs(built, replace(Batch(IDS, IDS), answers=IDS), 0.5, chance, 5)
     built(drawn, read=causal_reader(IDS, answers=answers(drawn))).total.backward()
+
+
+@pytest.mark.parametrize("cfg", [DPOConfig(), ORPOConfig()])
+def test_preferences_never_wait(cfg: PreferenceConfig) -> None:
+    """The number of labels is known from the batch on the CPU."""
+    batch = Batch(IDS, IDS, positions=IDS, documents=IDS.int(), counted=(IDS, IDS.numel()))
+    compared = Preferences(cfg, lambda: model(FEW["dense"]).requires_grad_(False))
+    compared(model(FEW["dense"]), batch, 0, 0).total.backward()

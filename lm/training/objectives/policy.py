@@ -42,7 +42,7 @@ class Policy(ABC, Generic[C]):
         worth, told = self._judged(self._sampler.answers(rollouts, batch.tokens.device))
         learned = _rows(rollouts, self._pad).to(batch.tokens.device)
         assert learned.labels is not None
-        reader, of = label_likelihoods(learned.labels), torch.nonzero(learned.labels != IGNORED)[:, 0]
+        reader, of = label_likelihoods(learned.labels, n=learned.most(learned.labels)), torch.nonzero(learned.labels != IGNORED)[:, 0]
         logp: Tensor = model(learned, read=reader)  # (tokens,)
         before = self._reference(learned, reader) if self._cfg.kl else None
         worth = worth.view(-1, self._cfg.n_answers).to(logp.device)

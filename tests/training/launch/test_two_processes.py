@@ -70,7 +70,7 @@ class Job:
         steps = POISONED_STEP if self.poisoned and world == 1 else STEPS
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(muon, "fast_dtype", lambda device: torch.float32)  # bf16 would hide what differs
-            patch.setattr(row_likelihoods, "__defaults__", (FEW_LABELS,))
+            patch.setattr(row_likelihoods, "__defaults__", (FEW_LABELS, None))
             return train_steps(cfg, rows, cfg.strategy.build(cfg), kind, steps, self.accumulation, devices=world, **self.options)
 
 

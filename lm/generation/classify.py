@@ -43,7 +43,7 @@ def classify(model: LM, tokenizer: Tokenizer, texts: Sequence[str]) -> list[dict
     with decoding(model):
         at = 0
         while at < len(order):
-            some = order[at : at + max(1, min(_ROWS, _TOKENS // len(ids[order[at]])))]
+            some = order[at : at + max(1, min(_ROWS, _TOKENS >> (len(ids[order[at]]) - 1).bit_length()))]  # few numbers: each is compiled
             at += len(some)
             for i, chances in zip(some, _chances(model, reading, [ids[i] for i in some]), strict=True):
                 found[i] = dict(zip(labels, chances, strict=True))

@@ -5,6 +5,7 @@ from importlib.util import find_spec
 
 import torch
 
+_KINDS = 64  # of calls of a function that may be compiled in a process: of shapes, of models, with and without gradients
 CAPABILITY = (8, 0)  # of a GPU that Triton is sure to serve
 
 
@@ -13,6 +14,11 @@ def why_not_compiled(device: torch.device) -> str | None:
     if torch.cuda.get_device_capability(device) < CAPABILITY:
         return f"{torch.cuda.get_device_name(device)} is older than compute capability {CAPABILITY[0]}.{CAPABILITY[1]}"
     return None if has_triton() else "triton is not installed"
+
+
+def expect_kinds() -> None:
+    """Lets a function be compiled for more kinds of calls than the eight that torch expects, behind which it would run uncompiled."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _KINDS)
 
 
 @cache

@@ -6,7 +6,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from lm.ops.compiling import why_not_compiled
+from lm.ops.compiling import expect_kinds, why_not_compiled
 from lm.ops.precision import wide_dtype
 
 
@@ -60,4 +60,5 @@ def entropy_here(device: torch.device) -> Callable[..., Tensor] | None:
 @cache
 def _compiled() -> Callable[..., Tensor]:
     """The function, compiled at its first call; a second number of rows is compiled for any number."""
+    expect_kinds()
     return torch.compile(entropy_)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from lm.ops.compiling import expect_kinds
 from lm.ops.linear import ONEDNN
 
 Recomputed = Literal["none", "block", "selective"]
@@ -19,7 +20,6 @@ KERNELS = {f"aten::_scaled_dot_product_{kind}" for kind in (
 )}  # fmt: skip
 _KEPT = PRODUCTS | KERNELS | {"aten::topk"}  # topk: of equal scores a second call might choose other experts
 # Not flex_attention, which only a compiler shows: whether it can be kept since its masks are built before the blocks has not been tried.
-_KINDS = 64  # of calls of a block that may be compiled in a process: of kinds of layers, of models, with and without gradients
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def let_compilers_in() -> None:
     and without gradients, the first of a kind, which makes a mask, and later ones) than torch expects of a function. Recomputation may
     skip their writes into the context, which the forward has made."""
     torch._dynamo.config.allow_unspec_int_on_nn_module = True
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _KINDS)
+    expect_kinds()
     torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
 
 

@@ -11,7 +11,7 @@ from lm.nn.batch import Batch
 from lm.nn.mixers.gqa import GQA
 from lm.nn.transformer import DecoderLM
 from lm.ops.attention.attend import Scoring, reference, sdpa
-from lm.ops.attention.flex import Flex, why_not_flex
+from lm.ops.attention.flex import Flex, compiled_flex, why_not_flex
 from lm.ops.attention.mask import Mask, arange_positions
 from lm.testing.models import tokens
 from lm.training.deterministic import deterministic
@@ -87,6 +87,25 @@ def test_the_block_mask_is_built_once_per_window() -> None:
     for window in (7, None, 7, None):
         flex(*inputs((4, 4)), mask, None, Scoring(0.3, window, 2.0))
     assert len(built) == 2
+
+
+def test_rows_of_all_widths_are_of_a_few_kinds() -> None:
+    """Each is compiled, for seconds; beyond torch's limit a kind would run uncompiled, with the scores of all pairs in memory."""
+    kinds = set[tuple[int, ...]]()
+
+    def counted(q: Tensor, k: Tensor, v: Tensor, *further: object, **options: object) -> Tensor:
+        kinds.add((q.shape[2], k.shape[2], v.shape[2]))
+        return q
+
+    flex = Flex(counted, lambda sees, b, h, n, m, device: kinds.add((n, m, m)))
+    for s in range(1, 1025):
+        row = arange_positions(s, CPU)
+        x = torch.empty(1, 1, s, 16)
+        assert flex(x, x, x, Mask(row, row), None, Scoring(0.3)).shape == x.shape
+    assert kinds == {(n, n, n) for n in (128, 192, 256, 384, 512, 768, 1024)}
+    with torch._dynamo.config.patch(recompile_limit=8):
+        compiled_flex.__wrapped__()
+        assert torch._dynamo.config.recompile_limit == 64
 
 
 def with_flex(model: DecoderLM) -> DecoderLM:

@@ -10,13 +10,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from lm.ops.attention.attend import Scoring, reference, sdpa
 from lm.ops.attention.mask import Mask
-from lm.ops.compiling import why_not_compiled
+from lm.ops.compiling import expect_kinds, why_not_compiled
 
 HEAD_DIMS = range(16, 129)  # narrower ones have no kernel; the backward of wider ones exceeds the shared memory of some cards
+_BLOCK = 128  # queries or keys of which a block mask knows as one whether anything is seen
 
 
 @dataclass(frozen=True)
@@ -32,21 +34,29 @@ class Flex:
     ) -> Tensor:
         if not _serves(mask, bias, how):
             return (sdpa if how.softcap is None else reference)(q, k, v, mask, bias, how)
-        blocks = self.blocks(mask, how.window, len(q))
+        blocks, s = self.blocks(mask, how.window, len(q), bias is None), q.shape[2]
+        width = widened(s) if bias is None else s
         q, k = q.to(v.dtype), k.to(v.dtype)  # under autocast a norm of the heads may have returned float32
+        if width > s:
+            q, k, v = (F.pad(x, (0, 0, 0, width - s)) for x in (q, k, v))  # (b, h, s, c) -> (b, h, width, c)
         out: Tensor = self.attention(q, k, v, score_mod(how, bias, q), blocks, how.scale, enable_gqa=q.shape[1] != k.shape[1])
-        return out
+        return out[:, :, :s] if width > s else out
 
-    def blocks(self, mask: Mask, window: int | None, rows: int) -> Any:
-        """Returns which blocks of keys a block of queries sees, built once per window."""
-        s, device = mask.q_positions.shape[1], mask.q_positions.device
-        return mask.once(("flex", window), lambda: self.block_mask(mask_mod(mask, window, rows), rows, None, s, s, device=device))
+    def blocks(self, mask: Mask, window: int | None, rows: int, wide: bool) -> Any:
+        """Returns which blocks of keys a block of queries sees, built once per window.  wide: of rows that are `widened`."""
+
+        def build() -> Any:
+            s, device = mask.q_positions.shape[1], mask.q_positions.device
+            width = widened(s) if wide else s
+            return self.block_mask(mask_mod(mask, window, rows, width), rows, None, width, width, device=device)
+
+        return mask.once(("flex", window, wide), build)
 
     def prepare(self, mask: Mask, bias: Tensor | None, how: Scoring, rows: int) -> None:
         """Builds the blocks before a compiler sees the layer: where a compiled layer builds them, and is recomputed selectively, torch 2.11
         reads beyond its memory. Where none does, there are fewer kinds of layers to compile, too."""
         if _serves(mask, bias, how):
-            self.blocks(mask, how.window, rows)
+            self.blocks(mask, how.window, rows, bias is None)
 
 
 def _serves(mask: Mask, bias: Tensor | None, how: Scoring) -> bool:
@@ -58,12 +68,25 @@ def _serves(mask: Mask, bias: Tensor | None, how: Scoring) -> bool:
     return in_order or how.softcap is not None or bias is not None or mask.plain(how.window) is None
 
 
-def mask_mod(mask: Mask, window: int | None, b: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+def widened(s: int) -> int:
+    """Returns 128, 192, 256, 384, 512, 768 or so on: s or the next of these, so that rows of all widths are compiled a few times. Blocks of
+    padding are seen by nothing, and take no time."""
+    width = _BLOCK
+    while width < s:
+        width += width // 2 if width & (width - 1) == 0 else width // 3
+    return width
+
+
+def mask_mod(mask: Mask, window: int | None, b: int, width: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
     """Returns a function: whether query i of row r sees key j. One form for all self-attention, so that few variants are compiled."""
-    positions = mask.q_positions.expand(b, -1).contiguous()  # (b or 1, s) -> (b, s)
-    documents = torch.zeros_like(positions) if mask.q_documents is None else mask.q_documents.expand(b, -1).contiguous()
+
+    def wide(x: Tensor, fill: int) -> Tensor:
+        return F.pad(x, (0, width - x.shape[1]), value=fill).expand(b, -1).contiguous()  # (b or 1, s) -> (b, width)
+
+    positions = wide(mask.q_positions, -1)
+    documents = torch.zeros_like(positions) if mask.q_documents is None else wide(mask.q_documents, 0)
     causal = mask.causal
-    prefix = None if mask.k_prefix is None else mask.k_prefix.expand(b, -1).contiguous()
+    prefix = None if mask.k_prefix is None else wide(mask.k_prefix, False)
 
     def sees(r: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         query, key = positions[r, i], positions[r, j]
@@ -102,4 +125,5 @@ def why_not_flex(device: torch.device, head_dim: int, dropout: float, sinks: boo
 @cache
 def compiled_flex() -> Flex:
     """Returns the backend with both functions compiled, at their first call with each shape of inputs."""
+    expect_kinds()
     return Flex(torch.compile(flex_attention, dynamic=False), torch.compile(create_block_mask, dynamic=False))

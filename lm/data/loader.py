@@ -13,6 +13,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
@@ -71,7 +72,7 @@ def eval_batches(rows: Rows, ids: NDArray[np.int64], micro_batch: int) -> Iterat
 class TrainLoader(Sized):
     """Iterates over all micro-batches of all steps; `len` is their number. Can be iterated again. Use inside `worker_faults`.
 
-    waited_s: seconds so far that whoever iterates has waited for batches.
+    waited_s: seconds so far that whoever iterates has waited for batches, but for those in which its GPU had work left.
     """
 
     def __init__(self, steps: "Steps", order: range, accumulation: int, workers: int, pinned: bool) -> None:
@@ -84,6 +85,7 @@ class TrainLoader(Sized):
         )  # fmt: skip
         self._new = bool(workers) and method != "fork"  # workers begin as new processes
         self._alone = self._new and b"__main__" not in pickle.dumps(steps)
+        self._pinned = pinned
         self._length = min(len(order) * accumulation, sys.maxsize)  # len() allows no more
         self.waited_s = 0.0
 
@@ -105,7 +107,8 @@ class TrainLoader(Sized):
     def _waited_for(self, steps: Iterator[list[Batch]], workers: Sequence[BaseProcess]) -> list[Batch] | None:
         begun = time.perf_counter()
         step = _handed_over(steps, workers)
-        self.waited_s += time.perf_counter() - begun
+        if not self._pinned or torch.cuda.current_stream().query():
+            self.waited_s += time.perf_counter() - begun
         return step
 
 

@@ -150,3 +150,12 @@ def test_eval_batches_keep_the_order_and_every_row(rows: CausalRows) -> None:
     batches = list(eval_batches(rows, ids, 5))
     assert torch.equal(torch.cat([batch.tokens for batch in batches]), rows.batch(ids).tokens)
     assert all(batch.step_tokens == int((batch.labels != IGNORED).sum()) for batch in batches if batch.labels is not None)
+
+
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true")
+@pytest.mark.parametrize("idle", [True, False])
+def test_batches_that_come_while_a_gpu_computes_are_not_waited_for(rows: CausalRows, idle: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: Mock(query=lambda: idle))
+    given: dict[str, Any] = {"seed": 3, "global_batch": 4, "micro_batch": 4, "rank": 0, "world": 1, "start_step": 0, "max_steps": 5}
+    loader = train_loader(rows, **given, workers=0, pinned=True)
+    assert len(list(loader)) == 5 and (loader.waited_s > 0) is idle

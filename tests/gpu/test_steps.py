@@ -85,6 +85,20 @@ def test_a_loader_gives_the_same_batches_in_pinned_memory() -> None:
             assert getattr(pinned, name).is_pinned() and torch.equal(getattr(moved, name).cpu(), getattr(plain, name))
 
 
+def waited_s() -> float:
+    loader = TrainLoader([batches(LENGTH)], range(1), 8, workers=0, pinned=True)  # type: ignore[arg-type]
+    assert next(iter(loader)).tokens.is_pinned()
+    return loader.waited_s
+
+
+def test_a_gpu_that_still_computes_does_not_wait_for_batches() -> None:
+    torch.cuda.synchronize()
+    assert waited_s() > 0  # pinned memory is made, for which a GPU may have to stop; from now on it is there
+    torch.cuda._sleep(1 << 32)  # cycles: seconds
+    assert waited_s() == 0
+    torch.cuda.synchronize()
+
+
 class Poisoned(TrainModule):
     """The loss is not a number in step 2."""
 

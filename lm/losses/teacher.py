@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lm.nn.head import Head
-from lm.ops.precision import wide_dtype
+from lm.ops.precision import wide
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,9 @@ class Taught:
     def probabilities(self, rows: slice | Tensor, size: int) -> Tensor:
         """Returns (rows, size) at the temperature, in float32 or wider.  size: of the model's vocabulary: an embedding may have more rows
         than the tokenizer tokens, of which the teacher's further ones are left out, and the model's are given nothing."""
-        logits = self.head(self.hidden[rows])[:, :size]
-        return F.pad((logits.to(wide_dtype(logits)) / self.temperature).softmax(-1), (0, size - logits.shape[-1]))
+        logits = wide(self.head(self.hidden[rows])[:, :size])
+        soft = (logits if self.temperature == 1 else logits / self.temperature).softmax(-1)
+        return soft if soft.shape[-1] == size else F.pad(soft, (0, size - soft.shape[-1]))  # which copies it all in any case
 
 
 def divergence(soft: Tensor, logs: Tensor) -> Tensor:

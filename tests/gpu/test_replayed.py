@@ -8,6 +8,9 @@ import torch
 
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
+from lm.generation.decode import rows_of
+from lm.generation.engine import Engine, Request
+from lm.generation.loop import Vocabulary
 from lm.generation.weights.compiled import Step
 from lm.generation.weights.prepare import prepare
 from lm.generation.weights.replayed import Replayed
@@ -33,6 +36,23 @@ def test_graphs_give_the_texts_of_the_model_as_it_is(changes: dict[str, Any]) ->
     made = prepare(copy.deepcopy(model), "saved", compiled=True)
     for options in (SamplingConfig(max_tokens=40), SamplingConfig(max_tokens=40, temperature=0.9, top_p=0.9)):
         assert generate(made, PROMPTS, options, ends=[7]) == generate(model, PROMPTS, options, ends=[7])
+
+
+@pytest.mark.parametrize("changes", [{"attention": ATTENTIONS[1]}, {"attention": ATTENTIONS[11]}, MIXING[1]], ids=str)
+def test_a_graph_goes_on_where_a_row_takes_the_place_of_another(changes: dict[str, Any]) -> None:
+    model = redrawn(config(**changes)).cuda()
+    made, cfg, steps = prepare(copy.deepcopy(model), "saved", compiled=True), SamplingConfig(max_tokens=12, temperature=0), []
+    engine = Engine(made, Vocabulary(61), 2)
+    requests = [Request(rows_of(made, [[n, 5, n + 1]], cfg, Vocabulary(61)), cfg) for n in range(8)]
+    for request in requests:
+        engine.add(request)
+    while engine.waiting or engine.running:
+        engine.step()
+        if engine._cache is not None and engine._cache.recorded is not None:
+            steps.append(engine._cache.recorded[1])
+    for n, request in enumerate(requests):
+        assert [row.new for row in request.rows] == generate(model, [[n, 5, n + 1]], cfg)
+    assert len({id(step) for step in steps if step is not None}) <= 3 and len(steps) - steps.count(None) > 30
 
 
 def test_a_step_of_one_row_is_compiled_before_it_is_recorded() -> None:

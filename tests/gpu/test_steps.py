@@ -1,7 +1,7 @@
 """Training on a GPU: as on the CPU, compiled as eager, in bf16 nearly as in fp32, and without waiting for the device in a step."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,16 @@ import torch
 
 from lm.cli.compose.compose import compose_config
 from lm.data.loader import TrainLoader
+from lm.data.rows.causal import CausalConfig
+from lm.data.rows.preference import DPOConfig
+from lm.losses.measure import Reference
 from lm.nn.batch import Batch
+from lm.nn.transformer import LM, build_model
+from lm.training.config import TrainConfig
 from lm.training.module import TrainModule
+from lm.training.objectives.base import Objective
+from lm.training.objectives.likelihood import Likelihood
+from lm.training.objectives.preferences import Preferences
 from lm.training.run import train
 from tests.training.conftest import TINY, read, write_text
 from tests.training.steps import ADAMW, SGD, STEPS, batches, config, train_steps
@@ -75,6 +83,36 @@ def test_a_step_never_waits_for_the_device(optim: dict[str, Any], compiled: bool
     cfg, rows = config(optim, LENGTH, window=9, global_every=2), batches(LENGTH, documents=True)
     record, _ = train_steps(cfg, rows, kind=Watched, accelerator="cuda", compile=compiled)
     assert len(record["loss"]) == STEPS
+
+
+def other(cfg: TrainConfig) -> Callable[[], LM]:
+    return lambda: build_model(cfg.model, seed=2).requires_grad_(False)
+
+
+COMPARED: dict[str, Callable[[TrainConfig], Objective]] = {
+    "preferences": lambda cfg: Preferences(DPOConfig(), other(cfg)),
+    "teacher": lambda cfg: Likelihood(CausalConfig(chunk=100, teacher="there", teacher_temperature=2.0), Reference(other(cfg))),
+    "z-loss and smoothing": lambda cfg: Likelihood(CausalConfig(chunk=100, z_loss=1e-3, label_smoothing=0.1)),
+}
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_what_a_step_compares_with_is_that_of_the_cpu_and_never_waited_for(name: str) -> None:
+    class Own(Watched):
+        def __init__(self, cfg: TrainConfig, *given: Any) -> None:
+            super().__init__(cfg, *given)
+            self.objective = COMPARED[name](cfg)
+
+    class OnCPU(Own):
+        transfer_batch_to_device = TrainModule.transfer_batch_to_device
+
+    cfg, rows = config(SGD, LENGTH), batches(LENGTH, documents=True)
+    expected, weights = train_steps(cfg, rows, kind=OnCPU)
+    found, moved = train_steps(cfg, rows, kind=Own, accelerator="cuda")
+    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-4)
+    torch.testing.assert_close(moved, weights, atol=1e-4, rtol=1e-3)
+    compiled, _ = train_steps(cfg, rows, kind=Own, accelerator="cuda", compile=True, precision="bf16-mixed")
+    assert compiled["loss"] == pytest.approx(expected["loss"], rel=3e-2)
 
 
 def test_a_loader_gives_the_same_batches_in_pinned_memory() -> None:

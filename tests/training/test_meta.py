@@ -6,13 +6,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lm.data.rows.preference import DPOConfig, ORPOConfig, PreferenceConfig
-from lm.losses.measure import answers
+from lm.data.rows.causal import CausalConfig
+from lm.data.rows.preference import DPOConfig, ORPOConfig
+from lm.losses.measure import Reference, answers
 from lm.losses.tokens import causal_reader
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM, build_model, model_config
 from lm.schema import Tree
 from lm.training.numerics import StepJudge
+from lm.training.objectives.base import Objective
+from lm.training.objectives.likelihood import Likelihood
 from lm.training.objectives.preferences import Preferences
 from lm.training.objectives.scheduled_sampling import with_sampled_inputs
 from lm.training.optim.adamw import AdamWConfig
@@ -32,6 +35,7 @@ FEW: dict[str, Tree] = {
     "latent attention": {"attention": MLA},
     "experts": {"ffn": MIXTURES[2] | {"capacity_factor": 1.5, "balance_loss": 0.1}},
     "delta": {"recurrent": DELTA, "pattern": ["recurrent", "attention"]},
+    "labels of texts": {"head": {"tied": False, "labels": ["calm", "rough"]}},
     "encoder-decoder": {"kind": "encoder_decoder", "position": {"kind": "t5_relative"}},
 }
 
@@ -99,9 +103,19 @@ def test_scheduled_sampling_never_waits() -> None:
     built(drawn, read=causal_reader(IDS, answers=answers(drawn))).total.backward()
 
 
-@pytest.mark.parametrize("cfg", [DPOConfig(), ORPOConfig()])
-def test_preferences_never_wait(cfg: PreferenceConfig) -> None:
+def other() -> LM:
+    return model(FEW["dense"]).requires_grad_(False)
+
+
+COMPARED: dict[str, Objective] = {
+    "dpo": Preferences(DPOConfig(), other),
+    "orpo": Preferences(ORPOConfig(), other),
+    "teacher": Likelihood(CausalConfig(chunk=5, teacher="there", teacher_temperature=2.0), Reference(other)),
+}
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_what_compares_with_another_model_never_waits(name: str) -> None:
     """The number of labels is known from the batch on the CPU."""
     batch = Batch(IDS, IDS, positions=IDS, documents=IDS.int(), counted=(IDS, IDS.numel()))
-    compared = Preferences(cfg, lambda: model(FEW["dense"]).requires_grad_(False))
-    compared(model(FEW["dense"]), batch, 0, 0).total.backward()
+    COMPARED[name](model(FEW["dense"]), batch, 0, 0).total.backward()

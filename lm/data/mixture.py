@@ -18,6 +18,7 @@ _BLOCK = 1 << 12  # places in which each source has its exact share
 _FILL = {
     "tokens": None, "labels": IGNORED, "positions": -1, "documents": -1,
     "source_tokens": None, "source_positions": -1, "source_documents": -1, "prefix": False, "answers": IGNORED,
+    "segments": 0,
 }  # fmt: skip
 """What stands in the padding of each field of a batch; None: the tokenizer's pad."""
 
@@ -186,4 +187,4 @@ def _default(name: str, part: Batch) -> Tensor:
     assert tokens is not None
     if name.endswith("positions"):
         return torch.arange(tokens.shape[1]).expand(tokens.shape)
-    return torch.zeros(tokens.shape, dtype=torch.bool if name == "prefix" else torch.int32)
+    return torch.zeros(tokens.shape, dtype={"prefix": torch.bool, "segments": torch.int64}.get(name, torch.int32))

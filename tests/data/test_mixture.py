@@ -186,13 +186,18 @@ def test_a_mixture_that_makes_no_sense_is_refused(case: str) -> None:
 def test_batches_of_different_widths_and_fields_are_merged() -> None:
     plain = Batch(torch.ones(2, 4, dtype=torch.int64), torch.full((2, 4), 7))
     placed = Batch(
-        torch.full((1, 6), 2), torch.full((1, 6), 8), torch.tensor([[0, 1, 2, 0, 1, -1]]), torch.tensor([[0, 0, 0, 1, 1, -1]]).int()
+        torch.full((1, 6), 2),
+        torch.full((1, 6), 8),
+        torch.tensor([[0, 1, 2, 0, 1, -1]]),
+        torch.tensor([[0, 0, 0, 1, 1, -1]]).int(),
+        segments=torch.tensor([[0, 1, 1, 0, 1, 0]]),
     )
     found = merged([plain, placed], [np.array([0, 2]), np.array([1])], pad=9)
     assert found.tokens.tolist() == [[1, 1, 1, 1, 9, 9], [2] * 6, [1, 1, 1, 1, 9, 9]]
     assert found.labels is not None and found.labels[0].tolist() == [7] * 4 + [IGNORED] * 2
     assert found.positions is not None and found.positions.tolist() == [[0, 1, 2, 3, -1, -1], [0, 1, 2, 0, 1, -1], [0, 1, 2, 3, -1, -1]]
     assert found.documents is not None and found.documents[0].tolist() == [0, 0, 0, 0, -1, -1] and found.documents.dtype == torch.int32
+    assert found.segments is not None and found.segments.tolist() == [[0] * 6, [0, 1, 1, 0, 1, 0], [0] * 6]
 
 
 def test_bytes_of_a_mixture_are_those_of_its_sources(mixed: Mixed, decoder: ModelConfig) -> None:

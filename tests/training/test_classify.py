@@ -81,6 +81,23 @@ def test_a_classifier_learns_to_tell_and_is_measured_as_it_is_used(of_labels: La
     assert again["val_loss"] == pytest.approx(summary["val_loss"], rel=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [(), ENCODER], ids=["decoder", "encoder"])
+def test_pairs_are_measured_as_they_are_told_apart(of_labels: Labelled, tmp_path: Path, model: tuple[str, ...]) -> None:
+    """The loss over all of them, side by side in rows, is that of lm.classify's probabilities; in segments where the model has some."""
+    draw = random.Random(0)
+    drawn = [draw.sample(sorted(WORDS), 2) for _ in range(100)]
+    lines = [{"a": text(draw, one), "b": text(draw, other)[:9], "label": one} for one, other in drawn]
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    given = (f"data.files={tmp_path / 'b.jsonl'}", "data.record.text=a", "data.record.text_pair=b", "data.seq_len=48", "data.val_rows=100")
+    train(of_labels(*model, *given, "trainer.max_steps=2", "schedule.warmup_steps=0", "optim.lr=0.1"))
+    net, tokenizer = lm.load(tmp_path / "run")
+    found = lm.classify(net, tokenizer, [(line["a"], line["b"]) for line in lines])
+    nats = [-math.log(each[line["label"]]) for each, line in zip(found, lines, strict=True)]
+    assert lm.evaluate(tmp_path / "run", split="all")["val_loss"] == pytest.approx(sum(nats) / len(nats), rel=1e-4)
+    assert max(nats) > 1.01 * min(nats)
+
+
 @pytest.mark.parametrize("model", [(), pytest.param(ENCODER, marks=pytest.mark.slow)], ids=["decoder", "encoder"])
 def test_a_resumed_classifier_is_the_one_that_was_left_alone(
     of_labels: Labelled, killed: Callable[..., None], tmp_path: Path, model: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""`lm classify from=FOLDER text=TEXT`: which kind a text is of, by a model that objective=classify has trained."""
+"""`lm classify from=FOLDER text=TEXT`: which kind a text, or a pair of texts, is of, by a model that objective=classify has trained."""
 
 import json
 import os
@@ -16,22 +16,30 @@ from lm.units import counted, table
 
 _PREDICTED = "predicted"  # the field that is added to each line
 _SHOWN, _COLUMNS, _LIKELIEST = 60, 8, 3  # letters of a text, labels as columns, and else so many of each text
+Given = tuple[str, ...]  # a text, or two
 
 
 class Classify(Verb):
     """usage: lm classify from=FOLDER [text=TEXT ...] [texts=FILE out=FILE] [key=value ...]
 
     Tells how likely each label of a classifier is for a text: a model that was
-    trained by objective=classify. texts=FILE out=FILE does so for each line of a
-    file, {"text": ...}.
+    trained by objective=classify. text=TEXT text_pair=TEXT is for one that was
+    trained on pairs. texts=FILE out=FILE does so for each line of a file,
+    {"text": ...}, or of pairs with field=premise field_pair=hypothesis, say.
     """
 
     from_: str
     """Run, model or checkpoint folder."""
     text: MaybeEmpty | list[MaybeEmpty] | None = None
     """What to classify; may be given several times."""
+    text_pair: MaybeEmpty | list[MaybeEmpty] | None = None
+    """Of pairs the second text of each `text`. null: there is none."""
     texts: str | None = None
-    """File of JSON lines, each with `text`. The lines go to `out` with `predicted` added: the likeliest label, and all probabilities."""
+    """File of JSON lines, each with a text. The lines go to `out` with `predicted` added: the likeliest label, and all probabilities."""
+    field: str = "text"
+    """With texts: the field of the text."""
+    field_pair: str | None = None
+    """With texts: of pairs the field of the second text. null: there is none."""
     out: str | None = None
     """With texts: the file to write."""
     overwrite: bool = False
@@ -48,22 +56,33 @@ class Classify(Verb):
     def run(self, rest: list[str]) -> None:
         """Prints a table on stdout, notes on stderr."""
         self.refuse(rest)
-        if (self.text is None) == (self.texts is None):
+        if (self.text is None) == (self.texts is None) or (self.text is None and self.text_pair is not None):
             raise ConfigError("text: give text=TEXT, or texts=FILE and out=FILE.")
         if (self.texts is None) != (self.out is None) or (self.texts is not None and self.format != "text"):
             raise ConfigError("texts, out, format: a file of texts needs out=FILE, and has a format of its own. Write texts=FILE out=FILE.")
+        if self.texts is None and (self.field != "text" or self.field_pair is not None):
+            raise ConfigError("field, field_pair: they are of texts=FILE, which is not set. Set it, or leave them out.")
         folder = resolve_model(self.from_)
         if self.texts is not None and self.out is not None:
             self._classify_file(folder, Path(os.path.expanduser(self.texts)), Path(os.path.expanduser(self.out)))
             return
-        given = [self.text] if isinstance(self.text, str) else self.text or []
+        given = self._given()
         found = self._classified(folder, given)
         if self.format == "json":
-            answer(json.dumps([{"text": text, **_told(each)} for text, each in zip(given, found, strict=True)], ensure_ascii=False))
+            told = [dict(zip(("text", "text_pair"), texts, strict=False)) | _told(each) for texts, each in zip(given, found, strict=True)]
+            answer(json.dumps(told, ensure_ascii=False))
             return
         answer(table(_rows(given, found), indent=""))
 
-    def _classified(self, folder: Path, texts: list[str]) -> list[dict[str, float]]:
+    def _given(self) -> list[Given]:
+        first, second = ([each] if isinstance(each, str) else each or [] for each in (self.text, self.text_pair))
+        if self.text_pair is None:
+            return [(text,) for text in first]
+        if len(first) != len(second):
+            raise ConfigError(f"text_pair: {len(second)} were given for {len(first)} of text. Give each text its second one.")
+        return list(zip(first, second, strict=True))
+
+    def _classified(self, folder: Path, texts: list[Given]) -> list[dict[str, float]]:
         from lm.generation.classify import classify
         from lm.generation.load import load
 
@@ -73,35 +92,37 @@ class Classify(Verb):
         from lm.generation.answering import require_new
 
         require_new(out, self.overwrite)
-        lines = _read(texts)
-        found = self._classified(folder, [line["text"] for line in lines])
+        fields = [self.field, *([self.field_pair] if self.field_pair is not None else [])]
+        lines = _read(texts, fields)
+        found = self._classified(folder, [tuple(line[field] for field in fields) for line in lines])
         told = [json.dumps(line | {_PREDICTED: _told(each)}, ensure_ascii=False) for line, each in zip(lines, found, strict=True)]
         replace_file(out, "\n".join([*told, ""]).encode(errors="backslashreplace"))
         note(f"{self.out}: {counted(len(lines), 'text')} classified.")
 
 
-def _rows(texts: list[str], found: list[dict[str, float]]) -> list[list[str]]:
+def _rows(given: list[Given], found: list[dict[str, float]]) -> list[list[str]]:
     """Returns a table with a column for each label; of many labels the likeliest of each text."""
+    texts = [" | ".join(text[: _SHOWN // len(each)] for text in each) for each in given]
     if len(found[0]) <= _COLUMNS:
         head = [*found[0], "text"]
-        return [head, *([*(f"{chance:.4f}" for chance in each.values()), text[:_SHOWN]] for text, each in zip(texts, found, strict=True))]
+        return [head, *([*(f"{chance:.4f}" for chance in each.values()), text] for text, each in zip(texts, found, strict=True))]
     best = [sorted(each.items(), key=lambda one: -one[1])[:_LIKELIEST] for each in found]
     told = [", ".join(f"{name} {chance:.4f}" for name, chance in each) for each in best]
-    return [["likeliest", "text"], *([likeliest, text[:_SHOWN]] for likeliest, text in zip(told, texts, strict=True))]
+    return [["likeliest", "text"], *([likeliest, text] for likeliest, text in zip(told, texts, strict=True))]
 
 
 def _told(chances: dict[str, float]) -> Tree:
     return {"label": max(chances, key=chances.__getitem__), "probabilities": {name: round(chance, 6) for name, chance in chances.items()}}
 
 
-def _read(path: Path) -> list[Tree]:
+def _read(path: Path, fields: list[str]) -> list[Tree]:
     """Returns the lines of a file of texts. Raises ConfigError for one that is none."""
     from lm.generation.answering import read_lines
 
     found = read_lines(path, "texts")
     for line, where in found:
-        if not isinstance(line, dict) or not isinstance(line.get("text"), str):
-            raise ConfigError(f"{where}: it is no object with a text. Fix the line.")
+        if not isinstance(line, dict) or not all(isinstance(line.get(field), str) for field in fields):
+            raise ConfigError(f"{where}: it is no object with a text in {' and '.join(fields)}. Fix the line, or set field.")
         if _PREDICTED in line:
             raise ConfigError(f"{where}: it has the field {_PREDICTED} already, which is written here. Rename it.")
     if not found:

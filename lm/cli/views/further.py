@@ -21,7 +21,8 @@ def further(run: RunFolder) -> list[str]:
     if config.get("objective.kind") == "reward":
         lines = [f"learn from it: lm train objective=grpo init_from=FOLDER objective.reward_model={in_shell(str(run.path))} ..."]
     if config.get("objective.kind") == "classify":
-        lines = [f"try it: lm classify {given} text=TEXT"]
+        second = " text_pair=TEXT" if config.get("data.record.text_pair") else ""
+        lines = [f"try it: lm classify {given} text=TEXT{second}"]
     beside = shlex.quote(str(run.path.parent))
     return [*lines, f"further: lm eval {given} | lm compare {beside} | lm export {given} format=hf out=FOLDER"]
 

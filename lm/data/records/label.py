@@ -1,4 +1,4 @@
-"""Records that are a text and the label of what kind of text it is."""
+"""Records that are a text, or two, and the label of what kind of text it is."""
 
 from collections.abc import Iterable, Iterator
 from typing import Literal
@@ -12,12 +12,14 @@ from lm.data.tokenizer.tokenizer import Tokenizer
 
 
 class LabelRecord(RecordConfig):
-    """A text and which kind of text it is: whether a review is good, what a question is about. In the name of a field a dot leads into an
-    object: meta.topic."""
+    """A text and which kind of text it is: whether a review is good, what a question is about; or two texts and how they go together:
+    whether the second follows from the first. In the name of a field a dot leads into an object: meta.topic."""
 
     kind: Literal["label"] = "label"
     text: str = "text"
     """Field of the text."""
+    text_pair: str | None = None
+    """Field of a second text (hypothesis, sentence2). null: there is none."""
     label: str = "label"
     """Field of the label: its name, or its number, counted from 0; true and false are names."""
 
@@ -26,12 +28,18 @@ class LabelRecord(RecordConfig):
         if not isinstance(label, str | int) and not (isinstance(label, float) and label.is_integer()):  # a column with gaps has floats
             raise bad_record(f"{where}: field '{self.label}' holds {shown(label)}, neither a name nor a whole number. Fix the record")
         name = shown(label) if isinstance(label, bool) else label.strip() if isinstance(label, str) else str(int(label))
-        return [Turn("source", text_of(values, self.text, "data.record.text", where)), Turn("label", name)]
+        texts = [text_of(values, self.text, "data.record.text", where)]
+        if self.text_pair is not None:
+            texts.append(text_of(values, self.text_pair, "data.record.text_pair", where))
+        return [*(Turn("source", text) for text in texts), Turn("label", name)]
 
     def passages(self, documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[Passage]:
-        """Yields the beginning and the text, then the label's bytes, which are the same whatever the tokenizer makes of its name."""
+        """Yields the beginning and the text, the second text, if any, then the label's bytes, which are the same whatever the tokenizer
+        makes of its name."""
         for document in documents:
-            source, label = document.turns
-            yield Passage(document.split, source.text, tokenizer.prefix, [], True, False, GIVEN, counted=False)
+            *sources, label = document.turns
+            for number, source in enumerate(sources):
+                begun = [] if number else tokenizer.prefix
+                yield Passage(document.split, source.text, begun, [], not number, False, GIVEN, counted=False)
             name = np.frombuffer(label.text.encode(), np.uint8).astype(np.int64)
             yield Passage(document.split, label.text, [], [], False, True, LEARNED, ids=name)

@@ -1,19 +1,20 @@
-"""Rows of texts with labels: which of several kinds a text is of is read off at one of its tokens."""
+"""Rows of texts with labels: which of several kinds a text, or a pair of texts, is of is read off at one of its tokens."""
 
 import json
 import re
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 
 from lm.data.layout.best_fit import best_fit
-from lm.data.layout.examples import places_of, side_by_side
+from lm.data.layout.examples import side_by_side
 from lm.data.order import Ids
 from lm.data.rows.base import LikelihoodConfig, Material, ObjectiveConfig, Rows, widest
+from lm.data.rows.reading import Read, Reading, batch_of
 from lm.data.rows.seq2seq import rounded
 from lm.data.store.shards import TokenStore
-from lm.data.tokenizer.source import behind
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.losses.measure import Choices, Measure
@@ -63,38 +64,18 @@ class ClassifyConfig(LikelihoodConfig):
         return ClassifyRows(of, self.labels or (of.model.head.labels if of.model is not None else None) or [])
 
 
-class Reading:
-    """How a model reads a text that it is to classify."""
-
-    def __init__(self, model: ModelConfig | None, tokenizer: Tokenizer, most: int) -> None:
-        """model: None: a decoder.  most: tokens that it reads at the most; the end of a longer text is left out."""
-        self._both_ways = model is not None and model.kind == "encoder"
-        self._prefix, self.behind, self._most = tokenizer.prefix, behind(tokenizer, self._both_ways), most
-        self._tokenizer = tokenizer
-
-    def text(self, text: str) -> Ids:
-        """Returns the ids that a model reads of a text."""
-        return self.read(np.array([*self._prefix, *self._tokenizer.encode(text)], np.int64))
-
-    def read(self, begun: Ids) -> Ids:
-        """Returns the ids that a model reads.  begun: those of what a text begins with, and of the text."""
-        return np.concatenate([begun[: self._most - len(self.behind)], np.array(self.behind, np.int64)])
-
-    def place(self, n: int) -> int:
-        """Returns at which of n tokens the label is read off: the first sees all in an encoder, the last in a decoder."""
-        return 0 if self._both_ways else n - 1
-
-
 class ClassifyRows(Rows):
-    """Whole texts side by side (best fit), or one per row. A text of no tokens is left out."""
+    """Whole texts, or pairs of them, side by side (best fit), or one per row. A text of no tokens is left out."""
 
     def __init__(self, of: Material, labels: Sequence[str]) -> None:
         store, seq_len, self._packed = of.store, of.data.seq_len, of.packed == "fit"
         if not store.n_documents:
             raise ConfigError(f"data: the {store.split} split has 0 texts. Give more data.")
         self._store, self._pad, self._seq_len, self._labels = store, of.tokenizer.pad, seq_len, labels
-        self._reading, self._classes = Reading(of.model, of.tokenizer, seq_len), _classes(store, labels)
-        self._whole = store.parts[1::2, 0] - store.starts + len(self._reading.behind)
+        self._reading = Reading(of.model, of.tokenizer, seq_len)
+        parts = store.parts[:, 0].reshape(store.n_documents, -1)  # where a text, a second one, if any, and the label begin
+        self._parts, self._classes = parts, _classes(store, parts[:, -1], labels)
+        self._whole = parts[:, -1] - parts[:, 0] + self._reading.added(pair=parts.shape[1] > 2)
         kept = np.flatnonzero(self._whole)
         lengths = np.minimum(self._whole[kept], seq_len)
         one_by_one: tuple[Ids, Ids] = np.arange(len(kept)), np.arange(len(kept) + 1)
@@ -108,10 +89,10 @@ class ClassifyRows(Rows):
 
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
         """Packed rows are all data.seq_len wide; others are as wide as the longest of the batch."""
-        rows = [[self._text(text) for text in self._of_row(i)] for i in ids]
+        read = [[self._text(text) for text in self._of_row(i)] for i in ids]
         width = self._width(ids)
         labels = [[self._labelled(text) for text in self._of_row(i)] for i in ids]
-        return Batch(side_by_side(rows, width, self._pad), side_by_side(labels, width, IGNORED), *places_of(rows, width))
+        return batch_of(read, width, self._pad, side_by_side(labels, width, IGNORED))
 
     def documents(self, ids: Ids) -> Ids:
         of = [[np.full(self._length(text), text) for text in self._of_row(i)] for i in ids]
@@ -132,7 +113,8 @@ class ClassifyRows(Rows):
         most = int(counts.argmax())
         cut = int((self._whole > self._seq_len).sum())
         longer = f"; {cut:,} cut (the longest has {int(self._whole.max()):,} tokens; raise data.seq_len)" if cut else ""
-        told = f"{counted(len(self._texts), 'text')} in {counted(len(self), 'row')} of {self._seq_len} tokens"
+        what = "pair" if self._parts.shape[1] > 2 else "text"
+        told = f"{counted(len(self._texts), what)} in {counted(len(self), 'row')} of {self._seq_len} tokens"
         return f"{self._store.split}: {told}, {counts[most] / len(self._texts):.1%} of them '{self._labels[most]}'{longer}"
 
     def _of_row(self, row: int) -> Ids:
@@ -146,10 +128,9 @@ class ClassifyRows(Rows):
             return self._seq_len
         return min(self._seq_len, rounded(max(self._length(text) for row in ids for text in self._of_row(row))))
 
-    def _text(self, text: int) -> Ids:
-        begin = int(self._store.starts[text])
-        end = begin + min(int(self._whole[text]) - len(self._reading.behind), self._seq_len)
-        return self._reading.read(self._store.read(begin, end).astype(np.int64))
+    def _text(self, text: int) -> Read:
+        begins = self._parts[text].tolist()
+        return self._reading.read(*(self._store.read(*span).astype(np.int64) for span in pairwise(begins)))
 
     def _labelled(self, text: int) -> Ids:
         n = self._length(text)
@@ -158,12 +139,11 @@ class ClassifyRows(Rows):
         return found
 
 
-def _classes(store: TokenStore, labels: Sequence[str]) -> Ids:
-    """Returns the number of each text's label. Raises ConfigError where one is not among the labels, and tells those that there are."""
+def _classes(store: TokenStore, begins: Ids, labels: Sequence[str]) -> Ids:
+    """Returns the number of each text's label. Raises ConfigError where one is not among the labels, and tells those that there are.
+    begins: where the labels begin."""
     ends = np.append(store.starts[1:], store.n_tokens)
-    names = [
-        bytes(store.read(int(begin), int(end)).astype(np.uint8)).decode() for begin, end in zip(store.parts[1::2, 0], ends, strict=True)
-    ]
+    names = [bytes(store.read(int(begin), int(end)).astype(np.uint8)).decode() for begin, end in zip(begins, ends, strict=True)]
     found, which = np.unique(names, return_inverse=True)
     numbers = {name: number for number, name in enumerate(labels)}
     numbered = not any(name.lstrip("+-").isdecimal() for name in labels)  # of 1 to 5 stars, 1 is the first and not the second

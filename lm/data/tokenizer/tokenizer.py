@@ -61,8 +61,7 @@ class Tokenizer:
         self.eos = raw.token_to_id(specials.eos) if specials.eos else None
         pad = raw.token_to_id(specials.pad) if specials.pad else None
         self.pad: int = next((i for i in (pad, self.eos, self.bos) if i is not None), 0)
-        vocab = raw.get_vocab(with_added_tokens=True)
-        self.vocab_size: int = max(vocab.values()) + 1
+        self.vocab_size: int = max(raw.get_vocab(with_added_tokens=True).values()) + 1
         self.adds_bos, state = adds_bos, self.content()
         decides = [state, specials] if adds_bos else [state, specials, adds_bos]
         self.hash: str = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
@@ -74,7 +73,7 @@ class Tokenizer:
         self._bytes = token_bytes(state)
         self._plain = self._bytes is not None and is_plain(state, self._bytes)
         self._leaks = self._leaking()
-        self._begins = self.bos is not None and self.encode_as_saved("a")[:1] == [self.bos]  # by itself, as OPT's, whose bos is eos
+        self._begins = self.bos is not None and self.as_saved("a")[0][:1] == [self.bos]  # by itself, as OPT's, whose bos is eos
         self.templates: dict[str, str] = {}  # chat templates by name
         self.further_ends: list[int] = []  # further tokens that end answers, beside eos and the chat template's
 
@@ -146,9 +145,10 @@ class Tokenizer:
         raw.encode_special_tokens = False
         return raw
 
-    def encode_as_saved(self, text: str) -> list[int]:
-        """Returns the ids of the text with the special tokens that tokenizer.json itself adds, which `encode` and `document` ignore."""
-        return list(self._raw.encode(text, add_special_tokens=True).ids)
+    def as_saved(self, text: str, second: str | None = None) -> tuple[list[int], list[int]]:
+        """Returns the ids of a text, or two, with the special tokens that tokenizer.json itself adds, and of which text each is: 0 or 1."""
+        found = self._raw.encode(text, second, add_special_tokens=True)
+        return list(found.ids), list(found.type_ids)
 
     def document(self, text: str) -> list[int]:
         """Returns [bos] text [eos], as far as the tokenizer has them; only eos where bos is eos, unless tokenizer.json itself adds bos."""

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from lm.data.tokenizer.source import around, behind
+from lm.data.tokenizer.source import around, behind, between
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.nn.transformer import ModelConfig
 from lm.schema import Tree
@@ -16,11 +16,14 @@ def save_tokenizer(folder: Path, tokenizer: Tokenizer, cfg: ModelConfig) -> None
     tokenizer.save(folder)
     before, after = around(tokenizer) if cfg.kind == "encoder_decoder" else (tokenizer.prefix, tokenizer.suffix)
     after = after if cfg.kind != "decoder" else [] if cfg.continues() else behind(tokenizer, both_ways=False)
-    if tokenizer.encode_as_saved("a") != [*before, *tokenizer.encode("a"), *after]:
-        _change(folder / "tokenizer.json", post_processor=_around(tokenizer, before, after))
+    if tokenizer.as_saved("a")[0] != [*before, *tokenizer.encode("a"), *after]:
+        middle, _ = between(tokenizer, cfg.kind == "encoder")
+        _change(folder / "tokenizer.json", post_processor=_around(tokenizer, before, middle, after))
     adds = {"add_bos_token": bool(before), "add_eos_token": bool(after)} if cfg.kind != "encoder" else {}
     side = {"padding_side": "left" if cfg.continues() else "right"} if cfg.kind == "decoder" else {}  # where the next token comes
-    _change(folder / "tokenizer_config.json", model_max_length=cfg.max_seq_len, **adds, **side, **_further_names(tokenizer, cfg))
+    asked = ["input_ids", *(["token_type_ids"] if (cfg.embed.segments or 1) > 1 else []), "attention_mask"]
+    read = {"model_input_names": asked} if cfg.kind == "encoder" else {}  # else the segments of two texts are all 0
+    _change(folder / "tokenizer_config.json", model_max_length=cfg.max_seq_len, **adds, **side, **read, **_further_names(tokenizer, cfg))
 
 
 def _further_names(tokenizer: Tokenizer, cfg: ModelConfig) -> Tree:
@@ -32,17 +35,18 @@ def _further_names(tokenizer: Tokenizer, cfg: ModelConfig) -> Tree:
     return found if tokenizer.specials.pad else {**found, "own_pad": None}  # so that an import finds the tokenizer as it was
 
 
-def _around(tokenizer: Tokenizer, before: list[int], after: list[int]) -> Tree:
-    """Returns the post_processor of tokenizer.json that puts these tokens around a text; of a pair of texts, each ends as a single one."""
+def _around(tokenizer: Tokenizer, before: list[int], middle: list[int], after: list[int]) -> Tree:
+    """Returns the post_processor of tokenizer.json that puts these tokens around a text.  middle: those between two."""
 
     def special(token: int, text: int) -> Tree:
         return {"SpecialToken": {"id": tokenizer.special_names[token], "type_id": text}}
 
-    single = [*(special(i, 0) for i in before), {"Sequence": {"id": "A", "type_id": 0}}, *(special(i, 0) for i in after)]
-    second = [{"Sequence": {"id": "B", "type_id": 1}}, *(special(i, 1) for i in after)]
-    names = {i: tokenizer.special_names[i] for i in (*before, *after)}
+    first = [*(special(i, 0) for i in before), {"Sequence": {"id": "A", "type_id": 0}}]
+    single = [*first, *(special(i, 0) for i in after)]
+    pair = [*first, *(special(i, 0) for i in middle), {"Sequence": {"id": "B", "type_id": 1}}, *(special(i, 1) for i in after)]
+    names = {i: tokenizer.special_names[i] for i in (*before, *middle, *after)}
     tokens = {name: {"id": name, "ids": [i], "tokens": [name]} for i, name in names.items()}
-    return {"type": "TemplateProcessing", "single": single, "pair": [*single, *second], "special_tokens": tokens}
+    return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": tokens}
 
 
 def _change(file: Path, **keys: object) -> None:

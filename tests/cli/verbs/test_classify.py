@@ -48,15 +48,36 @@ def test_a_file_of_texts_gets_what_was_predicted(made: str, lm: Lm, tmp_path: Pa
     assert lm("classify", made, "texts=a.jsonl", "out=b.jsonl", "overwrite=true")[0] == 0
 
 
+def test_pairs_are_given_by_two_keys_or_two_fields(made: str, lm: Lm, tmp_path: Path) -> None:
+    pairs = [("the sea", "is wet"), ("a", "")]
+    model, tokenizer = api.load(tmp_path / "made")
+    expected = api.classify(model, tokenizer, pairs)
+    given = [each for first, second in pairs for each in (f"text={first}", f"text_pair={second}")]
+    found = json.loads(lm("classify", made, *given, "format=json")[1])
+    assert [(each["text"], each["text_pair"]) for each in found] == pairs
+    assert found[0]["probabilities"] == pytest.approx(expected[0], abs=1e-5) != pytest.approx(expected[1], abs=1e-5)
+    assert "the sea | is wet" in lm("classify", made, *given)[1]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"premise": one, "hypothesis": other}) + "\n" for one, other in pairs))
+    fields = ["field=premise", "field_pair=hypothesis"]
+    assert lm("classify", made, "texts=a.jsonl", "out=b.jsonl", *fields)[0] == 0
+    told = [json.loads(line)["predicted"]["probabilities"] for line in (tmp_path / "b.jsonl").read_text().splitlines()]
+    assert all(one == pytest.approx(other, abs=1e-5) for one, other in zip(told, expected, strict=True))
+    code, _, error = lm("classify", made, "texts=a.jsonl", "out=c.jsonl", "field=premise", "field_pair=b")
+    assert code == 2 and "line 1: it is no object with a text in premise and b" in error
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
+        (["text=a", "text=b", "text_pair=c"], "text_pair: 1 were given for 2 of text"),
+        (["text_pair=c"], "give text=TEXT, or"),
+        (["text=a", "field_pair=b"], "they are of texts=FILE"),
         ([], "give text=TEXT, or texts=FILE and out=FILE"),
         (["text=a", "texts=a.jsonl", "out=b"], "give text=TEXT, or"),
         (["texts=a.jsonl"], "needs out=FILE"),
         (["text=a", "out=b"], "needs out=FILE"),
         (["texts=gone.jsonl", "out=b"], "texts=gone.jsonl: there is no such file"),
-        (["texts=bad.jsonl", "out=b"], "bad.jsonl, line 1: it is no object with a text"),
+        (["texts=bad.jsonl", "out=b"], "bad.jsonl, line 1: it is no object with a text in text"),
         (["texts=empty.jsonl", "out=b"], "it holds no text"),
         (["txt=a"], "txt: there is no such key. Did you mean 'text'"),
     ],

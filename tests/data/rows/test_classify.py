@@ -14,6 +14,7 @@ from lm.data.config import DataConfig
 from lm.data.kinds import ClassifyConfig, LabelRecord, TextConfig, WordPieceConfig
 from lm.data.rows.base import Rows
 from lm.data.rows.build import build_rows
+from lm.data.rows.reading import Reading
 from lm.data.store.prepare import prepare
 from lm.data.tokenizer.config import BytesConfig
 from lm.errors import ConfigError
@@ -72,6 +73,38 @@ def test_a_label_is_at_the_last_token_in_a_decoder_and_at_the_first_in_an_encode
     documents = found.documents(np.arange(len(found)))
     assert documents is not None and documents.shape == batch.labels.shape
     assert sorted(documents[batch.labels.numpy() != IGNORED].tolist()) == [*range(found.n_labels)]
+
+
+@pytest.mark.parametrize("packing", ["fit", "none"])
+def test_pairs_stand_in_rows_as_they_are_read_alone(rows: Callable[..., Rows], packing: str) -> None:
+    """With the segments that tell their texts apart, cut where they are too long."""
+    records = [{"a": "x" * (1 + 7 * i % 23), "meta": {"b": "y" * (1 + 5 * i % 19)}, "label": LABELS[i % 3]} for i in range(60)]
+    model = encoder().replace(embed={"segments": 2})
+    found = rows(records, model, packing=packing, record={"text": "a", "text_pair": "meta.b"}, val_frac=0.0001)
+    batch = found.batch(np.arange(len(found)))
+    assert batch.labels is not None and batch.documents is not None and batch.segments is not None and "pairs in" in found.describe()
+    reading, alone = Reading(model, BytesConfig().build(), 32), []
+    for record in records:
+        read = reading.text(record["a"], record["meta"]["b"])
+        alone.append((read.ids.tolist(), read.segments.tolist() if read.segments is not None else [], LABELS.index(record["label"])))
+    seen = []
+    for row in range(len(found)):
+        for number in range(int(batch.documents[row].max()) + 1):
+            places = batch.documents[row] == number
+            tokens, segments, labels = (each[row][places].tolist() for each in (batch.tokens, batch.segments, batch.labels))
+            assert {*labels[1:]} <= {IGNORED}
+            seen.append((tokens, segments, labels[0]))
+    assert len(seen) == found.n_labels >= 58 and not Counter(map(str, seen)) - Counter(map(str, alone))
+    assert any(len(tokens) == 32 and 0 < sum(segments) < 16 for tokens, segments, _ in seen)
+    assert (batch.segments[batch.documents < 0] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("model", "read"), [(config(), [256, 97, 256, 98]), (encoder(), [256, 97, 257, 98, 257])], ids=["decoder", "encoder"]
+)
+def test_between_two_texts_stands_what_ends_one_or_else_begins_it(model: ModelConfig, read: list[int]) -> None:
+    found = Reading(model, BytesConfig().build(), 32).text("a", "b")
+    assert found.ids.tolist() == read and found.segments is None
 
 
 def test_a_label_may_be_a_number_and_its_field_lie_deeper(rows: Callable[..., Rows]) -> None:

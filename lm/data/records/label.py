@@ -21,10 +21,12 @@ class LabelRecord(RecordConfig):
     text_pair: str | None = None
     """Field of a second text (hypothesis, sentence2). null: there is none."""
     label: str = "label"
-    """Field of the label: its name, or its number, counted from 0; true and false are names."""
+    """Field of the label: its name, or its number, counted from 0; true and false are names. A record where it is null is left out."""
 
     def turns(self, values: Values, where: str) -> list[Turn]:
         label = value_of(values, self.label, "data.record.label", where)
+        if label is None or label != label:  # or NaN, as which a table may have a gap
+            label = ""
         if not isinstance(label, str | int) and not (isinstance(label, float) and label.is_integer()):  # a column with gaps has floats
             raise bad_record(f"{where}: field '{self.label}' holds {shown(label)}, neither a name nor a whole number. Fix the record")
         name = shown(label) if isinstance(label, bool) else label.strip() if isinstance(label, str) else str(int(label))

@@ -23,6 +23,7 @@ from lm.nn.transformer import LM, ModelConfig
 from lm.units import counted
 
 _MOST_TOLD = 256
+_NONE = "-1"  # the label of a text that has none, in what `datasets` writes
 
 
 class ClassifyConfig(LikelihoodConfig):
@@ -76,7 +77,7 @@ class ClassifyRows(Rows):
         parts = store.parts[:, 0].reshape(store.n_documents, -1)  # where a text, a second one, if any, and the label begin
         self._parts, self._classes = parts, _classes(store, parts[:, -1], labels)
         self._whole = parts[:, -1] - parts[:, 0] + self._reading.added(pair=parts.shape[1] > 2)
-        kept = np.flatnonzero(self._whole)
+        kept = np.flatnonzero((self._whole > 0) & (self._classes >= 0))
         lengths = np.minimum(self._whole[kept], seq_len)
         one_by_one: tuple[Ids, Ids] = np.arange(len(kept)), np.arange(len(kept) + 1)
         order, self._bounds = best_fit(lengths, seq_len) if self._packed else one_by_one
@@ -115,7 +116,9 @@ class ClassifyRows(Rows):
         longer = f"; {cut:,} cut (the longest has {int(self._whole.max()):,} tokens; raise data.seq_len)" if cut else ""
         what = "pair" if self._parts.shape[1] > 2 else "text"
         told = f"{counted(len(self._texts), what)} in {counted(len(self), 'row')} of {self._seq_len} tokens"
-        return f"{self._store.split}: {told}, {counts[most] / len(self._texts):.1%} of them '{self._labels[most]}'{longer}"
+        n = int((self._classes < 0).sum())
+        none = f"; {n:,} left out, whose label {_NONE} is none" if n else ""
+        return f"{self._store.split}: {told}, {counts[most] / len(self._texts):.1%} of them '{self._labels[most]}'{longer}{none}"
 
     def _of_row(self, row: int) -> Ids:
         return self._texts[self._bounds[row] : self._bounds[row + 1]]
@@ -140,14 +143,16 @@ class ClassifyRows(Rows):
 
 
 def _classes(store: TokenStore, begins: Ids, labels: Sequence[str]) -> Ids:
-    """Returns the number of each text's label. Raises ConfigError where one is not among the labels, and tells those that there are.
-    begins: where the labels begin."""
+    """Returns the number of each text's label. Raises ConfigError where one is not among the labels, and tells those that there are. -1 is
+    none, and no number, where it is no name and all labels occur beside it.  begins: where the labels begin."""
     ends = np.append(store.starts[1:], store.n_tokens)
     names = [bytes(store.read(int(begin), int(end)).astype(np.uint8)).decode() for begin, end in zip(begins, ends, strict=True)]
     found, which = np.unique(names, return_inverse=True)
     numbers = {name: number for number, name in enumerate(labels)}
     numbered = not any(name.lstrip("+-").isdecimal() for name in labels)  # of 1 to 5 stars, 1 is the first and not the second
     known = {str(number): number for number in range(len(labels)) if numbered} | numbers
+    if not {*range(len(labels))} - {known.get(name) for name in found.tolist()}:
+        known = {_NONE: -1} | known
     if strange := [name for name in found.tolist() if name not in known]:
         raise ConfigError(
             f"data: the label '{strange[0]}' of the {store.split} split is not in objective.labels={_listed(labels)}. Add it, or fix the"

@@ -106,11 +106,11 @@ def _rows(options: Tree, where: str, remedy: str, column: str | None, part: int 
 
 
 def _named(features: Mapping[str, Any]) -> Callable[[dict[str, Any]], Row]:
-    """Returns what puts into a row the names of labels that `datasets` has as numbers; -1, of a text without a label, stays."""
+    """Returns what puts into a row the names of labels that `datasets` has as numbers; of -1, a text without a label, null."""
     import datasets
 
     names = {key: dict(enumerate(kind.names)) for key, kind in features.items() if isinstance(kind, datasets.ClassLabel)}
-    return lambda row: {**row, **{key: of.get(row[key], row[key]) for key, of in names.items()}} if names else row
+    return lambda row: {**row, **{key: of.get(row[key]) for key, of in names.items()}} if names else row
 
 
 def _without_filled(value: Any, within: bool = False) -> Any:

@@ -222,13 +222,13 @@ def _picked(source: Source, frac: float) -> Iterator[str]:
 
 def require_documents(documents: Mapping[str, int], looked_at: str, n_skipped: int, test_frac: float) -> None:
     """Raises ConfigError where a split has no documents."""
+    skipped = f" ({counted(n_skipped, 'record')} left out, broken, or with a blank answer or label)" if n_skipped else ""
     if not documents.get("train"):
-        skipped = f" ({counted(n_skipped, 'record')} left out, broken or with a blank answer)" if n_skipped else ""
         raise ConfigError(f"data: 0 documents for training in {looked_at}{skipped}. Give files with more text, or lower data.val_frac.")
     if not documents.get("val"):
         test = f" and {documents['test']} for the test (data.test_frac={test_frac:g})" if documents.get("test") else ""
         raise ConfigError(
-            f"data: 0 documents for validation in {looked_at}, and {documents['train']} for training{test}."
+            f"data: 0 documents for validation in {looked_at}{skipped}, and {documents['train']} for training{test}."
             f" {'Lower data.test_frac, raise' if test else 'Raise'} data.val_frac, or name held-out data."
         )
     if test_frac and not documents.get("test"):
@@ -286,7 +286,7 @@ def _report(name: str, index: Tree, held_out: str | None, log: Log) -> None:
     if not index["lossless"]:
         log("tokenizer: decoding does not give the text back, so bits per byte do not compare with those of other tokenizers.")
     if index["skipped"]:
-        log(f"{name}records: {counted(index['skipped'], 'record')} left out, broken or with a blank answer")
+        log(f"{name}records: {counted(index['skipped'], 'record')} left out, broken, or with a blank answer or label")
     if held_out is not None and sum(index["splits"][split]["n_documents"] for split in SPLITS) <= _FEW:
         sizes = [index["splits"][split]["n_bytes"] for split in SPLITS]
         share = 1 - sizes[0] / max(1, sum(sizes))

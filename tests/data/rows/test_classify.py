@@ -135,6 +135,16 @@ def test_whole_numbers_of_columns_with_gaps_and_truths_are_labels(rows: Callable
         assert (found.batch(np.array([0])).labels == plain.batch(np.array([0])).labels).all()
 
 
+@pytest.mark.parametrize("none", [None, float("nan"), "", -1, -1.0])
+def test_texts_without_a_label_are_left_out_and_counted(rows: Callable[..., Rows], none: object) -> None:
+    """-1 where all labels occur beside it: of -1, 0 and 1 with three names it may be one of them."""
+    found = rows([*TEXTS, *({"text": f"more {i}", "label": none} for i in range(7))], config())
+    batch = found.batch(np.arange(len(found)))
+    assert batch.labels is not None and found.n_labels == (batch.labels != IGNORED).sum() <= 60
+    assert (batch.labels[batch.labels != IGNORED] >= 0).all()
+    assert ("left out, whose label -1 is none" in found.describe()) == (none == -1)
+
+
 def test_labels_are_told_as_they_can_be_typed(rows: Callable[..., Rows]) -> None:
     """All of them: seen to fail with those of banking77, and commas within names."""
     names = [*(f"intent {i}" for i in range(98)), "a, b", 'the "c"']
@@ -156,7 +166,8 @@ def test_labels_are_told_as_they_can_be_typed(rows: Callable[..., Rows]) -> None
         ([{"text": "a", "label": 3}] * 9 + TEXTS, "label '3'"),
         ([*TEXTS, {"text": "a", "label": 0.5}], "field 'label' holds 0.5, neither a name nor a whole number"),
         ([*TEXTS, {"text": "a", "label": True}], "the label 'true' of"),
-        ([*TEXTS, {"text": "a", "label": None}], "field 'label' holds null"),
+        ([{"text": record["text"], "label": i % 3 - 1} for i, record in enumerate(TEXTS)], "the label '-1' of"),
+        ([{"text": record["text"], "label": -1} for record in TEXTS], "the label '-1' of"),
         ([*TEXTS, {"text": "a"}], "field 'label' is missing"),
         ([{"text": "a", "label": " "}], "0 documents for training"),
     ],

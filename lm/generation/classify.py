@@ -50,7 +50,10 @@ def classify(model: LM, tokenizer: Tokenizer, texts: Sequence[str | tuple[str, .
 
 
 def _chances(model: LM, reading: Reading, texts: list[Read]) -> list[list[float]]:
-    """Returns the probabilities of all labels, for each text; of a single one the logit, which is a number of its own.  texts: as `reading` has read them."""
+    """Returns the probabilities of all labels, for each text; of a single one the logit, which is a number of its own.
+
+    texts: as `reading` has read them.
+    """
     lengths, device = [len(text.ids) for text in texts], model.embed.weight.device
     batch = batch_of([[text] for text in texts], max(lengths), pad=0)
     at = torch.tensor([reading.place(length) for length in lengths], device=device)

@@ -136,9 +136,11 @@ def test_a_language_model_gets_a_new_head_and_keeps_the_rest(of_labels: Labelled
     assert all(torch.allclose(after[name], before[name], atol=1e-6) for name in before)
     net, _ = lm.load(tmp_path / "run")
     assert net.cfg.head.softcap is None and not net.cfg.head.tied
-    again = of_labels(*still, "run.name=on", "objective.labels=null", f"init_from={tmp_path / 'run'}")
-    train(again)
-    assert torch.allclose(weights(tmp_path / "on")["head.weight"], after["head.weight"], atol=1e-6)
+    for name, labels in (("on", "null"), ("turned", "[wild,calm]")):  # seen to fail: in another order the head began anew
+        train(of_labels(*still, f"run.name={name}", f"objective.labels={labels}", f"init_from={tmp_path / 'run'}"))
+        assert torch.allclose(weights(tmp_path / name)["head.weight"], after["head.weight"], atol=1e-6)
+        assert lm.load(tmp_path / name)[0].cfg.head.labels == ["calm", "wild"]
+    assert lm.evaluate(tmp_path / "turned")["val_loss"] == pytest.approx(lm.evaluate(tmp_path / "on")["val_loss"], rel=1e-5)
 
 
 @pytest.mark.slow

@@ -39,15 +39,16 @@ class ClassifyConfig(LikelihoodConfig):
 
     kind: Literal["classify"] = "classify"
     labels: list[str] | None = None
-    """Names of what is told apart, in the order of their numbers, as which the data may have them. They get a head of their own, without
-    scale and softcap, and with a bias in an encoder alone; in place of BERT's layer before tokens, a dense layer with tanh (with relu as in
-    DistilBERT, without segments). null: model.head.labels, of a model that is a classifier already."""
+    """Names of what is told apart, in the order of their numbers, as which the data may have them. They get a head of their own, unless the
+    model tells the same apart, in whatever order: without scale and softcap, and with a bias in an encoder alone; in place of BERT's layer
+    before tokens, a dense layer with tanh (with relu as in DistilBERT, without segments). null: model.head.labels, of a model that is a
+    classifier already."""
 
     def headed(self, model: ModelConfig) -> ModelConfig:
         head = model.head
         if self.labels is not None and len(self.labels) < 2:
             raise ValueError(f"objective.labels={self.labels} tells nothing apart. Name two or more.")
-        if self.labels is not None and self.labels != head.labels:
+        if self.labels is not None and not _same(self.labels, head.labels):
             if head.transform not in (None, "tanh", "relu") and head.transform_bias and head.transform_norm:  # ModernBERT's has no bias
                 head = head.replace(transform="relu" if model.embed.segments is None else "tanh", transform_norm=False)
             return model.replace(head=head.telling(self.labels, bias=model.kind == "encoder"))
@@ -62,20 +63,24 @@ class ClassifyConfig(LikelihoodConfig):
         return ObjectiveConfig.why_not_context_parallel(self)
 
     def rows(self, of: Material) -> Rows:
-        return ClassifyRows(of, self.labels or (of.model.head.labels if of.model is not None else None) or [])
+        told = (of.model.head.labels if of.model is not None else None) or []
+        labels = self.labels or told
+        return ClassifyRows(of, labels, told if _same(labels, told) else labels)
 
 
 class ClassifyRows(Rows):
     """Whole texts, or pairs of them, side by side (best fit), or one per row. A text of no tokens is left out."""
 
-    def __init__(self, of: Material, labels: Sequence[str]) -> None:
+    def __init__(self, of: Material, labels: Sequence[str], told: Sequence[str]) -> None:
+        """labels: in the order of the data's numbers.  told: the same in the order of the model's."""
         store, seq_len, self._packed = of.store, of.data.seq_len, of.packed == "fit"
         if not store.n_documents:
             raise ConfigError(f"data: the {store.split} split has 0 texts. Give more data.")
-        self._store, self._pad, self._seq_len, self._labels = store, of.tokenizer.pad, seq_len, labels
+        self._store, self._pad, self._seq_len, self._labels = store, of.tokenizer.pad, seq_len, told
         self._reading = Reading(of.model, of.tokenizer, seq_len)
         parts = store.parts[:, 0].reshape(store.n_documents, -1)  # where a text, a second one, if any, and the label begin
-        self._parts, self._classes = parts, _classes(store, parts[:, -1], labels)
+        places = np.array([*(told.index(name) for name in labels), -1])  # the last one is of what has no label
+        self._parts, self._classes = parts, places[_classes(store, parts[:, -1], labels)]
         self._whole = parts[:, -1] - parts[:, 0] + self._reading.added(pair=parts.shape[1] > 2)
         kept = np.flatnonzero((self._whole > 0) & (self._classes >= 0))
         lengths = np.minimum(self._whole[kept], seq_len)
@@ -159,6 +164,10 @@ def _classes(store: TokenStore, begins: Ids, labels: Sequence[str]) -> Ids:
             f" records; those of this split are {_listed(found.tolist())}."
         )
     return np.array([known[name] for name in found.tolist()])[which]
+
+
+def _same(labels: Sequence[str], told: Sequence[str] | None) -> bool:
+    return sorted(labels) == sorted(told or [])
 
 
 def _listed(labels: Sequence[str]) -> str:

@@ -114,6 +114,18 @@ def test_a_label_may_be_a_number_and_its_field_lie_deeper(rows: Callable[..., Ro
     assert "% of them" in found[0].describe()
 
 
+@pytest.mark.parametrize("numbered", [False, True])
+def test_a_model_that_tells_the_same_apart_keeps_its_order(rows: Callable[..., Rows], numbered: bool) -> None:
+    """Numbers are those of objective.labels. Seen to fail: those of the model."""
+    told = ["grim", "bad", "good"]
+    records = [{**record, "label": LABELS.index(record["label"])} for record in TEXTS] if numbered else TEXTS
+    model = config().replace(head=config().head.telling(told, bias=False))
+    mine, other = (rows(records, each).batch(np.arange(5)).labels for each in (model, config()))
+    assert mine is not None and other is not None and (mine != other).any()
+    named = [[names[i] if i >= 0 else "" for i in labels.flatten().tolist()] for names, labels in ((told, mine), (LABELS, other))]
+    assert named[0] == named[1]
+
+
 def test_names_of_digits_come_before_numbers(rows: Callable[..., Rows]) -> None:
     """Seen to fail: label 1 was the second."""
     digits = [{"text": record["text"], "label": 1} for record in TEXTS]

@@ -16,7 +16,7 @@ from lm.generation.curves import Curves
 from lm.generation.decode import eval_mode
 from lm.generation.documents import Documents
 from lm.losses.cross_entropy import LossSums
-from lm.losses.measure import Measure
+from lm.losses.measure import Measure, balanced
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import LM
 from lm.schema import Tree
@@ -26,7 +26,8 @@ class Evaluation(TypedDict):
     """`bytes`: of the text that the predicted tokens stand for; estimated where the tokenizer is not byte-level. `val_ece`: the expected
     calibration error of the likeliest token, where it was evaluated closely. The further figures come from the objective's `Measure`: of
     chats the answers' loss, and how often an answer's token is the likeliest one; of pairs the pair loss (DPO's, say), the part of pairs
-    that is ranked rightly, their margin, and the log-likelihood of a better and of a worse answer, in nats."""
+    that is ranked rightly, their margin, and the log-likelihood of a better and of a worse answer, in nats; of labels of texts
+    what `balanced` returns of them."""
 
     val_loss: float  # nats per predicted token
     val_bits_per_byte: float
@@ -36,6 +37,8 @@ class Evaluation(TypedDict):
     val_label_loss: NotRequired[float]
     val_accuracy: NotRequired[float]
     val_error: NotRequired[float]
+    val_macro_f1: NotRequired[float]
+    val_mcc: NotRequired[float]
     val_pair_loss: NotRequired[float]
     val_margin: NotRequired[float]
     val_chosen_logp: NotRequired[float]
@@ -45,23 +48,26 @@ class Evaluation(TypedDict):
 @dataclass(frozen=True)
 class Totals:
     """Sums over rows, so that parts add up.  told: by the name of a figure its sum, and over how many.  curves: None unless evaluated
-    closely."""
+    closely.  classes: as in LossSums."""
 
     nats: float
     tokens: float
     n_bytes: float
     told: dict[str, tuple[float, float]]
     curves: Curves | None = None
+    classes: Tensor | None = None
 
     def __add__(self, other: Self) -> Self:
         told = {name: (total + other.told[name][0], n + other.told[name][1]) for name, (total, n) in self.told.items()}
         curves = None if self.curves is None or other.curves is None else self.curves + other.curves
-        return type(self)(self.nats + other.nats, self.tokens + other.tokens, self.n_bytes + other.n_bytes, told, curves)
+        classes = None if self.classes is None or other.classes is None else self.classes + other.classes
+        return type(self)(self.nats + other.nats, self.tokens + other.tokens, self.n_bytes + other.n_bytes, told, curves, classes)
 
     def figures(self) -> Evaluation:
         """Returns the means; bits per byte = nats / ln 2 / bytes, so that tokenizers compare."""
         bits = self.nats / math.log(2) / self.n_bytes
         told = {f"val_{name}": total / n for name, (total, n) in self.told.items() if n}
+        told |= {} if self.classes is None else {f"val_{name}": value for name, value in balanced(self.classes).items()}
         found: Tree = {
             "val_loss": self.nats / self.tokens,
             "val_bits_per_byte": bits,
@@ -116,11 +122,15 @@ class Evaluator:
         mine = self._sums(rows, ids, Curves() if closely else None, documents)
         flat = [number for pair in mine.told.values() for number in pair]
         seen = mine.curves.flat() if mine.curves is not None else []
-        nats, tokens, n_bytes, *further = self.ranks.total(mine.nats, mine.tokens, mine.n_bytes, *seen, *flat)
+        by_class = [] if mine.classes is None else mine.classes.flatten().tolist()
+        nats, tokens, n_bytes, *further = self.ranks.total(mine.nats, mine.tokens, mine.n_bytes, *by_class, *seen, *flat)
+        counts, further = further[: len(by_class)], further[len(by_class) :]
+        classes = None if mine.classes is None else torch.tensor(counts, dtype=torch.float64).view_as(mine.classes)
         curves, told = Curves.of_flat(further[: len(seen)]) if seen else None, further[len(seen) :]
         if rows.label_bytes(self.tokenizer) is None:
             n_bytes = round(rows.bytes_per_label * tokens)
-        return Totals(nats, tokens, n_bytes, dict(zip(mine.told, zip(told[0::2], told[1::2], strict=True), strict=True)), curves)
+        pairs = dict(zip(mine.told, zip(told[0::2], told[1::2], strict=True), strict=True))
+        return Totals(nats, tokens, n_bytes, pairs, curves, classes)
 
     def _sums(self, rows: Rows, ids: Ids, curves: Curves | None, documents: Documents | None) -> Totals:
         """Returns the sums over this process's part of the rows. A process with fewer batches than others makes up for them by forwards
@@ -142,10 +152,13 @@ class Evaluator:
                 each.append(sums)
             for _ in range(idle):
                 sums, _ = self._seen(rows.batch(ids[:1]).to(device), Curves() if curves else None)
-                each.append(LossSums(sums.total * 0, sums.nll * 0, told={name: pair * 0 for name, pair in sums.told.items()}))
+                none = None if sums.classes is None else sums.classes * 0
+                each.append(LossSums(sums.total * 0, sums.nll * 0, None, {name: pair * 0 for name, pair in sums.told.items()}, none))
         told = {name: torch.stack([sums.told[name] for sums in each]).double().sum(0) for name in each[0].told}
         pairs = {name: (float(pair[0]), float(pair[1])) for name, pair in told.items()}
-        return Totals(torch.stack([sums.nll for sums in each]).double().sum().item(), tokens, n_bytes, pairs, curves)
+        counts = [sums.classes for sums in each if sums.classes is not None]
+        classes = torch.stack(counts).double().sum(0) if counts else None
+        return Totals(torch.stack([sums.nll for sums in each]).double().sum().item(), tokens, n_bytes, pairs, curves, classes)
 
     def _seen(self, batch: Batch, curves: Curves | None) -> tuple[LossSums, Tensor | None]:
         """Returns the sums of one forward; with `curves`, to which it is added, also what its labels were guessed to be."""

@@ -68,19 +68,33 @@ class Answers(Measure):
 
 
 class Choices(Answers):
-    """Reports how often another label than the right one is the likeliest, too: less of it is better, by which studies compare."""
+    """Reports how often another label than the right one is the likeliest, too: less of it is better, by which studies compare; and counts
+    of each label, from which `balanced` follows."""
 
     less = (*Answers.less, "error")
 
     def reader(self, batch: Batch) -> Reader:
-        sums = super().reader(batch)
+        sums, labels = super().reader(batch), self.labels(batch)
 
         def read(hidden: Tensor, head: Head, ctx: Context) -> LossSums:
             found: LossSums = sums(hidden, head, ctx)
             right, n = found.told["accuracy"]
-            return replace(found, told=found.told | {"error": torch.stack([n - right, n])})
+            logits = head(hidden)[labels != IGNORED].float()  # (n, labels); ranks that share a head read equally many places
+            guessed, given = (F.one_hot(each, logits.shape[-1]) for each in (logits.log_softmax(-1).argmax(-1), labels[labels != IGNORED]))
+            classes = torch.stack([(guessed * given).sum(0), guessed.sum(0), given.sum(0)], -1)
+            return replace(found, told=found.told | {"error": torch.stack([n - right, n])}, classes=classes)
 
         return read
+
+
+def balanced(classes: Tensor) -> dict[str, float]:
+    """Returns figures in which rare labels count: the mean over those guessed or given of F1 = 2 right / (guessed + given), and the
+    correlation of guesses with labels (Gorodkin 2004, eq. 8), 0 where either are all the same.  classes: as in LossSums."""
+    right, guessed, given = classes.double().unbind(-1)
+    there, n = guessed + given > 0, given.sum()
+    spread = ((n**2 - guessed.square().sum()) * (n**2 - given.square().sum())).sqrt()
+    mcc = (right.sum() * n - guessed @ given) / spread if spread > 0 else spread
+    return {"macro_f1": float((2 * right[there] / (guessed + given)[there]).mean()), "mcc": float(mcc)}
 
 
 class Reference:

@@ -15,7 +15,7 @@ from lm.report.statistics import ALPHA, Difference, differences
 from lm.schema import Tree, did_you_mean, flatten
 from lm.units import ABSENT, fixed, shown, si
 
-ACCURACY = "val_accuracy"
+TOLD = {"val accuracy": "val_accuracy", "val macro F1": "val_macro_f1"}  # columns that are there where all runs tell them
 # Keys that are no difference between two variants.
 _INERT = (
     "seed", "run.", "logger.", "resume.", "checkpoint.", "traceback", "data.cache_dir", "data.remote", "trainer.sample_",
@@ -76,9 +76,9 @@ class Comparison:
         return "val bits/byte" if self.metric == "val_bits_per_byte" else "val loss"
 
     @property
-    def accurate(self) -> bool:
-        """Whether all runs tell how often they are right: those of answers, pairs or labels."""
-        return all(run.number(ACCURACY) is not None for row in self.rows for run in row.runs)
+    def told(self) -> dict[str, str]:
+        """The metrics of `TOLD` that all runs tell: how often they are right, in answers, pairs or labels."""
+        return {name: key for name, key in TOLD.items() if all(run.number(key) is not None for row in self.rows for run in row.runs)}
 
     @property
     def repeated(self) -> bool:

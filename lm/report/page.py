@@ -80,6 +80,7 @@ def _numbers(run: Run) -> list[tuple[str, str, str]]:
         ("val bits per byte", fixed(number("val_bits_per_byte")), f"zlib level 9: {zlib:.4f}" if zlib is not None else ""),
         ("val loss", fixed(number("val_loss")), "nats per token"),
         ("val accuracy", fixed(number("val_accuracy")), ""),
+        ("val macro F1", fixed(number("val_macro_f1")), ""),
         ("parameters", si(number("parameters")), f"{si(inner)} without embeddings" if inner is not None else ""),
         ("FLOPs per token", si(number("flops_per_token")), f"{si(per_token)}B cache per token" if per_token is not None else ""),
         ("tokens", si(number("tokens")), f"seed {run.config.get('seed', 0)}"),

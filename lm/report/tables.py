@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from lm.printing import one_line
-from lm.report.collect import ACCURACY, Comparison, Row
+from lm.report.collect import Comparison, Row
 from lm.schema import Tree
 from lm.units import duration, fixed, shown, si, table
 
@@ -88,7 +88,7 @@ def _cells(row: Row, comparison: Comparison) -> dict[str, str]:
         "tokens": si(row.mean("tokens")),
         comparison.title: fixed(row.mean(comparison.metric), row.error(comparison.metric)),
         "difference": comparison.difference(row),
-        **({"val accuracy": fixed(row.mean(ACCURACY), row.error(ACCURACY))} if comparison.accurate else {}),
+        **{name: fixed(row.mean(key), row.error(key)) for name, key in comparison.told.items()},
         "tokens/s": si(row.mean("tokens_per_second")),
         "wall time": duration(row.mean("train_s")),
     }
@@ -96,8 +96,7 @@ def _cells(row: Row, comparison: Comparison) -> dict[str, str]:
 
 
 def _record(row: Row, comparison: Comparison) -> Tree:
-    told = [ACCURACY] if comparison.accurate else []
-    numbers = ("parameters", "flops_per_token", "tokens", comparison.metric, *told, "tokens_per_second", "train_s")
+    numbers = ("parameters", "flops_per_token", "tokens", comparison.metric, *comparison.told.values(), "tokens_per_second", "train_s")
     return {
         "run": row.name,
         "seeds": " ".join(row.seeds),

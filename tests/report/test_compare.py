@@ -54,7 +54,9 @@ def test_a_folder_of_runs_is_compared_and_what_cannot_be_read_is_left_out_by_nam
 
 
 def test_how_often_runs_are_right_is_compared_where_all_tell_it(tmp_path: Path, write_run: WriteRun, lm: Lm) -> None:
-    runs = [str(write_run(tmp_path / name, ffn=name, val_accuracy=right)) for name, right in (("relu", 0.75), ("gelu", 0.5))]
+    told = ({"val_accuracy": 0.75, "val_macro_f1": 0.625}, {"val_accuracy": 0.5, "val_macro_f1": 0.375})
+    runs = [str(write_run(tmp_path / name, ffn=name, **each)) for name, each in zip(("relu", "gelu"), told, strict=True)]
+    assert re.search(r"val accuracy +val macro F1.*\n.*\n.*0\.7500 +0\.6250", lm("compare", *runs)[1])
     assert re.search(r"val accuracy.*\n.*\n.*0\.7500", lm("compare", *runs)[1]) and "val_accuracy" in lm("compare", *runs, "format=csv")[1]
     assert "accuracy" not in lm("compare", *runs, str(write_run(tmp_path / "plain")))[1]
 

@@ -75,9 +75,15 @@ def test_a_classifier_learns_to_tell_and_is_measured_as_it_is_used(of_labels: La
     assert all(sum(each.values()) == pytest.approx(1, abs=1e-5) for each in found)
     [alone] = lm.classify(net, tokenizer, texts[7:8])
     assert alone == pytest.approx(found[7], abs=1e-5)
+    measured = pytest.importorskip("sklearn.metrics")
+    guessed, given = logits[told].argmax(-1).tolist(), batch.labels[told].tolist()
+    assert last["val_macro_f1"] == pytest.approx(measured.f1_score(given, guessed, average="macro"), abs=1e-6)
+    assert last["val_mcc"] == pytest.approx(measured.matthews_corrcoef(given, guessed), abs=1e-6)
     assert last["val_error"] == pytest.approx(1 - right, abs=1e-6) and "error" in cfg.objective.measure(None).less
     again = lm.evaluate(folder)
-    assert again["val_accuracy"] == pytest.approx(last["val_accuracy"])
+    assert [again[key] for key in ("val_accuracy", "val_macro_f1", "val_mcc")] == pytest.approx(
+        [last[f"val_{key}"] for key in ("accuracy", "macro_f1", "mcc")]
+    )
     assert again["val_loss"] == pytest.approx(summary["val_loss"], rel=1e-5)
 
 

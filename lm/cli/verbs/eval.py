@@ -20,6 +20,7 @@ _UNITS = {
     "val_loss": "nats/token", "tokens": "predicted", "zlib_bits_per_byte": "(level 9)", "val_label_loss": "nats/token of answers",
     "val_pair_loss": "nats/pair", "val_chosen_logp": "nats/answer", "val_rejected_logp": "nats/answer", "val_ece": "of the likeliest token",
     "val_exposure": "nats/token", "val_own_entropy": "nats/token", "val_true_entropy": "nats/token",
+    "val_macro_f1": "of all labels alike", "val_mcc": "of labels (Matthews)",
     "val_reward": "of the likeliest answers", "val_answer_tokens": "in each",
 }  # fmt: skip
 _OF_TASKS = {"limit", "n_shots", "chat", "system", "samples", "overwrite"}

@@ -29,6 +29,7 @@ _HELD_OUT = (
     ("bits_per_byte", "{:.4f} bits/byte"),
     ("pair_loss", "{:.4f} pair loss"),
     ("accuracy", "{:.1%} accuracy"),
+    ("macro_f1", "{:.3f} macro F1"),
     ("reward", "{:.4f} reward"),
 )
 

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from lm.data.rows.reading import Reading
 from lm.data.store.prepare import prepare
 from lm.data.tokenizer.config import BytesConfig
 from lm.errors import ConfigError
+from lm.generation.evaluate import Evaluator, OneRank
+from lm.losses.measure import Choices
 from lm.nn.batch import IGNORED
-from lm.nn.transformer import EncoderConfig, ModelConfig
+from lm.nn.transformer import EncoderConfig, ModelConfig, build_model
 from lm.schema import from_tree
 from lm.testing.models import BASE
 from tests.nn.models import config, with_kinds
@@ -124,6 +127,21 @@ def test_a_model_that_tells_the_same_apart_keeps_its_order(rows: Callable[..., R
     assert mine is not None and other is not None and (mine != other).any()
     named = [[names[i] if i >= 0 else "" for i in labels.flatten().tolist()] for names, labels in ((told, mine), (LABELS, other))]
     assert named[0] == named[1]
+
+
+def test_counts_of_labels_are_sums_over_ranks(rows: Callable[..., Rows]) -> None:
+    """Of which one has a batch fewer, and makes up for it by one that does not count."""
+    cfg, found = config(vocab_size=320, max_seq_len=32), rows(TEXTS, config(), packing="none")
+    model = build_model(cfg.replace(head=cfg.head.telling(LABELS, bias=False)), seed=0)
+    ids, whole = np.arange(9), Evaluator(model, BytesConfig().build(), 2, Choices())
+    each = []
+    for rank in range(2):
+        alone = OneRank()
+        alone.rank, alone.world = rank, 2
+        each.append(replace(whole, ranks=alone).totals(found, ids))
+    total = whole.totals(found, ids)
+    assert total.classes is not None and total.classes[:, 2].sum() == total.classes[:, 1].sum() == 9
+    assert (each[0] + each[1]).figures() == pytest.approx(total.figures()) and "val_macro_f1" in total.figures()
 
 
 def test_names_of_digits_come_before_numbers(rows: Callable[..., Rows]) -> None:

@@ -16,6 +16,7 @@ import traceback
 from dataclasses import dataclass, field
 from typing import TextIO
 
+_SILENT_S = 30.0  # off a terminal, so long without a line
 _UNSEEN = re.compile(  # C0 but tab and newline, DEL, C1, marks of direction, invisible ones, surrogates, tags; not the joiners of emoji
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
 )
@@ -111,6 +112,11 @@ def moves() -> bool:
 def silent_s() -> float:
     """Returns the seconds since something was printed."""
     return time.monotonic() - _last.at
+
+
+def due(elapsed: float) -> bool:
+    """Whether a status of what goes on for so many seconds should be printed: on a terminal always, elsewhere after a silence."""
+    return moves() or min(silent_s(), elapsed) > _SILENT_S
 
 
 def open_door() -> None:

@@ -104,7 +104,7 @@ def answer_all(
     order = sorted(range(len(prompts)), key=lambda i: -len(encoded[i]))  # a batch takes the time of its longest prompt for each of its rows
     prompts, encoded = [prompts[i] for i in order], [encoded[i] for i in order]
     before = Counter[tuple[int, ...]]()
-    with _growing(out, asked | {"prompts": _digest(prompts)}, order, anew) as (file, done):
+    with gone_on_with(out, asked | {"prompts": digest([prompt.line for prompt in prompts])}, order, anew) as (file, done):
         for ids in encoded[:done]:
             before[tuple(ids)] += writer.cfg.n
         answers = _Answers(prompts, done, file, told)
@@ -151,14 +151,15 @@ def _ids(writer: Writer, prompt: Prompt) -> list[int]:
     return ids
 
 
-def _digest(prompts: Sequence[Prompt]) -> str:
-    return hashlib.sha256(json.dumps([prompt.line for prompt in prompts]).encode()).hexdigest()
+def digest(lines: Sequence[Tree]) -> str:
+    """Returns a hash of the lines of a file."""
+    return hashlib.sha256(json.dumps(lines).encode()).hexdigest()
 
 
 @contextmanager
-def _growing(out: Path, asked: Tree, order: Sequence[int], anew: bool) -> Iterator[tuple[BinaryIO, int]]:
-    """Yields the file that grows, and how many lines are in it already; behind the block it becomes `out`.  order: the numbers that its
-    lines have there."""
+def gone_on_with(out: Path, asked: Tree, order: Sequence[int], anew: bool) -> Iterator[tuple[BinaryIO, int]]:
+    """Yields the hidden file that grows beside `out`, and how many lines of a start that was ended are in it already; behind the block it
+    becomes `out`.  asked, anew: as in `answer_all`; order: the numbers that its lines have in `out`."""
     require_new(out, anew)
     part = out.with_name(f".{out.name}.part")
     with disk_errors(out):

@@ -1,6 +1,8 @@
 """`lm.classify`: which kind a text, or a pair of texts, is of."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -8,12 +10,15 @@ from torch import Tensor
 from lm.data.rows.reading import Read, Reading, batch_of
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError, expect
+from lm.generation.answering import digest, gone_on_with
 from lm.generation.decode import decoding
 from lm.nn.context import Context
 from lm.nn.head import Head
 from lm.nn.transformer import LM
 from lm.ops.defaults import device_unset
+from lm.schema import Tree
 
+PREDICTED = "predicted"  # the field that is added to each line
 _ROWS, _TOKENS = 32, 1 << 14  # of a batch at the most, so that long texts need no more memory than short ones
 
 
@@ -30,23 +35,65 @@ def classify(model: LM, tokenizer: Tokenizer, texts: Sequence[str | tuple[str, .
     pairs = [(text,) if isinstance(text, str) else tuple(text) for text in ([] if isinstance(texts, str) else texts)]
     if isinstance(texts, str) or not all(len(pair) in (1, 2) and all(isinstance(text, str) for text in pair) for pair in pairs):
         raise ConfigError(f"texts: {texts!r:.80} is no list of texts or pairs. Give one, such as ['a text'] or [('a text', 'another')].")
-    if (labels := model.cfg.head.labels) is None:
-        raise ConfigError("classify: the model predicts tokens and tells no texts apart. Use one that objective=classify has trained.")
-    reading = Reading(model.cfg, tokenizer, model.max_seq_len)
-    read = [reading.text(*pair) for pair in pairs]
-    lengths = [len(each.ids) for each in read]
-    if empty := [number for number, length in enumerate(lengths, 1) if not length]:
-        raise ConfigError(f"texts: number {empty[0]:,} of {len(texts):,} has no tokens, and a label is read off at one. Leave it out.")
-    found: list[dict[str, float]] = [{} for _ in texts]
-    order = sorted(range(len(texts)), key=lambda i: -lengths[i])  # texts of like lengths side by side have little padding
-    with decoding(model):
-        at = 0
-        while at < len(order):
-            some = order[at : at + max(1, min(_ROWS, _TOKENS >> (lengths[order[at]] - 1).bit_length()))]  # few numbers: each is compiled
-            at += len(some)
-            for i, chances in zip(some, _chances(model, reading, [read[i] for i in some]), strict=True):
-                found[i] = dict(zip(labels, chances, strict=True))
+    found: list[dict[str, float]] = [{} for _ in pairs]
+    for each in Telling(model, tokenizer, pairs).batches():
+        for i, chances in each:
+            found[i] = chances
     return found
+
+
+def classify_file(
+    model: LM, tokenizer: Tokenizer, lines: Sequence[Tree], fields: Sequence[str], out: Path, asked: Tree, told: Callable[[int], None],
+    anew: bool = False,
+) -> int:  # fmt: skip
+    """Writes a file with each line and what was `PREDICTED` of the texts in its fields, and returns of how many this was done here; a start
+    that was ended is gone on with, as by `answer_all`, whose arguments have these names.  told: called with how many are done so far."""
+    telling = Telling(model, tokenizer, [tuple(line[field] for field in fields) for line in lines])
+    with gone_on_with(out, asked | {"fields": [*fields], "texts": digest(lines)}, telling.order, anew) as (file, done):
+        so_far = done
+        for each in telling.batches(done):
+            for i, chances in each:
+                text = json.dumps(lines[i] | {PREDICTED: predicted(chances)}, ensure_ascii=False)
+                file.write(text.encode(errors="backslashreplace") + b"\n")
+            file.flush()
+            so_far += len(each)
+            told(so_far)
+    return len(lines) - done
+
+
+def predicted(chances: dict[str, float]) -> Tree:
+    """Returns the likeliest label, and all probabilities."""
+    return {"label": max(chances, key=chances.__getitem__), "probabilities": {name: round(chance, 6) for name, chance in chances.items()}}
+
+
+class Telling:
+    """Texts, or pairs of them, for a classifier to tell apart, the longest first: those of like lengths side by side have little padding.
+    Raises ConfigError for a model that is none, and for a text of no tokens."""
+
+    def __init__(self, model: LM, tokenizer: Tokenizer, pairs: Sequence[tuple[str, ...]]) -> None:
+        if model.cfg.head.labels is None:
+            raise ConfigError("classify: the model predicts tokens and tells no texts apart. Use one that objective=classify has trained.")
+        self._model, self._labels = model, model.cfg.head.labels
+        self._reading = Reading(model.cfg, tokenizer, model.max_seq_len)
+        self._read = [self._reading.text(*pair) for pair in pairs]
+        self._lengths = [len(each.ids) for each in self._read]
+        if empty := [number for number, length in enumerate(self._lengths, 1) if not length]:
+            raise ConfigError(f"texts: number {empty[0]:,} of {len(pairs):,} has no tokens, and a label is read off at one. Leave it out.")
+        self.order = sorted(range(len(pairs)), key=lambda i: -self._lengths[i])
+
+    def batches(self, done: int = 0) -> Iterator[list[tuple[int, dict[str, float]]]]:
+        """Yields the numbers of texts and their labels' probabilities, batch by batch.  done: so many of the first are left out, without
+        any mark on the others."""
+        end = 0
+        while end < len(self.order):
+            start, longest = end, self._lengths[self.order[end]]
+            end = min(len(self.order), start + max(1, min(_ROWS, _TOKENS >> (longest - 1).bit_length())))  # few numbers: each is compiled
+            if end > done:
+                some = self.order[start:end]
+                with decoding(self._model):
+                    chances = _chances(self._model, self._reading, [self._read[i] for i in some])
+                each = [(i, dict(zip(self._labels, of, strict=True))) for i, of in zip(some, chances, strict=True)]
+                yield each[max(0, done - start) :]
 
 
 def _chances(model: LM, reading: Reading, texts: list[Read]) -> list[list[float]]:

@@ -2,19 +2,18 @@
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Literal
 
 from lm.cli.verb import Verb
 from lm.errors import ConfigError
 from lm.generation.config import Dtype
-from lm.printing import answer, note
+from lm.printing import answer, due, note, status
 from lm.schema import MaybeEmpty, Tree
-from lm.storage.atomic import replace_file
-from lm.storage.model_folder import resolve_model
+from lm.storage.model_folder import folder_hash, resolve_model
 from lm.units import counted, table
 
-_PREDICTED = "predicted"  # the field that is added to each line
 _SHOWN, _COLUMNS, _LIKELIEST = 60, 8, 3  # letters of a text, labels as columns, and else so many of each text
 Given = tuple[str, ...]  # a text, or two
 
@@ -25,7 +24,8 @@ class Classify(Verb):
     Tells how likely each label of a classifier is for a text: a model that was
     trained by objective=classify. text=TEXT text_pair=TEXT is for one that was
     trained on pairs. texts=FILE out=FILE does so for each line of a file,
-    {"text": ...}, or of pairs with field=premise field_pair=hypothesis, say.
+    {"text": ...}, or of pairs with field=premise field_pair=hypothesis, say;
+    killed, the same command goes on.
     """
 
     from_: str
@@ -41,9 +41,9 @@ class Classify(Verb):
     field_pair: str | None = None
     """With texts: of pairs the field of the second text. null: there is none."""
     out: str | None = None
-    """With texts: the file to write."""
+    """With texts: the file to write, which is there when it is complete."""
     overwrite: bool = False
-    """With out: replace a file."""
+    """With out: replace a file, and what a start that asked otherwise has left of it."""
     merge: bool = True
     """An adapter becomes part of the weights; otherwise it computes beside them."""
     device: str = "auto"
@@ -67,9 +67,14 @@ class Classify(Verb):
             self._classify_file(folder, Path(os.path.expanduser(self.texts)), Path(os.path.expanduser(self.out)))
             return
         given = self._given()
-        found = self._classified(folder, given)
+        from lm.generation.classify import classify, predicted
+        from lm.generation.load import load
+
+        found = classify(*load(folder, self.device, self.merge, self.dtype), given)
         if self.format == "json":
-            told = [dict(zip(("text", "text_pair"), texts, strict=False)) | _told(each) for texts, each in zip(given, found, strict=True)]
+            told = [
+                dict(zip(("text", "text_pair"), texts, strict=False)) | predicted(each) for texts, each in zip(given, found, strict=True)
+            ]
             answer(json.dumps(told, ensure_ascii=False))
             return
         answer(table(_rows(given, found), indent=""))
@@ -82,22 +87,28 @@ class Classify(Verb):
             raise ConfigError(f"text_pair: {len(second)} were given for {len(first)} of text. Give each text its second one.")
         return list(zip(first, second, strict=True))
 
-    def _classified(self, folder: Path, texts: list[Given]) -> list[dict[str, float]]:
-        from lm.generation.classify import classify
-        from lm.generation.load import load
-
-        return classify(*load(folder, self.device, self.merge, self.dtype), texts)
-
     def _classify_file(self, folder: Path, texts: Path, out: Path) -> None:
         from lm.generation.answering import require_new
+        from lm.generation.classify import classify_file
+        from lm.generation.load import load
 
         require_new(out, self.overwrite)
         fields = [self.field, *([self.field_pair] if self.field_pair is not None else [])]
         lines = _read(texts, fields)
-        found = self._classified(folder, [tuple(line[field] for field in fields) for line in lines])
-        told = [json.dumps(line | {_PREDICTED: _told(each)}, ensure_ascii=False) for line, each in zip(lines, found, strict=True)]
-        replace_file(out, "\n".join([*told, ""]).encode(errors="backslashreplace"))
-        note(f"{self.out}: {counted(len(lines), 'text')} classified.")
+        asked = {"from": folder_hash(folder), **self.model_dump(include={"dtype", "merge"})}
+        model, tokenizer = load(folder, self.device, self.merge, self.dtype)
+        began = time.monotonic()
+
+        def told(done: int) -> None:
+            if due(time.monotonic() - began):
+                status(f"{done:,} of {counted(len(lines), 'text')} classified")
+
+        try:
+            n = classify_file(model, tokenizer, lines, fields, out, asked, told, self.overwrite)
+        except KeyboardInterrupt:
+            note(f"{self.out}: what is classified is kept, and the same command goes on behind it.")
+            raise
+        note(f"{self.out}: {counted(len(lines), 'text')} classified, {n:,} now.")
 
 
 def _rows(given: list[Given], found: list[dict[str, float]]) -> list[list[str]]:
@@ -111,20 +122,17 @@ def _rows(given: list[Given], found: list[dict[str, float]]) -> list[list[str]]:
     return [["likeliest", "text"], *([likeliest, text] for likeliest, text in zip(told, texts, strict=True))]
 
 
-def _told(chances: dict[str, float]) -> Tree:
-    return {"label": max(chances, key=chances.__getitem__), "probabilities": {name: round(chance, 6) for name, chance in chances.items()}}
-
-
 def _read(path: Path, fields: list[str]) -> list[Tree]:
     """Returns the lines of a file of texts. Raises ConfigError for one that is none."""
     from lm.generation.answering import read_lines
+    from lm.generation.classify import PREDICTED
 
     found = read_lines(path, "texts")
     for line, where in found:
         if not isinstance(line, dict) or not all(isinstance(line.get(field), str) for field in fields):
             raise ConfigError(f"{where}: it is no object with a text in {' and '.join(fields)}. Fix the line, or set field.")
-        if _PREDICTED in line:
-            raise ConfigError(f"{where}: it has the field {_PREDICTED} already, which is written here. Rename it.")
+        if PREDICTED in line:
+            raise ConfigError(f"{where}: it has the field {PREDICTED} already, which is written here. Rename it.")
     if not found:
         raise ConfigError(f'{path}: it holds no text. Write a line such as {{"text": "a text"}} for each.')
     return [line for line, _ in found]

@@ -14,7 +14,7 @@ from lm import collector
 from lm.cli.verb import Decoding
 from lm.errors import ConfigError
 from lm.generation.config import GenerateConfig, SamplingConfig
-from lm.printing import answer, moves, note, raw, silent_s, status
+from lm.printing import answer, due, note, raw, status
 from lm.progress import quiet
 from lm.schema import MaybeEmpty
 from lm.storage.model_folder import folder_hash, resolve_model
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from lm.generation.answering import Prompt
     from lm.generation.writer import Completion, Writer
 
-_SILENT_S = 30.0  # off a terminal, so long without a line
 _NO_MESSAGES = "continue_final_message=true: it is of prompts=FILE with messages. Give them, or leave it out."
 _REMEDY = "Write prompt=TEXT, or echo TEXT | lm generate ..."
 
@@ -135,7 +134,7 @@ class Generate(Decoding, GenerateConfig):
 
         def told(done: int, n_tokens: int) -> None:
             elapsed = time.monotonic() - began
-            if moves() or min(silent_s(), elapsed) > _SILENT_S:
+            if due(elapsed):
                 speed = n_tokens / elapsed
                 status(f"{done:,} of {counted(len(prompts), 'prompt')} answered, {speed:,.0f} tokens/s")
 

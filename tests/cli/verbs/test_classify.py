@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import lm as api
 from lm.data.tokenizer.config import BytesConfig
 from lm.errors import ConfigError
+from lm.generation import classify as module
 from lm.nn.transformer import build_model
 from tests.conftest import Lm
 from tests.nn.models import config
@@ -64,6 +66,32 @@ def test_pairs_are_given_by_two_keys_or_two_fields(made: str, lm: Lm, tmp_path: 
     assert all(one == pytest.approx(other, abs=1e-5) for one, other in zip(told, expected, strict=True))
     code, _, error = lm("classify", made, "texts=a.jsonl", "out=c.jsonl", "field=premise", "field_pair=b")
     assert code == 2 and "line 1: it is no object with a text in premise and b" in error
+
+
+def test_a_file_that_a_kill_has_left_is_gone_on_with(made: str, lm: Lm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within a batch too; the lines are those of a start that nothing has ended. Asked otherwise it is refused."""
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": "x" * (1 + 7 * i % 31), "b": str(i)}) + "\n" for i in range(70)))
+    given = ["classify", made, "texts=a.jsonl"]
+    assert lm(*given, "out=whole.jsonl")[2].endswith("70 texts classified, 70 now.\n")
+    real, seen = module._chances, []
+
+    def ended(*args: Any) -> Any:
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+        seen.append(args)
+        return real(*args)
+
+    monkeypatch.setattr(module, "_chances", ended)
+    code, _, error = lm(*given, "out=b.jsonl")
+    part = tmp_path / ".b.jsonl.part"
+    assert code == 130 and "what is classified is kept" in error and part.read_bytes().count(b"\n") == 65
+    part.write_bytes(b"".join(part.read_bytes().splitlines(keepends=True)[:51]) + b'{"text": "x')
+    code, _, error = lm(*given, "out=b.jsonl", "field_pair=b")
+    assert code == 2 and "50 answers are there of a start that asked otherwise (fields)" in error
+    monkeypatch.setattr(module, "_chances", real)
+    assert lm(*given, "out=b.jsonl")[2].endswith("70 texts classified, 20 now.\n")
+    assert (tmp_path / "b.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    assert not part.exists()
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from lm.nn.ffn.mlp import ACTIVATIONS, Activation
 from lm.nn.init import Declares, into_logits
 from lm.nn.linear import Embedding, Linear
 from lm.nn.norm import NormConfig
+from lm.ops.attention.mask import Mask
 from lm.ops.linear import product
 from lm.ops.ranks.columns import Columns, Divisible
 from lm.ops.ranks.ulysses import WHOLE, Whole
@@ -42,6 +43,9 @@ class HeadConfig(Config):
     labels: list[str] | None = None
     """Names of what a classifier tells apart, or of the number that a reward model tells: its logits are of these instead of tokens. null:
     it is a language model."""
+    pooling: Literal["token", "mean"] = "token"
+    """Whether labels are read off at one token, the first of an encoder and the last of a decoder, or off the mean of all (as in published
+    classifiers of ModernBERT)."""
 
     @model_validator(mode="after")
     def _bias_needs_its_layer(self) -> Self:
@@ -53,6 +57,8 @@ class HeadConfig(Config):
     @model_validator(mode="after")
     def _labels_are_told_apart(self) -> Self:
         if self.labels is None:
+            if self.pooling != "token":
+                raise ValueError(f"pooling={self.pooling} has no effect without labels. Set labels, or drop it.")
             return self
         names = [name.strip() for name in self.labels]
         if len({*names}) < max(len(names), 1) or not all(names):
@@ -71,7 +77,7 @@ class HeadConfig(Config):
 
     def telling(self, labels: list[str], bias: bool) -> Self:
         """Returns a head that tells these apart, with the layer before it, if any."""
-        kept = {name: getattr(self, name) for name in _BEFORE}
+        kept = {name: getattr(self, name) for name in (*_BEFORE, "pooling")}
         return self if self.labels == labels else type(self)(**kept, labels=labels, tied=False, bias=bias)
 
     def size(self, vocab_size: int) -> int:
@@ -144,6 +150,15 @@ class Head(Declares, OfVocabulary, nn.Linear):
     def product(self, x: Tensor) -> Tensor:
         """W x + b."""
         return product(x, self.weight, self.bias)
+
+
+def pooled(hidden: Tensor, mask: Mask) -> Tensor:
+    """(b, s, d): at each token the mean over all tokens of its document, in float32."""
+    b, s, _ = hidden.shape
+    documents = mask.q_documents if mask.q_documents is not None else -(mask.q_positions < 0).int().expand(b, s)
+    of = (documents + 1 + torch.arange(b, device=hidden.device).unsqueeze(1) * (s + 1)).flatten()  # (b, s) -> (b*s,), padding as one
+    sums = hidden.new_zeros(b * (s + 1), hidden.shape[2], dtype=torch.float32).index_add(0, of, hidden.flatten(0, 1).float())
+    return (sums[of] / of.bincount(minlength=len(sums))[of].unsqueeze(-1)).to(hidden.dtype).view_as(hidden)
 
 
 Reader = Callable[[Tensor, Head, Context], Any]

@@ -12,7 +12,7 @@ from lm.nn.batch import Batch
 from lm.nn.block import SequentialConfig
 from lm.nn.context import Auxiliary, Context
 from lm.nn.ffn.base import Mixture
-from lm.nn.head import Head, Reader, TokenEmbedding
+from lm.nn.head import Head, Reader, TokenEmbedding, pooled
 from lm.nn.init import Declares, init_weights, role_of
 from lm.nn.mtp import MTPBlock, MTPConfig, shifted
 from lm.nn.parametrization import Role
@@ -140,7 +140,7 @@ class LM(Stack):
         quick = self.quick(x, ctx) if self.quick is not None else None
         x = self.norm(self.through_blocks(x, ctx)) if quick is None else quick
         self.predict_further(x, batch, ctx)
-        return x, ctx
+        return pooled(x, ctx.mask) if self.cfg.head.pooling == "mean" else x, ctx
 
     def context(self, batch: Batch, cache: Cache | None) -> Context:
         """Returns the context that all blocks share in this forward."""

@@ -41,7 +41,7 @@ HEADS: dict[str, _Head] = {
     "distilbert": _Head("classifier", "pre_classifier", "relu"),
     "modernbert": _Head("classifier"),
 }  # fmt: skip
-"""By family. A decoder's label is read off at the last token that is no padding, an encoder's at the first."""
+"""By family. A decoder's label is read off at the last token that is no padding, an encoder's at the first, or off the mean."""
 
 
 @cache
@@ -83,13 +83,16 @@ class _Classifier(Family):
                 f"config.json: problem_type={problem}, and lm's classifiers tell which one of several labels fits. Import another."
             )
         found = {ours: value for ours, value in self.body.read(self, hf).items() if not _of_tokens(ours) or self._keeps(ours)}
-        before = {"head.transform": self.head.act, "head.transform_norm": False} if self.head.act is not None else {}
+        before: Tree = {"head.transform": self.head.act, "head.transform_norm": False} if self.head.act is not None else {}
+        if "classifier_pooling" in self.further:
+            before["head.pooling"] = "mean" if hf.get("classifier_pooling", "cls") == "mean" else "token"
         return found | before | {"head.labels": [str(name) for _, name in sorted((int(i), name) for i, name in names.items())]}
 
     def write(self, ours: Tree) -> Tree:
         names = dict(enumerate(ours["head.labels"] or []))
         told = {"id2label": {str(i): name for i, name in names.items()}, "label2id": {name: i for i, name in names.items()}}
-        pooled: Tree = {"classifier_pooling": "cls"} if "classifier_pooling" in self.further else {}
+        pooling = "mean" if ours["head.pooling"] == "mean" else "cls"
+        pooled: Tree = {"classifier_pooling": pooling} if "classifier_pooling" in self.further else {}
         return {**self.body.write(self, ours), **told, **pooled, "problem_type": "single_label_classification" if len(names) > 1 else None}
 
     def hf(self, cfg: ModelConfig) -> Tree:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import lm
 from lm.cli.compose.compose import compose_config
-from lm.data.rows.classify import Reading
+from lm.data.rows.reading import Reading
 from lm.errors import ConfigError
 from lm.losses.rewards import bradley_terry
 from lm.nn.batch import IGNORED
@@ -43,7 +43,7 @@ def of_pairs(tiny: list[str], tmp_path: Path) -> Made:
 def test_it_learns_what_is_better_and_is_measured_as_it_is_used(of_pairs: Made, tmp_path: Path) -> None:
     """By the paper's loss of the numbers that lm.classify tells of whole texts, each alone."""
     cfg = of_pairs(
-        "optim=adamw", "optim.lr=0.01", "trainer.max_steps=30", "trainer.val_every=30", "model.dropout=0", "objective.centre=0.01"
+        "optim=adamw", "optim.lr=0.01", "trainer.max_steps=20", "trainer.val_every=20", "model.dropout=0", "objective.centre=0.01"
     )
     summary, folder = train(cfg), tmp_path / "run"
     model, tokenizer = lm.load(folder)
@@ -62,7 +62,7 @@ def test_it_learns_what_is_better_and_is_measured_as_it_is_used(of_pairs: Made, 
     [alone] = lm.classify(model, tokenizer, ["say 3 lake dew"])
     with torch.no_grad():
         assert alone["reward"] == pytest.approx(
-            model(torch.tensor([Reading(model.cfg, tokenizer, 64).text("say 3 lake dew")]))[0, -1, 0].item(), abs=1e-5
+            model(torch.tensor([Reading(model.cfg, tokenizer, 64).text("say 3 lake dew").ids]))[0, -1, 0].item(), abs=1e-5
         )
     again = lm.evaluate(folder)
     assert {key: again[key] for key in ("val_loss", "val_margin", "val_error")} == pytest.approx(

@@ -8,6 +8,7 @@ import torch
 
 from lm.data.rows.causal import CausalConfig
 from lm.data.rows.preference import DPOConfig, ORPOConfig
+from lm.data.rows.reward import RewardModelConfig
 from lm.losses.measure import Reference, answers
 from lm.losses.tokens import causal_reader
 from lm.nn.batch import Batch
@@ -16,7 +17,7 @@ from lm.schema import Tree
 from lm.training.numerics import StepJudge
 from lm.training.objectives.base import Objective
 from lm.training.objectives.likelihood import Likelihood
-from lm.training.objectives.preferences import Preferences
+from lm.training.objectives.preferences import Preferences, RewardModel
 from lm.training.objectives.scheduled_sampling import with_sampled_inputs
 from lm.training.optim.adamw import AdamWConfig
 from lm.training.optim.base import OptimConfig
@@ -119,3 +120,8 @@ def test_what_compares_with_another_model_never_waits(name: str) -> None:
     """The number of labels is known from the batch on the CPU."""
     batch = Batch(IDS, IDS, positions=IDS, documents=IDS.int(), counted=(IDS, IDS.numel()))
     COMPARED[name](model(FEW["dense"]), batch, 0, 0).total.backward()
+
+
+def test_a_reward_model_never_waits() -> None:
+    built = model({"head": {"tied": False, "labels": ["reward"]}})
+    RewardModel(RewardModelConfig(centre=0.1))(built, Batch(IDS, IDS, positions=IDS, documents=IDS.int()), 0, 0).total.backward()

@@ -62,7 +62,7 @@ def test_it_learns_what_is_better_and_is_measured_as_it_is_used(of_pairs: Made, 
     [alone] = lm.classify(model, tokenizer, ["say 3 lake dew"])
     with torch.no_grad():
         assert alone["reward"] == pytest.approx(
-            model(torch.tensor([Reading(model.cfg, tokenizer, 64).text("say 3 lake dew").ids]))[0, -1, 0].item(), abs=1e-5
+            model(torch.from_numpy(Reading(model.cfg, tokenizer, 64).text("say 3 lake dew").ids)[None])[0, -1, 0].item(), abs=1e-5
         )
     again = lm.evaluate(folder)
     assert {key: again[key] for key in ("val_loss", "val_margin", "val_error")} == pytest.approx(

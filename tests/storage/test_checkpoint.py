@@ -22,6 +22,7 @@ from lm.storage.checkpoint import (
     checkpoints,
     newest_valid,
     prune,
+    require_finite,
     step_folder,
     write_meta,
     write_pieces,
@@ -62,7 +63,7 @@ for point in sys.argv[2:]:
     if (pid := os.fork()) == 0:
         os.environ["LM_FAILPOINT"] = point + ":kill"
         save(folder, 200)
-        prune(folder, 1)
+        prune(folder, step_folder(folder, 200), 1)
         os._exit(0)
     print(os.waitpid(pid, 0)[1])
 """
@@ -267,22 +268,31 @@ def test_a_format_from_the_future_is_refused_by_number(found: object, tmp_path: 
 def test_prune_keeps_the_newest(tmp_path: Path) -> None:
     for step in (5, 100, 99, 20):
         save(tmp_path, step)
-    prune(tmp_path, 2, [5])
+    prune(tmp_path, step_folder(tmp_path, 100), 2, [5])
     assert checkpoints(tmp_path) == [step_folder(tmp_path, step) for step in (100, 99, 5)]
-    prune(tmp_path, 2)
+    prune(tmp_path, step_folder(tmp_path, 100), 2)
     assert checkpoints(tmp_path) == [step_folder(tmp_path, 100), step_folder(tmp_path, 99)]
     assert sorted(tmp_path.iterdir()) == sorted(checkpoints(tmp_path))
 
 
-def test_prune_never_removes_the_last_valid_checkpoint(tmp_path: Path) -> None:
+def test_prune_counts_from_the_newest_that_is_whole(tmp_path: Path) -> None:
     older, valid, damaged = save(tmp_path, 1), save(tmp_path, 2), save(tmp_path, 3)
     (damaged / "meta.json").write_text("{")
-    prune(tmp_path, 1)
+    prune(tmp_path, valid, 1)
     assert checkpoints(tmp_path) == [damaged, valid]
     assert not older.exists()
-    (valid / "meta.json").unlink()
-    prune(tmp_path, 1)
-    assert checkpoints(tmp_path) == [damaged, valid]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_a_weight_is_finite_where_each_of_its_numbers_is(dtype: torch.dtype) -> None:
+    finite = torch.tensor([[-torch.finfo(dtype).max, 0.0], [torch.finfo(dtype).tiny, torch.finfo(dtype).max]], dtype=dtype)
+    for weight in (finite, finite.t(), finite[:0], finite[0, 0]):
+        require_finite("w", weight)
+    for place, number in itertools.product([0, 1], [math.nan, math.inf, -math.inf]):
+        broken = finite.clone()
+        broken[place, place] = number
+        with pytest.raises(NumericsError, match="the weight w holds NaN"):
+            require_finite("w", broken)
 
 
 def test_other_folders_are_not_taken_for_checkpoints(tmp_path: Path) -> None:

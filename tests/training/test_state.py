@@ -84,6 +84,20 @@ def test_a_resumed_optimizer_goes_on_bitwise(cfg: OptimConfig, dtype: torch.dtyp
         assert torch.equal(a.tensor, b.tensor)
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="tells which files are open, on Linux")
+def test_a_checkpoint_that_was_read_is_let_go_of(tmp_path: Path) -> None:
+    """Seen to fail: a resumed run kept the files to its end, whose place on the disk was not free after they were removed."""
+    model = Tied()
+    optimizer, ema = prepared(CONFIGS[0], model)
+    Saver(tmp_path, CheckpointConfig(), Ranks(), lambda folder: None).save(4, pieces(model, optimizer, ema), {"step": 4})
+    reader = CheckpointReader(step_folder(tmp_path, 4))
+    kept = reader.read("inner.weight")
+    assert str(tmp_path) in Path("/proc/self/maps").read_text()
+    load_pieces(pieces(model, optimizer, ema), reader)
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+    assert torch.equal(reader.read("inner.weight"), kept)
+
+
 def test_pieces_carry_neutral_names(tmp_path: Path) -> None:
     found = {}
     for cfg, label in zip(CONFIGS, IDS, strict=True):

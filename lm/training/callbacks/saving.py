@@ -114,7 +114,7 @@ class Saver:
                 ranks.barrier()  # all have written
             with disk_errors(self._folder):
                 best = meta.get("counters", {}).get("best_step")
-                prune(self._folder, self._cfg.keep_last, [*self._cfg.keep_steps, best])
+                prune(self._folder, path, self._cfg.keep_last, [*self._cfg.keep_steps, best])
         else:
             temporary = ranks.from_first(Path)  # the folder that the first rank has made
             with disk_errors(path):

@@ -181,6 +181,7 @@ def load_pieces(pieces: Iterable[Piece], reader: CheckpointReader) -> None:
                 " Set resume.fresh_optimizer=true to start the optimizer anew."
             )
         piece.tensor.copy_(reader.read(piece.name, piece.kind, piece.offset, tuple(piece.tensor.shape)))
+    reader.close()
 
 
 def _shapes(model: LM) -> dict[str, tuple[int, ...]]:

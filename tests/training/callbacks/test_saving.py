@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch.callbacks import LambdaCallback
 
 from lm.errors import NumericsError, ResourceError
+from lm.storage import atomic
 from lm.storage.atomic import verify
 from lm.storage.checkpoint import CheckpointReader, Piece, checkpoints, step_folder
 from lm.training.callbacks import saving
@@ -63,6 +64,17 @@ def test_a_save_that_fails_behind_the_loop_is_told_by_the_next_and_keeps_the_las
 def test_broken_weights_are_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(NumericsError, match="the weight w holds NaN"):
         saver(tmp_path).save(1, [Piece.whole("w", "weight", torch.tensor([torch.nan]))], {"step": 1})
+
+
+def test_what_is_saved_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen to fail: before older checkpoints were removed, the one just written was read and hashed again, while the loop waited."""
+    own, hashed = atomic.sha256_of, list[Path]()
+    monkeypatch.setattr(atomic, "sha256_of", lambda path: (hashed.append(path), own(path))[1])
+    saving = Saver(tmp_path, CheckpointConfig(keep_last=1), Ranks(), lambda folder: None)
+    for step in (1, 2):
+        saving.save(step, [Piece.whole("w", "weight", torch.ones(8))], {"step": step})
+    assert checkpoints(tmp_path) == [step_folder(tmp_path, 2)]
+    assert len(hashed) == 2 * len(atomic.listed_files(step_folder(tmp_path, 2)))
 
 
 def test_a_run_that_saves_in_the_background_is_bitwise_the_same(configure: Configure, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 TOOLS = sorted((ROOT / "tools").rglob("*.py"))
 
 ROOMS = {
-    -1: ["lm.collector", "lm.schema", "lm.spelling", "lm.errors", "lm.plugins", "lm.printing", "lm.progress", "lm.units"],
+    -1: ["lm.collector", "lm.heap", "lm.schema", "lm.spelling", "lm.errors", "lm.plugins", "lm.printing", "lm.progress", "lm.units"],
     0: ["lm.ops"],
     1: ["lm.nn"],
     2: ["lm.adapters", "lm.cost", "lm.losses"],

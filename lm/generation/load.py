@@ -6,6 +6,7 @@ from typing import get_args
 
 import torch
 
+from lm import heap
 from lm.adapters.adapter import hold
 from lm.data.tokenizer.fitting import unlike
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -27,6 +28,7 @@ from lm.storage.out import require_free
 
 
 @device_unset()
+@heap.returned()
 def load(
     path: str | os.PathLike[str],
     device: str = "auto",

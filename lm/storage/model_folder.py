@@ -185,15 +185,15 @@ def _shape(shape: tuple[int, ...] | None) -> str:
     return "missing" if shape is None else "x".join(map(str, shape)) or "a scalar"
 
 
-def copy_weights(named: "Iterable[tuple[str, nn.Parameter]]", weights: "Mapping[str, Tensor]", where: str) -> None:
-    """Fill every parameter in place; raises as `require_same_shapes`."""
+def copy_weights(named: "Iterable[tuple[str, nn.Parameter]]", weights: "dict[str, Tensor]", where: str) -> None:
+    """Fills every parameter in place, and empties `weights`, so that none is there twice; raises as `require_same_shapes`."""
     parameters = dict(named)
     require_same_shapes({n: tuple(p.shape) for n, p in parameters.items()}, {n: tuple(w.shape) for n, w in weights.items()}, where)
     import torch
 
     with torch.no_grad():
         for name, parameter in parameters.items():
-            parameter.copy_(weights[name])
+            parameter.copy_(weights.pop(name))
 
 
 def _refuse_pickles(path: Path) -> None:

@@ -1,12 +1,12 @@
 """Builds the LightningModule of a run, and checks and reports the memory that it needs."""
 
-import ctypes
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
+from lm import heap
 from lm.adapters.adapter import hold
 from lm.data.store.prepare import Prepared
 from lm.errors import CheckpointError, ConfigError, ResourceError
@@ -18,8 +18,6 @@ from lm.training.launch.ranks import on_cuda
 from lm.training.module import TrainModule
 from lm.training.plan import estimate
 from lm.training.weights.initial import Fill, beside, copied, drawn, empty, materialized, require_teacher
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
 def build_module(cfg: TrainConfig, data: Prepared, reader: CheckpointReader | None) -> TrainModule:
@@ -35,9 +33,9 @@ def build_module(cfg: TrainConfig, data: Prepared, reader: CheckpointReader | No
     if cfg.trainer.precision == "bf16-true":  # as Lightning converts it, but before the weights are read, so that a model that is
         model = model.to(torch.bfloat16)  # only written again has the same dtype
     if not strategy.meta and cfg.adapter is not None:
-        keep_freed_memory(False)  # each part takes more memory before `hold` makes it int8
-        for part in materialized(model, model.units(), torch.device("cpu"), fill):
-            hold(part)
+        with heap.returned():  # each part takes more memory before `hold` makes it int8
+            for part in materialized(model, model.units(), torch.device("cpu"), fill):
+                hold(part)
     elif not strategy.meta:
         fill(model, {name for name, _ in model.named_parameters()})
     return TrainModule(cfg, model, strategy, fill if strategy.meta else empty, reader)  # `fill` keeps the parent's weights in memory
@@ -67,18 +65,6 @@ def _model_config(run: TrainConfig, data: Prepared) -> ModelConfig:
     if isinstance(cfg, EncoderDecoderConfig) and cfg.start_token is None:
         return cfg.replace(start_token=data.tokenizer.start)
     return cfg
-
-
-def keep_freed_memory(keep: bool) -> None:
-    """Makes glibc keep freed memory, or return it to the system. By default it returns large blocks, so that each step of a CPU run faults
-    the memory of its activations in anew: 4 to 10 % of the step, and up to 28 % where AMX makes the rest fast. No effect with another
-    C library."""
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError):
-        return
-    mallopt(_M_MMAP_THRESHOLD, 1 << (30 if keep else 16))
-    mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1 if keep else 1 << 17)
 
 
 @contextmanager

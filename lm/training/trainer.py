@@ -6,8 +6,8 @@ from typing import Any
 
 from lightning import Callback, Trainer
 
+from lm import heap
 from lm.errors import ConfigError, expect
-from lm.training.build import keep_freed_memory
 from lm.training.callbacks.bad_steps import BadSteps, Rollback
 from lm.training.callbacks.checkpoints import Checkpoints
 from lm.training.callbacks.ends import StopOnSignal, TimeBox
@@ -58,7 +58,7 @@ def build_trainer(cfg: TrainConfig, accumulation: int, strategy: Any, callbacks:
     for name in ("lightning", "lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.ERROR)
     if not (cuda := on_cuda(cfg.trainer.device, cfg.launch.devices)):
-        keep_freed_memory(True)
+        heap.keep_freed()
     return Trainer(
         accelerator="cuda" if cuda else "cpu", devices=cfg.launch.devices, num_nodes=cfg.launch.nodes, strategy=strategy,
         precision="32-true" if cfg.trainer.precision == "fp32" else cfg.trainer.precision, max_steps=-1, max_epochs=-1, min_epochs=0,

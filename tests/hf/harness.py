@@ -80,7 +80,7 @@ def ours_of(found: Imported) -> LM:
     """In float64, its tables of angles too."""
     with Doubles():
         model = build_model(found.config).double()
-        copy_weights(model.named_parameters(), found.weights, "imported")
+        copy_weights(model.named_parameters(), dict(found.weights), "imported")
     return model.eval()
 
 

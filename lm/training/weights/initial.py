@@ -78,7 +78,7 @@ def copied(cfg: TrainConfig, tokenizer: Tokenizer) -> Fill:
             fits = True
         own(model, [name for name in new if name in names])
         mine = [(name, p) for name, p in model.named_parameters() if name in names and name not in new]
-        copy_weights(mine, {name: weights[name] for name, _ in mine}, str(source))
+        copy_weights(mine, {name: weights.pop(name) for name, _ in mine}, str(source))
 
     return fill
 

@@ -6,6 +6,7 @@ import mmap
 import os
 import zlib
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -175,7 +176,7 @@ class TokenStore:
         self._checksums = [shard["crc32"] for shard in index["shards"]]
         self._files = [folder / shard["file"] for shard in index["shards"]]
         self._lengths = [shard["n_tokens"] for shard in index["shards"]]
-        self._ends = np.cumsum(self._lengths)
+        self._ends = np.cumsum(self._lengths).tolist()
         self._maps: dict[int, mmap.mmap] = {}
         self._shards: dict[int, Tokens] = {}
         for number, file in enumerate(self._files):
@@ -191,13 +192,12 @@ class TokenStore:
 
     def read(self, start: int, stop: int) -> Tokens:
         """Returns tokens start..stop-1, without a copy where one shard holds them all."""
-        first = int(np.searchsorted(self._ends, start, "right")) if len(self._files) > 1 else 0
-        end = int(self._ends[first])
-        begin = end - self._lengths[first]
+        first = min(bisect_right(self._ends, start), len(self._files) - 1)
+        begin, end = self._ends[first] - self._lengths[first], self._ends[first]
         part = self._shard(first)[start - begin : stop - begin]
         if end >= stop or first + 1 == len(self._files):
             return part
-        return np.concatenate([part, self.read(int(self._ends[first]), stop)])
+        return np.concatenate([part, self.read(end, stop)])
 
     def release(self) -> None:
         """Releases the mapped memory that was read; after a pass over all shards it would all count as memory of this process."""

@@ -18,26 +18,32 @@ from lm.nn.transformer import ModelConfig
 MakeStore = Callable[..., TokenStore]
 
 
-def slow_best_fit(lengths: list[int], width: int) -> list[int]:
-    """Room left in each row, by the definition."""
-    rooms: list[int] = []
-    for length in sorted(lengths, reverse=True):
-        fitting = [n for n, room in enumerate(rooms) if room >= length]
-        if fitting:
-            rooms[min(fitting, key=lambda n: rooms[n])] -= length
-        else:
-            rooms.append(width - length)
-    return sorted(rooms)
+def slow_best_fit(lengths: list[int], width: int) -> list[list[int]]:
+    """Pieces of each row, by the definition: one piece at a time."""
+    rows: list[list[int]] = []
+    by_room: list[list[int]] = [[] for _ in range(width + 1)]
+    for piece in sorted(range(len(lengths)), key=lambda piece: -lengths[piece]):
+        room = next((room for room in range(lengths[piece], width + 1) if by_room[room]), None)
+        row = by_room[room].pop() if room is not None else len(rows)
+        if room is None:
+            rows.append([])
+        rows[row].append(piece)
+        by_room[(width if room is None else room) - lengths[piece]].append(row)
+    return rows
 
 
+@pytest.mark.parametrize("longest", [64, 9, 2, 1])
 @pytest.mark.parametrize("seed", range(5))
-def test_rows_are_those_of_best_fit_by_definition(seed: int) -> None:
-    draw = np.random.default_rng(seed)
-    lengths = draw.integers(1, 65, 300)
+def test_rows_are_those_of_best_fit_by_definition(seed: int, longest: int) -> None:
+    """Short pieces, of which several of one length go into a row, too: runs go on with the rows that they began with."""
+    lengths = np.random.default_rng(seed).integers(1, longest + 1, 300)
     order, bounds = best_fit(lengths, 64)
-    assert sorted(order.tolist()) == list(range(300))
-    sums = np.add.reduceat(lengths[order], bounds[:-1])
-    assert sorted((64 - sums).tolist()) == slow_best_fit(lengths.tolist(), 64)
+    assert [row.tolist() for row in np.split(order, bounds[1:-1])] == slow_best_fit(lengths.tolist(), 64)
+
+
+def test_of_no_pieces_there_are_no_rows() -> None:
+    order, bounds = best_fit(np.empty(0, np.int64), 64)
+    assert (order.tolist(), bounds.tolist()) == ([], [0])
 
 
 def documents(count: int = 60, longest: int = 40) -> list[list[int]]:

@@ -1,6 +1,6 @@
 PYTHON ?= python3
 # tests side by side: one for each core, 8 at most, since each takes 1.5 GB
-JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
+JOBS ?= $(shell n=$$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
 # TORCH=cpu, cu128, ...: the build of torch, by its name on download.pytorch.org; empty: the one that pip finds
 TORCH ?=
 BIN := .venv/bin
@@ -37,6 +37,8 @@ findings: .venv/ready  ## the studies of docs/findings.md, a night on two cores;
 	$(BIN)/python -m tools.findings
 
 .venv/ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("PYTHON: $(PYTHON) is Python %d.%d, and 3.11 or newer is needed. Name one, as in make PYTHON=python3.12." \
+	  % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
 	@echo "Installing what running needs into .venv: torch, lightning, hydra, pydantic, tokenizers, datasets, matplotlib and theirs."
 	@echo "On Linux pip's torch brings CUDA along; make pretrain TORCH=cpu takes the build without it."
 	$(PYTHON) -m venv .venv

@@ -1,0 +1,25 @@
+"""What is said on machines that are not like ours."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+def test_a_python_that_is_too_old_is_told_before_an_environment_is_made_of_it(tmp_path: Path) -> None:
+    """As macOS and Ubuntu 22.04 have by the name of python3; the environment would stay theirs, whatever PYTHON is named later."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    old = tmp_path / "python3"
+    old.write_text(
+        f'#!/bin/sh\nexec "{sys.executable}" -c "import sys; sys.version_info = (3, 9, 6); exec(sys.argv[1])" "$2"\n', encoding="utf-8"
+    )
+    old.chmod(0o755)
+    done = subprocess.run(["make", ".venv/ready", f"PYTHON={old}"], cwd=tmp_path, capture_output=True, text=True)
+    told = f"PYTHON: {old} is Python 3.9, and 3.11 or newer is needed. Name one, as in make PYTHON=python3.12.\n"
+    assert done.returncode and done.stderr.startswith(told) and not (tmp_path / ".venv").exists()

@@ -12,9 +12,13 @@
 Each verb of the command line calls the function of its name; all of them raise `lm.errors.LmError` with one sentence.
 """
 
+import os
 from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+if os.name == "nt":
+    raise ImportError("lm: Windows has no locks of files, signals and limits as lm uses them. Run it in WSL2, which is a Linux.")
 
 __version__ = "0.1.0"
 

@@ -23,3 +23,10 @@ def test_a_python_that_is_too_old_is_told_before_an_environment_is_made_of_it(tm
     done = subprocess.run(["make", ".venv/ready", f"PYTHON={old}"], cwd=tmp_path, capture_output=True, text=True)
     told = f"PYTHON: {old} is Python 3.9, and 3.11 or newer is needed. Name one, as in make PYTHON=python3.12.\n"
     assert done.returncode and done.stderr.startswith(told) and not (tmp_path / ".venv").exists()
+
+
+def test_windows_is_told_to_use_wsl2() -> None:
+    """Not that a module named fcntl is missing, as an internal error to be reported."""
+    done = subprocess.run([sys.executable, "-c", "import os; os.name = 'nt'; import lm"], cwd=ROOT, capture_output=True, text=True)
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: lm: Windows has no locks") and last.endswith("Run it in WSL2, which is a Linux.")

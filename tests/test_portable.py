@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tools import findings
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -30,3 +32,12 @@ def test_windows_is_told_to_use_wsl2() -> None:
     done = subprocess.run([sys.executable, "-c", "import os; os.name = 'nt'; import lm"], cwd=ROOT, capture_output=True, text=True)
     last = done.stderr.splitlines()[-1]
     assert last.startswith("ImportError: lm: Windows has no locks") and last.endswith("Run it in WSL2, which is a Linux.")
+
+
+def test_findings_are_told_where_the_system_does_not_name_its_processor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As macOS, which has no /proc, and Linux on ARM, whose list has no names."""
+    for text in (None, "processor\t: 0\nBogoMIPS\t: 50.00\n", "model name\t: A: 1\n"):
+        if text is not None:
+            (tmp_path / "cpuinfo").write_text(text, encoding="utf-8")
+        monkeypatch.setattr(findings, "Path", lambda name: tmp_path / "cpuinfo")
+        assert findings.processor() == ("A: 1" if text and "model" in text else "CPU")

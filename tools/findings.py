@@ -62,7 +62,9 @@ def filled(studies: Path, name: str, before: str) -> str:
 
 def processor() -> str:
     """Returns what this machine calls its processor."""
-    return next((line.split(": ")[1] for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "CPU")
+    told = Path("/proc/cpuinfo")  # of Linux
+    lines = told.read_text(encoding="utf-8").splitlines() if told.exists() else []
+    return next((line.split(": ", 1)[1] for line in lines if line.startswith("model name")), "CPU")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +16,7 @@ from lm.training.launch.ranks import PeerLost
 
 AGAIN = "Train again to go on from the last checkpoint."
 FOLDER, COMMAND = "LM_OUTCOMES", "LM_COMMAND"  # environment variables that the launching process sets
-_STATES = {"T": "is stopped, as by SIGSTOP", "t": "is stopped by a debugger", "D": "waits for a disk or a device"}
+_STATES = {"T": "is stopped, as by SIGSTOP", "t": "is stopped by a debugger", **dict.fromkeys("DU", "waits for a disk or a device")}
 _GONE = ("Z", "X", "?")  # letters of ps
 
 
@@ -52,12 +53,19 @@ class Outcome:
         return self.exit_code is None and self.state() in _GONE
 
     def state(self) -> str:
-        """Returns the rank's process state as a letter of ps; ? where the process is no more. A system without /proc, such as macOS, does
-        not tell how one sleeps."""
+        """Returns the rank's process state as a letter of ps; ? where the process is no more."""
         try:
             return Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
         except OSError:
-            return "S" if lives(self.pid) else "?"
+            return _by_ps(self.pid) if lives(self.pid) else "?"
+
+
+def _by_ps(pid: int) -> str:
+    """As `state`, on a system without /proc such as macOS. A killed process that nobody has waited for is one that `lives`."""
+    try:
+        return subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True).stdout.strip()[:1] or "?"
+    except OSError:
+        return "S"
 
 
 def begins(rank: int) -> None:

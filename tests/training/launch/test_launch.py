@@ -390,6 +390,13 @@ def test_where_there_is_no_proc_a_rank_that_runs_is_not_gone(monkeypatch: pytest
     with subprocess.Popen(["true"]) as ended:
         ended.wait()
     assert [Outcome(0, pid, 0.0).gone() for pid in (os.getpid(), ended.pid)] == [False, True]
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as killed:
+        killed.kill()  # and nobody has waited for it yet
+        deadline = time.monotonic() + 5
+        while not Outcome(0, killed.pid, 0.0).gone():
+            assert time.monotonic() < deadline
+    monkeypatch.setenv("PATH", "")  # a system without ps
+    assert [Outcome(0, pid, 0.0).gone() for pid in (os.getpid(), ended.pid)] == [False, True]
 
 
 def test_a_rendezvous_that_is_lost_is_told_apart_from_one_that_was_never_held(

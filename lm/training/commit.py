@@ -21,7 +21,7 @@ def commit() -> str | None:
 def _git(folder: Path, *args: str) -> str | None:
     """Returns the output of a git command; None where it fails."""
     try:
-        found = subprocess.run(["git", *args], cwd=folder, capture_output=True, text=True, timeout=_GIT_S, check=True)
+        found = subprocess.run(["git", *args], cwd=folder, capture_output=True, timeout=_GIT_S, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return found.stdout.strip()
+    return found.stdout.decode(errors="replace").strip()

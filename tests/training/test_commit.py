@@ -1,5 +1,6 @@
 """Which code a run was made with."""
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def test_the_commit_is_that_of_the_code_or_else_of_the_folder_with_a_mark_where_
     monkeypatch.chdir(work)
     assert commit() is None
     (work / "a").write_text("a")
-    for args in (("init",), ("add", "a"), ("commit", "-m", "a")):
+    for args in (("init",), ("add", "."), ("commit", "-q", "-m", "a")):
         git(work, *args)
     assert commit() == git(work, "rev-parse", "HEAD")[:12]
     (work / "a").write_text("b")
@@ -37,3 +38,18 @@ def test_the_commit_is_that_of_the_code_or_else_of_the_folder_with_a_mark_where_
     assert commit() == git(package, "rev-parse", "HEAD")[:12]
     monkeypatch.setenv("PATH", "")
     assert commit() is None
+
+
+def test_a_changed_file_whose_name_is_no_text_here_counts_as_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With core.quotePath=false, as is usual where names are not ASCII, git tells the bytes of a name as they are."""
+    monkeypatch.setattr(lm, "__file__", str(tmp_path / "__init__.py"))
+    monkeypatch.chdir(tmp_path)
+    named = tmp_path / os.fsdecode(b"\xe9t\xe9")
+    try:
+        named.write_text("a", encoding="utf-8")
+    except OSError:
+        pytest.skip("this file system takes names in UTF-8 alone")
+    for args in (("init",), ("config", "core.quotePath", "false"), ("add", "."), ("commit", "-q", "-m", "a")):
+        git(tmp_path, *args)
+    named.write_text("b", encoding="utf-8")
+    assert commit() == git(tmp_path, "rev-parse", "HEAD")[:12] + "+"

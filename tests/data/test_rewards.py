@@ -1,6 +1,9 @@
 """What an answer is worth, and what happens where a reward breaks."""
 
 import math
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -50,6 +53,17 @@ def reward(kind: str, **options: Any) -> RewardConfig:
 )
 def test_each_reward_is_what_it_says(kind: str, options: dict[str, Any], said: Answer, expected: float) -> None:
     assert reward(kind, **options).score(said) == expected
+
+
+@pytest.mark.skipif(shutil.which("localedef") is None, reason="localedef, of Debian's package locales, makes a locale")
+def test_code_with_letters_compiles_in_a_locale_of_latin_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There the two bytes of an a with dots are a letter and a currency sign."""
+    made = ["localedef", "-i", "en_US", "-f", "ISO-8859-1", str(tmp_path / "en_US.ISO-8859-1")]
+    if subprocess.run(made, capture_output=True).returncode:
+        pytest.skip("this machine has no sources of locales")
+    monkeypatch.setenv("LOCPATH", str(tmp_path))
+    monkeypatch.setenv("LC_ALL", "en_US.ISO-8859-1")
+    assert reward("compiles").score(answer("\N{LATIN SMALL LETTER A WITH DIAERESIS} = 1")) == 1.0
 
 
 class BrokenReward(RewardConfig):

@@ -34,7 +34,7 @@ class CompilesReward(RewardConfig):
         if not code.strip():
             return 0.0
         try:
-            asked = [sys.executable, "-I", "-S", "-c", _PROGRAM]
+            asked = [sys.executable, "-I", "-S", "-X", "utf8", "-c", _PROGRAM]  # whatever the locale says
             done = subprocess.run(asked, input=code.encode(), capture_output=True, timeout=self.timeout_s, check=False)
         except subprocess.TimeoutExpired:
             return 0.0

@@ -193,7 +193,7 @@ def _unfit_leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
     elif isinstance(value, float) and 3.4e38 < abs(value) < float("inf"):
         yield path, f"{value} does not fit. The value must be one that float32 holds, up to 3.4e38."
     elif isinstance(value, str) and not value.isascii() and re.search("[\ud800-\udfff]", value):
-        yield path, f"{value[:80]!r} does not fit. The value must be text in UTF-8. Rename what it names."
+        yield path, f"{value[:80]!r} does not fit. The value must be text in UTF-8. Rename what it names, or set PYTHONUTF8=1."
 
 
 def variants(annotation: Any) -> dict[str, type[Config]]:

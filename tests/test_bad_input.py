@@ -126,7 +126,7 @@ FILES: dict[str, tuple[Prepare, int, list[str]]] = {
     "nothing to average": (call("average", "", "out=x"), 2, ["average: '' was given for a folder"]),
     "nothing to merge": (call("merge", "runs/a", " ", "out=x"), 2, ["merge: '' was given for a folder"]),
     "nothing as parent": (call("train", "init_from=''"), 3, ["model folder: '' names none"]),
-    "no UTF-8 as model": (call("generate", "from=\udcff", "prompt=x"), 2, ["from: '\\udcff' does not fit"]),
+    "no UTF-8 as model": (call("generate", "from=\udcff", "prompt=x"), 2, ["from: '\\udcff' does not fit", "set PYTHONUTF8=1"]),
 }
 
 

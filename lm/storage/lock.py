@@ -17,7 +17,7 @@ from lm.storage.atomic import disk_errors
 from lm.storage.reading import never_waiting
 
 LOCK = "run.lock"
-_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # as of Lustre mounted without flock, or NFS without its lock service
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP)  # Lustre or NFS without locks; macOS has both of the last
 log = logging.getLogger("lm")
 
 

@@ -246,7 +246,7 @@ def test_a_second_process_is_refused_with_pid_and_host_and_a_stale_lock_is_recov
         pass
 
 
-@pytest.mark.parametrize("fault", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+@pytest.mark.parametrize("fault", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP])
 def test_without_locks_a_run_goes_on_warned_and_shared_work_is_refused(
     fault: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -68,7 +68,7 @@ def disk_errors(path: Path, needed_bytes: int = 0) -> Iterator[None]:
 def _errno(error: OSError | SafetensorError) -> int | None:
     if isinstance(error, OSError):
         return error.errno
-    found = re.search(r"os error (\d+)", str(error))  # safetensors writes from Rust and keeps only the text
+    found = re.search(r"(?:os error|code:) (\d+)", str(error))  # safetensors writes from Rust and keeps the text; before 0.6, Rust's own
     return int(found[1]) if found else None
 
 

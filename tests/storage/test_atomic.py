@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from lm.errors import CheckpointError, ResourceError
@@ -157,6 +158,13 @@ def test_a_place_that_cannot_be_written_is_a_resource_error(tmp_path: Path) -> N
         write(Path("/proc/x"), "one")
     with pytest.raises(ResourceError, match="cannot be written"), RunLock(tmp_path / "file"):
         pytest.fail("must not begin")
+
+
+@pytest.mark.parametrize("said", ["File too large (os error 27)", 'IoError(Os { code: 27, kind: FileTooLarge, message: "..." })'])
+def test_what_safetensors_says_of_a_file_that_may_not_be_larger_is_understood(said: str, tmp_path: Path) -> None:
+    """In its words of today and in those before 0.6."""
+    with pytest.raises(ResourceError, match="a file of 9 bytes is larger than one may be"), disk_errors(tmp_path / "x", 9):
+        raise SafetensorError(f"Error while serializing: {said}")
 
 
 @pytest.mark.parametrize("name", ["a.txt", "sub/b.txt", MANIFEST])

@@ -98,6 +98,9 @@ def _rows(options: Tree, where: str, remedy: str, column: str | None, part: int 
         else:
             named = _named(found.features or {})
             yield from (named(_without_filled(row)) for row in (found.shard(parts, part - 1, contiguous=True) if parts > 1 else found))
+    except ImportError as error:  # as of a pyarrow that is newer than numpy
+        fault = " ".join(str(error).split())[:300]
+        raise ConfigError(f"{where}: a package that reads it is missing or does not fit ({fault}). Install what it asks for.") from None
     except Exception as error:  # pyarrow, fsspec and the hub's client each raise their own
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(f"{where}: cannot be read ({reason[:300]}). {remedy}.") from None

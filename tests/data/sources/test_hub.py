@@ -1,6 +1,7 @@
 import csv
 import gzip
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,14 @@ def test_a_missing_column_is_named_with_those_there_are(tmp_path: Path, kind: st
     with pytest.raises(ConfigError, match=rf"a{kind} row 1: field 'text' is missing; the fields are id, body. Set data.field"):
         texts(path)
     assert len(texts(path, field="body")) == 6
+
+
+def test_a_package_that_does_not_fit_is_not_told_as_a_fault_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen with pyarrow 26 and numpy 1.26, which pip installs side by side: the file was to be fixed, or left out."""
+    path = table(tmp_path / "a.parquet", TEXTS)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ConfigError, match=r"a\.parquet: a package that reads it is missing or does not fit \(.*datasets.*\)\. Install"):
+        texts(path)
 
 
 def test_of_a_table_with_texts_no_other_column_is_made_into_python_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,8 @@ gc.set_threshold(20_000, 50, 50)  # looking for cycles among all that is importe
 
 Lm = Callable[..., tuple[int, str, str]]
 
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="asks /proc, or limits memory as Linux alone does")
+
 
 @contextmanager
 def started(args: Sequence[str], **options: Any) -> Iterator["subprocess.Popen[str]"]:

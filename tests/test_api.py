@@ -18,7 +18,7 @@ from torch import Tensor
 import lm
 from lm.errors import ConfigError
 from lm.training.module import TrainModule
-from tests.conftest import Lm
+from tests.conftest import Lm, on_linux
 from tests.training.conftest import TINY, settled, write_text
 
 
@@ -155,6 +155,7 @@ def test_a_model_of_a_loop_of_ones_own_is_saved_and_loaded(folder: Path) -> None
         lm.save(loaded, tokenizer, folder / "other")
 
 
+@on_linux
 def test_a_training_leaves_the_process_as_it_was(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen to fail: each call of a notebook kept the model, the optimizer and five open files of the one before."""
 

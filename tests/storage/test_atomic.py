@@ -20,6 +20,7 @@ from lm.errors import CheckpointError, ResourceError
 from lm.storage import atomic
 from lm.storage.atomic import MANIFEST, atomic_folder, clean, disk_errors, require_space, verify
 from lm.storage.lock import RunLock, locked
+from tests.conftest import on_linux
 
 ROOT = Path(__file__).parents[2]
 
@@ -137,6 +138,7 @@ def test_a_write_that_the_system_cuts_short_is_a_resource_error(tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
+@on_linux
 def test_dev_full_is_a_resource_error() -> None:
     with pytest.raises(ResourceError, match="/dev/full: no space left"), disk_errors(Path("/dev/full")):
         Path("/dev/full").write_text("x")
@@ -150,6 +152,7 @@ def test_what_cannot_fit_is_refused_before_writing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@on_linux
 def test_a_place_that_cannot_be_written_is_a_resource_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(ResourceError, match=r"file/x: cannot be written \((Not a directory|File exists)\)"):

@@ -46,7 +46,8 @@ class Tokenizer(Writer):
         texts = list(_held_out(source.documents() for source in sources.values()))
         n_tokens, n_bytes = sum(len(ids) for ids in tokenizer.encode_arrays(texts)), sum(len(text.encode()) for text in texts)
         say(f"{self.out}: {tokenizer.vocab_size:,} tokens")
-        say(f"{n_bytes / max(1, n_tokens):.3f} bytes a token on {sized(n_bytes)} of held-out text")
+        if n_tokens:
+            say(f"{n_bytes / n_tokens:.3f} bytes a token on {sized(n_bytes)} of held-out text")
 
 
 def _held_out(sources: "Iterator[Iterator[Document]]") -> Iterator[str]:

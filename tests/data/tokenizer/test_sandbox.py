@@ -14,6 +14,7 @@ from lm.data.kinds import BytesConfig
 from lm.data.tokenizer.chat import ChatTemplate
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
+from tests.conftest import on_linux
 from tests.data.tokenizer.test_chat import CHATML, TURNS, source
 
 
@@ -105,6 +106,7 @@ ALIKE = (
 )
 
 
+@on_linux
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ALIKE)) for name in BOMBS])
 def test_a_template_that_takes_too_much_is_ended_and_its_process_with_it(tokenizer: Tokenizer, name: str) -> None:
     """Seen to fail with RLIMIT_AS removed (memory), and with the timer removed (they did not end)."""
@@ -118,6 +120,7 @@ def test_a_template_that_takes_too_much_is_ended_and_its_process_with_it(tokeniz
     assert used.ru_utime + used.ru_stime - began < 4  # seconds of the processor, the start with them
 
 
+@on_linux
 def test_what_bombs_take_at_most_stays_below_200_megabytes() -> None:
     """Of the program and of the template's process, in a fresh one of each."""
     program = (
@@ -149,6 +152,7 @@ def test_a_broken_template_is_refused_with_what_jinja_says(tokenizer: Tokenizer,
         ChatTemplate(template, "here", tokenizer).runs(TURNS)
 
 
+@on_linux
 def test_the_process_of_a_template_ends_with_it(tokenizer: Tokenizer) -> None:
     template = ChatTemplate(source("plain"), "here", tokenizer)
     children = Path(f"/proc/{os.getpid()}/task/{threading.get_native_id()}/children")

@@ -23,6 +23,7 @@ from lm.training.config import TrainConfig
 from lm.training.launch import launcher, outcome
 from lm.training.launch.outcome import Outcome, verdict
 from lm.training.strategies.zero_config import ZeroConfig
+from tests.conftest import on_linux
 from tests.server import ROOT, Process
 from tests.training.conftest import Configure, Launch, ranks, read, results
 
@@ -194,6 +195,7 @@ def test_a_rank_that_was_killed_is_told_before_one_that_has_not_noticed() -> Non
     assert "rank 0: the process was killed by SIGKILL" in str(died) and "rank 0: it did not answer the others" in str(hung)
 
 
+@on_linux
 def test_ranks_end_and_save_when_their_launcher_is_killed(lm_process: Start, tiny: list[str], tmp_path: Path) -> None:
     process = lm_process("train", *tiny, "optim=adamw", *ENDLESS, *ranks("ddp"))
     wait_for_steps(tmp_path / "run", process)

@@ -1,8 +1,6 @@
 """Optional loggers beside metrics.jsonl, none of which can hold up a run."""
 
-import csv
 import importlib.util
-import io
 import json
 import logging
 import os
@@ -16,10 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from lm.errors import ConfigError, LmError
+from lm.errors import ConfigError
 from lm.schema import Named, Slot, Tree
-from lm.storage.atomic import replace_file
 from lm.storage.run_folder import RunFolder
+from lm.training.callbacks.csv_file import Csv
 
 log = logging.getLogger("lm")
 
@@ -103,31 +101,6 @@ class CsvLoggerConfig(LoggerConfig):
 
     def build(self, folder: Path, config: Tree, step: int) -> list[Logger]:
         return [Csv(RunFolder(folder))]
-
-
-class Csv:
-    """Rewrites metrics.csv from metrics.jsonl each time, so that the two agree after a resume too."""
-
-    def __init__(self, run: RunFolder) -> None:
-        self._run = run
-
-    def log(self, record: Tree) -> None:
-        if "val_loss" in record:
-            self.close()
-
-    def samples(self, step: int, texts: Sequence[str]) -> None:
-        """Does nothing: a csv file has no place for samples."""
-
-    def close(self) -> None:
-        try:
-            lines = [line for line in self._run.metrics.read() if "event" not in line]
-            text = io.StringIO()
-            writer = csv.DictWriter(text, list(dict.fromkeys(key for line in lines for key in line)), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(lines)
-            replace_file(self._run.path / "metrics.csv", text.getvalue())
-        except LmError as error:
-            log.warning("metrics.csv is not written: %s The run goes on; metrics.jsonl has everything.", error)
 
 
 class TensorBoardLoggerConfig(LoggerConfig):

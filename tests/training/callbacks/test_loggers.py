@@ -1,5 +1,6 @@
 import csv
 import logging
+import math
 import os
 import socket
 import subprocess
@@ -15,6 +16,9 @@ import pytest
 import lm.training.callbacks.loggers
 from lm.cli.main import main
 from lm.errors import ConfigError
+from lm.schema import Tree
+from lm.storage.run_folder import Metrics, RunFolder
+from lm.training.callbacks.csv_file import Csv
 from lm.training.callbacks.loggers import JsonlLoggerConfig, TensorBoardLoggerConfig, WandbLoggerConfig, grouped
 from tests.training.conftest import read, settled
 
@@ -55,6 +59,41 @@ def test_tensorboard_files_read_back_and_a_resume_purges_repeated_steps(tmp_path
     resumed.log({"step": 3, "loss": 9.0})
     resumed.close()
     assert scalars(tmp_path) == {"train/loss": [(1, 0.5), (2, 1.0), (3, 9.0)]}
+
+
+def test_a_table_is_appended_to_and_agrees_with_the_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen to fail: each validation read all lines of metrics.jsonl and wrote them anew, in the training loop."""
+    run = RunFolder(tmp_path)
+    own, reads = Metrics.read, list[int]()
+    monkeypatch.setattr(Metrics, "read", lambda self: (reads.append(1), own(self))[1])
+    table = Csv(run)
+
+    def log(*steps: int, **more: float) -> None:
+        for step in steps:
+            told: list[Tree] = [{"step": step, "loss": 1 / step} | more, *([{"step": step, "val_loss": math.nan}] if step % 2 == 0 else [])]
+            for record in (*told, {"step": step, "event": "e", "of": 1}):
+                run.metrics.append(record)
+                table.log(record)
+
+    def written() -> list[dict[str, str]]:
+        return [*csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines())]
+
+    def expected() -> list[dict[str, str]]:
+        lines = [line for line in own(run.metrics) if "event" not in line]
+        keys = dict.fromkeys(key for line in lines for key in line)
+        return [{key: "" if line.get(key) is None else str(line[key]) for key in keys} for line in lines]
+
+    log(*range(1, 101))
+    assert written() == expected() and len(written()) == 150 and len(reads) == 1
+    log(101, 102, added=0.5)  # a new column
+    run.metrics.truncate(51)  # a rollback
+    log(*range(52, 61))
+    table.close()
+    assert written() == expected() and len(written()) == 90
+    (tmp_path / "metrics.csv").unlink()
+    log(61, 62)
+    assert written() == expected()
+    assert len(reads) == 4 and not table._new
 
 
 def test_tags_are_grouped_so_that_they_fold() -> None:

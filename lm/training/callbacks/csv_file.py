@@ -1,0 +1,51 @@
+"""metrics.csv, as a logger."""
+
+import csv
+import io
+import logging
+from collections.abc import Sequence
+
+from lm.errors import LmError
+from lm.schema import Tree
+from lm.storage.atomic import disk_errors, replace_file
+from lm.storage.run_folder import RunFolder, without_nan
+
+log = logging.getLogger("lm")
+
+
+class Csv:
+    """Appends to metrics.csv. At first, and where a figure comes for the first time or a step again, the file is made of metrics.jsonl, so
+    that the two agree after a resume and a rollback too."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self._run, self._file, self._step = run, run.path / "metrics.csv", 0
+        self._columns: list[str] = []  # none: the file is to be made
+        self._new: list[Tree] = []  # lines that it lacks
+
+    def log(self, record: Tree) -> None:
+        if "event" not in record:
+            self._new.append(without_nan(record))
+        if "loss" in record:
+            self._columns = self._columns if record["step"] > self._step else []
+            self._step = record["step"]
+        if "val_loss" in record:
+            self.close()
+
+    def samples(self, step: int, texts: Sequence[str]) -> None:
+        """Does nothing: a csv file has no place for samples."""
+
+    def close(self) -> None:
+        try:
+            if self._columns and self._file.exists() and {key for line in self._new for key in line} <= {*self._columns}:
+                with disk_errors(self._file), self._file.open("a", encoding="utf-8") as file:
+                    csv.DictWriter(file, self._columns, lineterminator="\n").writerows(self._new)
+            else:
+                lines, text = [line for line in self._run.metrics.read() if "event" not in line], io.StringIO()
+                self._columns = list(dict.fromkeys(key for line in lines for key in line))
+                writer = csv.DictWriter(text, self._columns, lineterminator="\n")
+                writer.writeheader()
+                writer.writerows(lines)
+                replace_file(self._file, text.getvalue())
+            self._new = []
+        except LmError as error:
+            log.warning("metrics.csv is not written: %s The run goes on; metrics.jsonl has everything.", error)

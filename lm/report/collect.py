@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from lm.errors import CheckpointError, ConfigError
-from lm.report.run import Run, read_run, run_folders
+from lm.report.run import Axis, Run, read_run, run_folders
 from lm.report.statistics import ALPHA, Difference, differences
 from lm.schema import Tree, did_you_mean, flatten
 from lm.units import ABSENT, fixed, shown, si
@@ -62,10 +62,11 @@ class Row:
 class Comparison:
     """A comparison of runs: `rows` by ascending `metric`, `keys`: config keys that differ between rows, `notes`: what makes it unfair.
 
-    baseline: the row that the others are compared with.
+    baseline: the row that the others are compared with.  x: what the curves are drawn against, for which alone the runs are read.
     """
 
     metric: str
+    x: Axis
     keys: list[str]
     rows: list[Row]
     baseline: Row
@@ -135,10 +136,11 @@ def differing(flat_trees: Sequence[Tree]) -> list[str]:
     return [key for key in keys if any(flat.get(key, ABSENT) != flat_trees[0].get(key, ABSENT) for flat in flat_trees)]
 
 
-def collect(folders: list[Path], baseline: str | None = None) -> Comparison:
+def collect(folders: list[Path], baseline: str | None = None, x: Axis = "tokens") -> Comparison:
     """Returns the comparison of the runs that can be read; the notes name the others. A folder given twice counts once.
 
-    baseline: a run's folder or name; None: the first run. If no run can be read, raises the ConfigError or CheckpointError of the first.
+    baseline: a run's folder or name; None: the first run. x: what the curves are drawn against. If no run can be read, raises the
+    ConfigError or CheckpointError of the first.
     """
     if not folders:
         raise ConfigError("compare: no run folder was given, and one at least is needed. Name some: lm compare runs/a runs/b.")
@@ -146,7 +148,7 @@ def collect(folders: list[Path], baseline: str | None = None) -> Comparison:
     runs, refused = [], []
     for folder in {os.path.realpath(folder): folder for folder in found or folders}.values():
         try:
-            runs.append(read_run(folder))
+            runs.append(read_run(folder).thinned(x))
         except (ConfigError, CheckpointError) as error:
             refused.append(error)
     if not runs:
@@ -159,7 +161,7 @@ def collect(folders: list[Path], baseline: str | None = None) -> Comparison:
     keys = differing([row.values for row in rows])
     first = runs[0] if baseline is None else _named(runs, baseline)
     against = next(row for row in rows if first in row.runs)
-    return Comparison(metric, keys, rows, against, [*(f"Left out: {error}" for error in refused), *_notes(runs, keys, metric)])
+    return Comparison(metric, x, keys, rows, against, [*(f"Left out: {error}" for error in refused), *_notes(runs, keys, metric)])
 
 
 def _named(runs: Sequence[Run], baseline: str) -> Run:

@@ -46,15 +46,15 @@ def compare(
         expect("runs", run, (str, os.PathLike), "Each is the folder of a run")
     expect("out", out, (str, os.PathLike, type(None)), "Give a folder or a file to write")
     expect("baseline", baseline, (str, os.PathLike, type(None)), "Give the folder or the name of a run")
-    comparison = collect([Path(run) for run in listed], baseline)
-    notes = [*comparison.notes, *unplotted(comparison, x)]
+    comparison = collect([Path(run) for run in listed], baseline, x)
+    notes = [*comparison.notes, *unplotted(comparison)]
     if comparison.repeated:
         notes = [SEEDS, *notes]
     if out is not None and (told := table_format(out)) is not None:
         replace_file(_free_file(Path(os.path.expanduser(out)), overwrite), FORMATS[told](comparison, notes))
     elif out is not None:
         with out_folder(require_free(out, overwrite), overwrite) as folder:
-            comparison_png(comparison, folder / "compare.png", x)
+            comparison_png(comparison, folder / "compare.png")
             pieces = (markdown(comparison, []), "![curves](compare.png)\n", "".join(f"- {in_markdown(note)}\n" for note in notes))
             (folder / "compare.md").write_text("\n".join(filter(None, pieces)), encoding="utf-8", errors="backslashreplace")
     return FORMATS[format](comparison, notes).rstrip("\n")

@@ -44,31 +44,31 @@ def curves(run: Run) -> list[tuple[str, str]]:
 AXES: dict[Axis, str] = {"step": "step", "tokens": "tokens", "flops": "training FLOPs", "time": "training time"}
 
 
-def unplotted(comparison: Comparison, x: Axis) -> list[str]:
-    """Returns notes on runs that have no known values on this axis."""
+def unplotted(comparison: Comparison) -> list[str]:
+    """Returns notes on runs that have no known values on the axis."""
     runs = [run for row in comparison.rows for run in row.runs]
-    names = [run.name for run in runs if run.series(comparison.metric)[0] and not run.series(comparison.metric, x)[0]]
-    return [f"Not in the picture, since {AXES[x]} are not known of them yet: {', '.join(names)}."] if names else []
+    names = [run.name for run in runs if run.series(comparison.metric)[0] and not run.series(comparison.metric, comparison.x)[0]]
+    return [f"Not in the picture, since {AXES[comparison.x]} are not known of them yet: {', '.join(names)}."] if names else []
 
 
-def comparison_png(comparison: Comparison, path: Path, x: Axis) -> None:
-    """Draws the validation metric against `x`, one colour per row: a line, or for several seeds their mean with a band of its standard
+def comparison_png(comparison: Comparison, path: Path) -> None:
+    """Draws the validation metric, one colour per row: a line, or for several seeds their mean with a band of its standard
     error."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     with rc_context({"text.parse_math": False, "figure.dpi": 150, **PLAIN_AXES}):
         figure = Figure(figsize=(8.0, 4.5 + 0.22 * len(comparison.rows)), layout="constrained")
-        _compare(figure, comparison, x)
+        _compare(figure, comparison)
         figure.savefig(path, format="png", metadata={"Software": None})
 
 
-def _compare(figure: "Figure", comparison: Comparison, against: Axis) -> None:
+def _compare(figure: "Figure", comparison: Comparison) -> None:
     axes = figure.add_subplot()
     late: list[float] = []
     for number, row in enumerate(comparison.rows):
         look: dict[str, Any] = {"color": f"C{number % 10}", "zorder": 3 - number / 1000}
-        x, y, error = _mean(row, comparison.metric, against)
+        x, y, error = _mean(row, comparison.metric, comparison.x)
         style = ("-", "--", ":", "-.")[number // 10 % 4]
         axes.plot(x, y, linewidth=1.6, marker=_marker(x), markersize=4, linestyle=style, label=_label(row, comparison), **look)
         low, high = ([value + sign * off for value, off in zip(y, error, strict=True)] for sign in (-1, 1))
@@ -83,8 +83,8 @@ def _compare(figure: "Figure", comparison: Comparison, against: Axis) -> None:
         late += [bits] if near else []
     _limit(axes, late)
     axes.set_ylabel({"val_loss": "validation loss, nats/token"}.get(comparison.metric, "validation bits/byte"))
-    axes.set_xlabel(AXES[against])
-    axes.xaxis.set_major_formatter(_time_tick if against == "time" else _tick)
+    axes.set_xlabel(AXES[comparison.x])
+    axes.xaxis.set_major_formatter(_time_tick if comparison.x == "time" else _tick)
     figure.legend(loc="outside lower center", ncols=1, frameon=False, fontsize="small")
 
 
@@ -162,8 +162,9 @@ def _marker(x: list[float], most: int = 2) -> str:
 
 def _smooth(y: list[float]) -> list[float]:
     """Returns the mean over a centred window of a 25th of the curve, shorter at its ends."""
-    window = np.ones(2 * (len(y) // 50) + 1)
-    return list(np.convolve(y, window, "same") / np.convolve(np.ones(len(y)), window, "same")) if y else []
+    totals, at, half = np.cumsum([0.0, *y]), np.arange(len(y)), len(y) // 50
+    low, high = np.maximum(at - half, 0), np.minimum(at + half + 1, len(y))
+    return list((totals[high] - totals[low]) / (high - low))
 
 
 def _svg(title: str, draw: "Callable[[Axes, Run, str], None]", run: Run, key: str) -> str:

@@ -4,7 +4,8 @@ import glob
 import math
 import os.path
 from bisect import bisect_left
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +28,17 @@ class Run:
     metrics: list[Tree]
     summary: Tree
     samples: str
+    seconds: Mapping[int, float] | None = None
+    """Of training up to a step, where the run is `thinned` for the axis of time."""
+
+    def thinned(self, against: Axis) -> "Run":
+        """Returns the run without its lines of training, 600 bytes each, but for the newest of each figure: `number` and the curves of what
+        is held out stay as they are."""
+        newest = {key: number for number, line in enumerate(self.metrics) if self._told(line) for key in line}
+        told = {*newest.values()}
+        kept = [line for number, line in enumerate(self.metrics) if "loss" not in line or "event" in line or number in told]
+        seconds = {line["step"]: self._seconds(line["step"]) for line in kept} if against == "time" else None
+        return replace(self, metrics=kept, seconds=seconds)
 
     @property
     def finished(self) -> bool:
@@ -50,7 +62,7 @@ class Run:
         """Returns a line's value on an axis; None where it is not known. Besides step and tokens: training FLOPs of the tokens, known once
         the run has ended; seconds of all steps so far, without validations and saves."""
         if against == "time":
-            return self._seconds(line["step"])
+            return self._seconds(line["step"]) if self.seconds is None else self.seconds.get(line["step"])
         per_token = self.number("flops_per_token") if against == "flops" else 1
         place: Any = line.get("tokens" if against == "flops" else against)
         return place * per_token if _finite(place) and per_token is not None else None
@@ -76,11 +88,14 @@ class Run:
     def number(self, key: str) -> float | None:
         """Returns the summary's value, else the newest in the metrics up to the model that was handed on; None where that is not finite, as
         after a loss of NaN."""
-        value, last = self.summary.get(key), self.summary.get("model_step")
-        if value is None:
-            lines = [line for line in self.metrics if key in line and (last is None or line.get("step", 0) <= last)]
-            value = lines[-1][key] if lines else None
+        if (value := self.summary.get(key)) is None:
+            value = next((line[key] for line in reversed(self.metrics) if key in line and self._told(line)), None)
         return value if _finite(value) else None
+
+    def _told(self, line: Tree) -> bool:
+        """Whether a line's figures are of the model that was handed on, or of one before it."""
+        last = self.summary.get("model_step")
+        return last is None or bool(line.get("step", 0) <= last)
 
 
 def read_run(path: Path) -> Run:

@@ -6,6 +6,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator
+from io import BytesIO
 from pathlib import Path
 from sys import intern
 from typing import Any, Self
@@ -171,21 +172,22 @@ class Metrics:
 
     def truncate(self, step: int) -> None:
         """Drops the records after `step`, and a torn last line: what a resumed run is about to write again."""
-        replace_file(self.path, "".join(_line(record) for record in self.read() if record["step"] <= step))
+        kept = (line.rstrip() + b"\n" for line, record in self._records() if record["step"] <= step) if os.path.lexists(self.path) else ()
+        replace_file(self.path, b"".join(kept))
         self._expected = True
 
     def read(self) -> list[Tree]:
         """Returns the records, none where there is no file. The last line may be torn by a kill; any other broken one is refused."""
-        return list(self._records()) if os.path.lexists(self.path) else []
+        return [record for _, record in self._records()] if os.path.lexists(self.path) else []
 
-    def _records(self) -> Iterator[Tree]:
-        lines = read_bytes(self.path, most_mib=4096).split(b"\n")
-        for number, line in enumerate(lines, 1):
+    def _records(self) -> Iterator[tuple[bytes, Tree]]:
+        """Yields each line with what it says."""
+        for number, line in enumerate(BytesIO(read_bytes(self.path, most_mib=4096)), 1):
             try:
                 if line.strip():
-                    yield _record(line)
+                    yield line, _record(line)
             except ValueError as error:
-                if number < len(lines):
+                if line.endswith(b"\n"):
                     raise CheckpointError(f"{self.path}:{number}: {error}. Remove the line.") from None
 
 

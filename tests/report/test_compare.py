@@ -64,7 +64,7 @@ def test_how_often_runs_are_right_is_compared_where_all_tell_it(tmp_path: Path, 
 def test_the_picture_has_the_line_of_zlib_also_where_a_run_has_not_ended(sweep: Path) -> None:
     """Seen to fail: the text of such a run, which is not known yet, was taken for another one."""
     figure = Figure()
-    _compare(figure, collect([sweep]), "tokens")
+    _compare(figure, collect([sweep]))
     assert "zlib level 9: 1.9031" in [line.get_label() for line in figure.axes[0].lines]
 
 
@@ -179,7 +179,7 @@ def test_a_curve_stands_by_steps_tokens_flops_or_the_time_of_its_steps(sweep: Pa
 
 
 def test_one_unfinished_run_alone_has_a_picture(sweep: Path, tmp_path: Path) -> None:
-    comparison_png(collect([sweep / "half"]), tmp_path / "p.png", "flops")
+    comparison_png(collect([sweep / "half"], x="flops"), tmp_path / "p.png")
     assert (tmp_path / "p.png").stat().st_size > 1000
 
 

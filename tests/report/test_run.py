@@ -2,13 +2,13 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from lm.errors import CheckpointError, ConfigError
 from lm.report.collect import differing
-from lm.report.run import Run, read_run
+from lm.report.run import Axis, Run, read_run
 from lm.schema import flatten
 
 WriteRun = Callable[..., Path]
@@ -49,6 +49,28 @@ def test_the_time_of_training_is_summed_in_one_pass_over_the_lines() -> None:
     seconds, losses = run.series("val_loss", "time")
     assert dict(zip(seconds, losses, strict=True))[6.25] == 2.0 and seconds[0] == 5.0 and seconds[-1] == 375.0
     assert asked.count("step_s") <= 2 * len(lines) + 10
+
+
+@pytest.mark.parametrize("model_step", [None, 20])
+def test_a_run_without_its_lines_of_training_tells_the_same(tmp_path: Path, write_run: WriteRun, model_step: int | None) -> None:
+    """40 runs of 20,000 lines took 500 MB, and 50 take 80 as they are compared."""
+    folder = write_run(tmp_path / "a", steps=30, **({"finished": False} if model_step is None else {"model_step": model_step}))
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps({"step": step, "loss": 1.0, f"of/{step}": step, "mfu_pct": step}) + "\n" for step in range(31, 61))
+        file.write(json.dumps({"step": 55, "tokens": 1, "val_loss": 2.0, "val_bits_per_byte": 1.0}) + "\n")
+        file.write(json.dumps({"step": 56, "event": "spike", "loss": 5.0}) + "\n")
+    whole = read_run(folder)
+    for x in get_args(Axis):
+        thin = whole.thinned(x)
+        for key in ("val_loss", "val_bits_per_byte"):
+            assert thin.points(key, x) == whole.points(key, x)
+            assert whole.points(key, x) or (x == "flops" and not whole.finished)
+        assert {key: thin.number(key) for line in whole.metrics for key in line} == {
+            key: whole.number(key) for line in whole.metrics for key in line
+        }
+        assert thin.events == whole.events != []
+    lines = [{"step": step, "loss": 1.0, "step_s": 0.1, "tokens": step} for step in range(1000)]
+    assert len(replace(whole, metrics=lines).thinned("time").metrics) == 1
 
 
 def test_number_prefers_the_summary_and_falls_back_to_the_newest_line(tmp_path: Path, write_run: WriteRun) -> None:

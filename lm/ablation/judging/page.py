@@ -19,7 +19,8 @@ from lm.units import si, unit
 
 TEMPLATE = Path(__file__).with_name("study.html.j2")
 CURVES = ("val_bits_per_byte", "val_loss", "loss")
-Runs = Mapping[str, Mapping[int, Sequence[tuple[float, float]]]]
+Points = Sequence[tuple[float, float]]
+Runs = Mapping[str, Mapping[int, Points]]
 """The curve of each run as points (tokens, value), by variant and seed."""
 Curves = Mapping[str, Runs]
 """The runs' curves by metric."""
@@ -39,17 +40,14 @@ def write_report(study: Study) -> Tree:
 
 def curves(study: Study) -> Curves:
     """Returns the metrics over training of the compared runs that have ended."""
-    runs: dict[str, dict[int, Run]] = {}
+    found: dict[str, dict[str, dict[int, Points]]] = {key: {} for key in CURVES}
     for name in study.variants:
         for job in study.ended(name):
             folder = RunFolder(study.folder / job.name)
-            runs.setdefault(name, {})[job.seed] = Run(folder.path, job.name, {}, folder.metrics.read(), {}, "")
-    return {
-        key: {
-            name: {seed: list(zip(*run.series(key, "tokens"), strict=True)) for seed, run in seeds.items()} for name, seeds in runs.items()
-        }
-        for key in CURVES
-    }
+            run = Run(folder.path, job.name, {}, folder.metrics.read(), {}, "")
+            for key, drawn in found.items():
+                drawn.setdefault(name, {})[job.seed] = list(zip(*run.series(key, "tokens"), strict=True))
+    return found
 
 
 def page(found: Tree, drawn: Curves) -> str:

@@ -135,6 +135,21 @@ def test_the_average_follows_its_formula_and_swapping_gives_the_weights_back_bit
     assert torch.equal(model.inner.weight, own)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_swapped_averages_come_back_bitwise(dtype: torch.dtype) -> None:
+    """Where both are float32 the weights are where the averages were: a copy of them stood beside both in each validation."""
+    torch.manual_seed(0)
+    model = Tied(dtype=dtype)
+    optimizer, ema = prepared(CONFIGS[0], model)
+    train(model, optimizer, range(3), ema)
+    state = [piece.tensor for piece in (*Single().weights(model), *ema.pieces())]
+    before = [tensor.clone() for tensor in state]
+    with ema.swapped():
+        assert all(torch.equal(weight, average.to(dtype)) for weight, average in zip(state[:3], before[3:], strict=True))
+        assert torch.equal(state[3], before[0]) is (dtype == torch.float32)
+    assert all(map(torch.equal, state, before))
+
+
 def test_an_error_while_swapped_gives_the_weights_back() -> None:
     model = Tied()
     own = model.inner.weight.detach().clone()

@@ -27,18 +27,21 @@ class EMA:
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
-        """The model computes with the averages inside the block."""
-        own = [piece.tensor.detach().clone() for piece in self._weights]
-        self._write(self._averages)
+        """The model computes with the averages inside the block. They change places with the weights, one by one, so that none are there a
+        third time; where weights have fewer bits, it is averages of so many that do."""
+        averages = [average.to(piece.tensor.dtype) for piece, average in zip(self._weights, self._averages, strict=True)]
+        self._exchange(averages)
         try:
             yield
         finally:
-            self._write(own)
+            self._exchange(averages)
 
     @torch.no_grad()
-    def _write(self, values: list[Tensor]) -> None:
-        for piece, value in zip(self._weights, values, strict=True):
-            piece.tensor.copy_(value)
+    def _exchange(self, averages: list[Tensor]) -> None:
+        for piece, average in zip(self._weights, averages, strict=True):
+            weight = piece.tensor.clone()
+            piece.tensor.copy_(average)
+            average.copy_(weight)
         self._strategy.refresh(self._model)
 
     def pieces(self) -> Iterator[Piece]:

@@ -120,7 +120,7 @@ def by_judge(of_pairs: Made, parent: Path, tmp_path: Path) -> Made:
     (tmp_path / "asked.jsonl").write_text("".join(json.dumps({"prompt": f"say {i}"}) + "\n" for i in range(40)))
 
     def run(*more: str) -> TrainConfig:
-        own = ("data=prompts", f"data.files={tmp_path / 'asked.jsonl'}", "objective=grpo", "objective.rewards={learned:{}}")
+        own = ("data=prompts", f"data.files={tmp_path / 'asked.jsonl'}", "objective=grpo")
         return of_pairs(f"init_from={parent}", *own, "objective.n_answers=3", "objective.max_tokens=6", "model.dropout=0", *more)
 
     return run
@@ -162,6 +162,6 @@ def test_what_is_no_reward_model_is_refused(by_judge: Made, parent: Path, tmp_pa
     ):
         train(by_judge(f"objective.reward_model={parent}"))
     with pytest.raises(ConfigError, match=r"learned is what a reward model says, and there is none\. Set objective\.reward_model"):
-        by_judge()
+        by_judge("objective.rewards={learned:{}}")
     with pytest.raises(ConfigError, match="reward_model has no effect without its reward"):
         by_judge("objective.reward_model=x", "objective.rewards={ended:{}}")

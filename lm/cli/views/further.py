@@ -19,7 +19,7 @@ def further(run: RunFolder) -> list[str]:
     if lines and _has_template(run):
         lines = [f"talk to it: lm generate {given}"]
     if config.get("objective.kind") == "reward":
-        lines = [f"learn from it: lm train objective=grpo init_from=FOLDER objective.reward_model={in_shell(str(run.path))} ..."]
+        lines = [f"learn from it: lm train objective=grpo init_from=FOLDER objective.reward_model={shlex.quote(str(run.path))} data=..."]
     if config.get("objective.kind") == "classify":
         second = " text_pair=TEXT" if config.get("data.record.text_pair") else ""
         lines = [f"try it: lm classify {given} text=TEXT{second}"]

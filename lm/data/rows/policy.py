@@ -41,7 +41,13 @@ class PolicyConfig(ObjectiveConfig):
     kl: float = Field(0.0, ge=0)
     """What a departure from the model at the start costs, in units of reward a nat. 0: nothing, and no such model is kept."""
     reward_model: str | None = None
-    """Model or run folder of objective=reward, of the same tokens, whose number the reward of kind learned is."""
+    """Model or run folder of objective=reward, of the same tokens, whose number the reward of kind learned is, the only one unless
+    `rewards` are given."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _it_alone_judges(cls, given: Tree) -> Tree:
+        return given if given.get("reward_model") is None else {"rewards": {"learned": {}}} | given
 
     @model_validator(mode="after")
     def _asks_its_reward_model(self) -> Self:

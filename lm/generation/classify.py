@@ -62,7 +62,9 @@ def classify_file(
 
 
 def predicted(chances: dict[str, float]) -> Tree:
-    """Returns the likeliest label, and all probabilities."""
+    """Returns the likeliest label, and all probabilities; of a reward model its number, by its name."""
+    if len(chances) == 1:
+        return {name: round(number, 6) for name, number in chances.items()}
     return {"label": max(chances, key=chances.__getitem__), "probabilities": {name: round(chance, 6) for name, chance in chances.items()}}
 
 

@@ -67,6 +67,10 @@ class HeadConfig(Config):
             raise ValueError("labels have vectors of their own, and tied=true takes those of tokens. Set tied=false as well.")
         return self
 
+    def tells_number(self) -> bool:
+        """Returns whether it is a reward model's, whose only logit is what it tells."""
+        return len(self.labels or []) == 1
+
     def unlike(self, other: "HeadConfig") -> set[str]:
         """Returns the names of weights that have another meaning in a model with the other head, which tells other things apart; none
         where both tell the same."""

@@ -18,6 +18,7 @@ import lm  # noqa: E402
 from lm.data.rows.reading import Reading  # noqa: E402
 from lm.data.tokenizer.config import BytesConfig  # noqa: E402
 from lm.errors import CheckpointError, ConfigError  # noqa: E402
+from lm.generation.classify import predicted  # noqa: E402
 from lm.hf.io.check import compare  # noqa: E402
 from lm.hf.io.classifier import HEADS, classifiers  # noqa: E402
 from lm.hf.io.reading import read_hf  # noqa: E402
@@ -263,7 +264,8 @@ def test_a_head_of_one_number_is_read_and_written(problem: str | None, tmp_path:
     theirs.save_pretrained(tmp_path / "theirs")
     save_tokenizer(tmp_path / "theirs", BytesConfig().build(), drawn("qwen3"))
     lm.import_model(tmp_path / "theirs", tmp_path / "ours", say=lambda line: None)
-    lm.export(tmp_path / "ours", tmp_path / "again", say=lambda line: None)
+    [use, _] = lm.export(tmp_path / "ours", tmp_path / "again", say=lambda line: None).uses
+    assert use.command is not None and "input_ids" in use.command and "argmax" not in use.command
     model, tokenizer = lm.load(tmp_path / "ours")
     again = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "again").eval()
     for text in ("sea", "a flame"):
@@ -272,6 +274,7 @@ def test_a_head_of_one_number_is_read_and_written(problem: str | None, tmp_path:
             ids = torch.tensor([[*tokenizer.prefix, *tokenizer.encode(text)]])
             assert [found] == [{"LABEL_0": pytest.approx(each(ids).logits.item(), abs=1e-5)} for each in (theirs,)]
             assert again(ids).logits.item() == pytest.approx(found["LABEL_0"], abs=1e-5)
+            assert predicted(found) == {"LABEL_0": pytest.approx(found["LABEL_0"], abs=1e-6)}
     assert json.loads((tmp_path / "again" / "config.json").read_text()).get("problem_type") is None
 
 

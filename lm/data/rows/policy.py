@@ -68,7 +68,7 @@ class PolicyConfig(ObjectiveConfig):
         return None if self.reward_model is None else ("objective.reward_model", self.reward_model)
 
     def why_not_from(self, its: HeadConfig, own: HeadConfig) -> str | None:
-        if its.labels is not None and len(its.labels) == 1:
+        if its.tells_number():
             return None
         return f"it is no reward model, which tells a number (model.head.labels={its.labels}). Train one by objective=reward"
 

@@ -34,7 +34,8 @@ class RewardModelConfig(ObjectiveConfig):
     """Factor on (r_better + r_other)^2, which keeps rewards around 0 (Eisenstein et al. 2023, arXiv:2312.09244, equation 3: 0.01)."""
 
     def headed(self, model: ModelConfig) -> ModelConfig:
-        return model.replace(head=model.head.telling([REWARD], bias=False))
+        """The model as it is where it tells one number already, whatever that is called: LABEL_0 in transformers."""
+        return model if model.head.tells_number() else model.replace(head=model.head.telling([REWARD], bias=False))
 
     def measure(self, parent: Callable[[], LM] | None) -> Measure:
         return Rewards()

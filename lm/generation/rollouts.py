@@ -13,6 +13,7 @@ from lm.data.rewards.base import Answer, scores, total
 from lm.data.rows.base import ObjectiveConfig, Rows
 from lm.data.rows.policy import PolicyConfig
 from lm.data.rows.reward import judged_batch
+from lm.data.tokenizer.chat import closing_of
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.generation.config import SamplingConfig
 from lm.generation.decode import go_on, rows_of
@@ -63,6 +64,7 @@ class Sampler:
         weights."""
         self._tokenizer, self._cfg, self._in_step = tokenizer, cfg, in_step
         self._vocabulary, self._ends = Vocabulary(tokenizer.vocab_size, pad=tokenizer.pad), ends_of(tokenizer)
+        self._closing = closing_of(tokenizer)
         self._judge = None if (path := cfg.reward_model) is None else Reference(lambda: frozen(path))
 
     def draw(self, model: LM, asked: Sequence[Asked], n: int, temperature: float = 1.0, keys: Sequence[str] = ()) -> list[Rollout]:
@@ -92,10 +94,15 @@ class Sampler:
         texts = (decode(rollout.asked.prompt), decode(rollout.tokens), decode(rollout.asked.reference))
         return Answer(*texts, n_tokens=len(rollout.tokens), ended=ended, learned=learned)
 
+    def whole(self, rollout: Rollout) -> list[int]:
+        """Returns the prompt, the answer and what the chat template writes behind the end of one: the tokens that a reward model reads."""
+        end, *behind = self._closing or (None,)
+        return [*rollout.asked.prompt, *rollout.tokens, *(behind if rollout.tokens[-1] == end else [])]
+
     def _judged(self, rollouts: Sequence[Rollout], device: torch.device) -> list[float | None]:
         if self._judge is None:
             return [None] * len(rollouts)
-        batch = judged_batch([np.array([*one.asked.prompt, *one.tokens]) for one in rollouts], self._tokenizer.pad).to(device)
+        batch = judged_batch([np.array(self.whole(one)) for one in rollouts], self._tokenizer.pad).to(device)
         assert batch.labels is not None
         found: list[float | None] = self._judge(batch, row_scores(batch.labels)).tolist()
         return found

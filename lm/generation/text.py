@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from lm.data.tokenizer.chat import ChatTemplate, answer_end
+from lm.data.tokenizer.chat import ChatTemplate, closing_of
 from lm.data.tokenizer.stream import Stream
 from lm.data.tokenizer.together import together
 from lm.data.tokenizer.tokenizer import Tokenizer
@@ -13,8 +13,7 @@ from lm.schema import did_you_mean
 def ends_of(tokenizer: Tokenizer) -> list[int]:
     """Returns the tokens that end a text, in a chat or not, as an export names them: eos, the token at which the chat template ends an
     answer, and further ones."""
-    source = tokenizer.chat_template
-    found = (tokenizer.eos, None if source is None else answer_end(source, tokenizer), *sorted(tokenizer.further_ends))
+    found = (tokenizer.eos, *closing_of(tokenizer)[:1], *sorted(tokenizer.further_ends))
     return [token for token in dict.fromkeys(found) if token is not None]
 
 

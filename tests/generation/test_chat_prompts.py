@@ -12,6 +12,7 @@ import pytest
 import lm as library
 from lm.data.kinds import BytesConfig
 from lm.data.sources.base import Turn
+from lm.data.tokenizer.chat import closing_of
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
@@ -46,9 +47,7 @@ def test_an_answer_ends_at_the_token_that_ends_answers_in_training() -> None:
 
 def ends(name: str) -> str:
     tokenizer = chat_tokenizer(name)
-    end = chat_template(tokenizer).end()
-    assert end is not None
-    return tokenizer.special_names[end]
+    return tokenizer.special_names[closing_of(tokenizer)[0]]
 
 
 def test_generation_stops_where_the_template_ends_an_answer_in_a_chat_or_not() -> None:

@@ -12,8 +12,12 @@ from torch.nn import functional as F
 
 import lm
 from lm.cli.compose.compose import compose_config
+from lm.data.rows.policy import GRPOConfig
 from lm.data.rows.reading import Reading
+from lm.data.rows.reward import RewardModelConfig
+from lm.data.tokenizer.chat import closing_of
 from lm.errors import ConfigError
+from lm.generation.rollouts import Asked, Rollout, Sampler
 from lm.losses.rewards import bradley_terry
 from lm.nn.batch import IGNORED
 from lm.training.config import TrainConfig
@@ -130,8 +134,6 @@ def test_answers_are_judged_by_a_reward_model(
     by_judge: Made, judge: Path, killed: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As it tells of the whole text, alone; a resumed run is judged alike, and by no other model."""
-    from lm.generation.rollouts import Sampler
-
     seen, calls = list[tuple[list[int], float | None]](), list[list[float | None]]()
     real = Sampler.answers
 
@@ -154,6 +156,36 @@ def test_answers_are_judged_by_a_reward_model(
     killed(cfg)
     train(cfg)
     assert results(tmp_path / "run") == results(tmp_path / "alone")
+
+
+def test_an_answer_is_judged_where_the_reward_model_learned_to(of_pairs: Made) -> None:
+    """ChatML breaks the line behind the end of an answer, at which the model draws no more.  Seen to fail without what stands there."""
+    given = ("data.record.template=chatml", "tokenizer=bpe", "tokenizer.vocab_size=300", "tokenizer.specials=[<|im_start|>,<|im_end|>]")
+    batches = lm.batches(of_pairs(*given))
+    tokenizer, [batch] = batches.tokenizer, batches.validation(micro_batch=100)
+    assert batch.labels is not None and len(closing_of(tokenizer)) == 2
+    sampler = Sampler(tokenizer, GRPOConfig.model_validate({"reward_model": "judge"}), in_step=False)
+    for row, label in zip(batch.tokens.tolist(), batch.labels, strict=True):
+        text = row[: int((label == 0).nonzero()) + 1]
+        assert tokenizer.special_names[text[-2]] == "<|im_end|>"
+        assert sampler.whole(Rollout(Asked(text[:9], []), text[9:-1], [])) == text
+        assert sampler.whole(Rollout(Asked(text[:9], []), text[9:-2], [])) == text[:-2]  # cut at max_tokens
+
+
+def test_there_is_a_place_for_the_last_token_of_an_answer(by_judge: Made, tmp_path: Path) -> None:
+    """Only the reward model reads it, which may have no more places than data.seq_len.  Seen to fail with the room of other rewards."""
+    judged = f"objective.reward_model={tmp_path}"
+    lm.batches(by_judge("data.seq_len=32", judged))  # 26 tokens of the longest prompt, and 6 of an answer
+    lm.batches(by_judge("data.seq_len=31", "objective.rewards={ended:{}}"))
+    with pytest.raises(ConfigError, match=r"leave no room for objective\.max_tokens=6"):
+        lm.batches(by_judge("data.seq_len=31", judged))
+
+
+def test_a_reward_model_goes_on_with_its_own_head(of_pairs: Made) -> None:
+    """Whatever its number is called: LABEL_0 in transformers.  Seen to fail with a new head by the name of ours."""
+    model = of_pairs().model
+    named = model.replace(head=model.head.telling(["LABEL_0"], bias=False))
+    assert RewardModelConfig().headed(named) == named != RewardModelConfig().headed(model)
 
 
 def test_what_is_no_reward_model_is_refused(by_judge: Made, parent: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from lm.data.rewards.text import ExactReward
 from lm.data.rows.base import Material, ObjectiveConfig, Rows, widest
 from lm.data.rows.parted import PartedRows
 from lm.data.rows.seq2seq import rounded
+from lm.data.tokenizer.chat import closing_of
 from lm.nn.batch import Batch
 from lm.nn.head import HeadConfig
 from lm.schema import Named, Tree
@@ -124,7 +125,8 @@ class PromptRows(PartedRows):
         ends = np.append(parts[1:, 0], n_tokens)[learned]
         self._bounds[chat] = np.stack([starts[chat], parts[learned, 0], ends], axis=1)
         prompt = self._bounds[:, 1] - self._bounds[:, 0]
-        self._kept = np.flatnonzero((prompt > 0) & (prompt + cfg.max_tokens - 1 <= of.data.seq_len))
+        behind = -1 if cfg.reward_model is None else len(closing_of(of.tokenizer)[1:])  # such a model reads the last token too
+        self._kept = np.flatnonzero((prompt > 0) & (prompt + cfg.max_tokens + behind <= of.data.seq_len))
         self._require_most(len(self._kept), "prompts", f"leave no room for objective.max_tokens={cfg.max_tokens} in", "lower max_tokens")
 
     def __len__(self) -> int:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from lm.data.tokenizer.config import TEMPLATES
 from lm.data.tokenizer.rendering import CLOSE, OPEN
 from lm.data.tokenizer.sandbox import Template
 from lm.data.tokenizer.templates import for_tools
+from lm.data.tokenizer.together import together
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import CheckpointError, ConfigError
 from lm.schema import Tree, did_you_mean
@@ -74,11 +76,11 @@ class ChatTemplate:
         """Returns whether this name occurs in the template's source."""
         return re.search(rf"\b{name}\b", self._source) is not None
 
-    def end(self) -> int | None:
-        """Returns the special token that the template writes after an answer; None where it writes none."""
+    def closing(self) -> list[int | str]:
+        """Returns what the template writes after an answer, from the special token on that ends it; [] where it writes none."""
         text = self._text([{"role": "user", "content": _HERE}, {"role": ASSISTANT, "content": _HERE}], {})
-        behind = self._split(text.rpartition(_HERE)[2])
-        return next((part for part in behind if isinstance(part, int)), None)
+        behind = text.rpartition(_HERE)[2].replace(CLOSE, "")
+        return [*dropwhile(lambda part: isinstance(part, str), self._split(behind))]
 
     def _asked(self, messages: Sequence[Tree], names: Tree, goes_on: bool) -> list[int | str]:
         text = self._begun(messages, names) if goes_on else self._text(messages, names, ask=True)
@@ -229,18 +231,24 @@ def _misplaced(message: Tree, given: str, learned: str, last: bool) -> bool:
 def never_ends(source: str, tokenizer: Tokenizer) -> bool:
     """Returns whether a template writes no special token after an answer; False where it refuses a plain chat."""
     try:
-        return ChatTemplate(source, "tokenizer", tokenizer).end() is None
+        return not ChatTemplate(source, "tokenizer", tokenizer).closing()
     except ConfigError:
         return False
 
 
+def closing_of(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Returns the tokens that the tokenizer's chat template writes after an answer, from the special one on that ends it; () where it
+    writes none, or refuses a plain chat, or there is no template."""
+    return () if tokenizer.chat_template is None else _closing(tokenizer.chat_template, tokenizer)
+
+
 @lru_cache(maxsize=8)  # a template is rendered in a process of its own
-def answer_end(source: str, tokenizer: Tokenizer) -> int | None:
-    """Returns the special token that a template writes after an answer; None where it writes none, or refuses a plain chat."""
+def _closing(source: str, tokenizer: Tokenizer) -> tuple[int, ...]:
     try:
-        return ChatTemplate(source, "tokenizer", tokenizer).end()
+        parts = ChatTemplate(source, "tokenizer", tokenizer).closing()
     except ConfigError:
-        return None
+        return ()
+    return tuple(together(tokenizer, parts)[0].tolist()) if parts else ()
 
 
 def _with_arguments(messages: Sequence[Tree]) -> list[Tree]:

@@ -27,7 +27,8 @@ from lm.generation.further import by_source, further
 from lm.generation.growing import grown_model
 from lm.generation.load import load
 from lm.generation.rollouts import held_out_rewards
-from lm.nn.transformer import LM
+from lm.generation.teacher import require_teacher
+from lm.nn.transformer import LM, ModelConfig
 from lm.ops.defaults import device_unset
 from lm.schema import Config, Tree, did_you_mean, from_tree
 from lm.storage.adapted import Adapted, near, place, placed
@@ -119,6 +120,7 @@ def evaluate(
         parent = None
     wanted = wanted or EvalConfig()
     _require_fit(lm, data, objective, wanted)
+    judged = _judged(lm.cfg, tokenizer, data, objective, log)
     if data.seq_len > lm.max_seq_len:
         log(f"data.seq_len={data.seq_len} is over model.max_seq_len={lm.max_seq_len}: the rows are longer than any in training.")
     prepared = prepare(data, tokenizer, log=log)
@@ -132,7 +134,7 @@ def evaluate(
     parts = [(rows, spread(len(rows), data.val_rows)) for rows in split_rows(objective, data, prepared, splits, lm.cfg, seed, short=True)]
     whole = reduce(operator.add, [evaluator.totals(rows, ids, closely=True) for rows, ids in parts])
     assert whole.curves is not None
-    more = further(evaluator, wanted, objective, data, prepared, splits) | held_out_rewards(evaluator, objective, parts)
+    more = further(evaluator, wanted, objective, data, prepared, splits) | (held_out_rewards(evaluator, objective, parts) if judged else {})
     more |= by_source(evaluator, [rows for rows, _ in parts], data.val_rows)
     curves = {"reliability": whole.curves.reliability(), "loss_by_place": whole.curves.by_place()}
     found = cast(Examination, {**whole.figures(), **more, **curves})
@@ -164,12 +166,24 @@ def _require_fit(model: LM, data: DataConfig, objective: ObjectiveConfig, wanted
     try:
         objective.require_fit(model.cfg.kind, data)
         if (labels := objective.headed(model.cfg).head.labels) != model.cfg.head.labels:
-            raise ValueError(f"objective.labels={labels} are not those of the model, {model.cfg.head.labels}. Leave them out.")
+            its = model.cfg.head.labels
+            raise ValueError(f"objective={objective.kind} asks for {labels}, and the model's labels are {its}. Leave out what asks so.")
     except ValueError as error:
         raise ConfigError(f"objective: {error}") from None
     no_places = why_no_places("data.seq_len", data.seq_len, model.cfg, model.max_seq_len)
     if (refused := no_places or wanted.why_not(model.cfg, data.seq_len, objective.kind)) is not None:
         raise ConfigError(refused)
+
+
+def _judged(model: ModelConfig, tokenizer: Tokenizer, data: DataConfig, objective: ObjectiveConfig, log: Callable[[str], None]) -> bool:
+    """Returns whether answers can be judged; `log` is told where a reward model is gone. Raises ConfigError for one that does not fit."""
+    if not objective.own_answers or (further := objective.learns_from()) is None:
+        return True
+    if not Path(os.path.expanduser(further[1])).exists():
+        log(f"{'='.join(further)}: there is no such model, so rewards are not told.")
+        return False
+    require_teacher(objective, model, data.seq_len, tokenizer)
+    return True
 
 
 def _reference(parent: str | Path, device: str, folder: Path | None, tokenizer: Tokenizer) -> LM:

@@ -71,12 +71,6 @@ def load(
     return model.eval() if dtype is None else prepare(model, dtype, compile), tokenizer
 
 
-def frozen(path: str) -> LM:
-    """Returns the model of a folder, on the CPU, for a loss to learn from or an answer to be judged by."""
-    with torch.inference_mode(False):  # a validation may be the first to ask
-        return load(path, "cpu")[0].requires_grad_(False)
-
-
 def save(model: LM, tokenizer: Tokenizer, out: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
     """Writes a model folder, such as of a model that a loop of one's own has trained, for `load`, `evaluate`, `export` and all verbs.
 

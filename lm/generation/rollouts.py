@@ -18,8 +18,8 @@ from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.generation.config import SamplingConfig
 from lm.generation.decode import go_on, rows_of
 from lm.generation.evaluate import Evaluator
-from lm.generation.load import frozen
 from lm.generation.loop import ROWS, Vocabulary
+from lm.generation.teacher import frozen
 from lm.generation.text import ends_of
 from lm.losses.likelihoods import row_scores
 from lm.losses.measure import Reference

@@ -197,3 +197,16 @@ def test_what_is_no_reward_model_is_refused(by_judge: Made, parent: Path, tmp_pa
         by_judge("objective.rewards={learned:{}}")
     with pytest.raises(ConfigError, match="reward_model has no effect without its reward"):
         by_judge("objective.reward_model=x", "objective.rewards={ended:{}}")
+
+
+def test_an_evaluation_tells_rewards_of_a_reward_model_that_is_there(by_judge: Made, judge: Path, parent: Path) -> None:
+    cfg, said = by_judge(f"objective.reward_model={judge}"), list[str]()
+    found = [
+        lm.evaluate(parent, cfg.data, cfg.objective.replace(reward_model=str(path)), parent=parent, log=said.append)
+        for path in (judge, "gone")
+    ]
+    assert found[1] == {name: value for name, value in found[0].items() if not name.startswith(("val_reward", "val_answer", "val_ended"))}
+    assert "val_reward" in found[0]
+    assert "objective.reward_model=gone: there is no such model, so rewards are not told." in said
+    with pytest.raises(ConfigError, match=r"parent: it is no reward model"):
+        lm.evaluate(parent, cfg.data, cfg.objective.replace(reward_model=str(parent)), parent=parent)

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from lm.data.rows.base import LikelihoodConfig
-from lm.generation.load import frozen
+from lm.generation.teacher import frozen
 from lm.losses.cross_entropy import LossSums
 from lm.losses.measure import Reference, answers
 from lm.losses.teacher import Taught

@@ -9,13 +9,14 @@ from torch import nn
 
 from lm.adapters.adapter import AdapterConfig, adapting, round_beside
 from lm.data.tokenizer.config import TokenizerConfig, TokenizerFileConfig
-from lm.data.tokenizer.fitting import grown, unlike
+from lm.data.tokenizer.fitting import grown
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import CheckpointError, ConfigError
+from lm.generation import teacher
 from lm.generation.growing import ROWS, grown_model, grown_weights
 from lm.generation.load import load
 from lm.nn.init import init_weights
-from lm.nn.transformer import LM, EncoderDecoderConfig, ModelConfig, build_model, model_config
+from lm.nn.transformer import LM, build_model, model_config
 from lm.storage.adapted import read_merged
 from lm.storage.checkpoint import CheckpointReader, Piece
 from lm.storage.model_folder import copy_weights, read_config, require_same_shapes, resolve_model
@@ -126,45 +127,8 @@ def parent(path: str, adapter: AdapterConfig | None, tokenizer: Tokenizer) -> LM
 
 
 def require_teacher(cfg: TrainConfig, tokenizer: Tokenizer | TokenizerConfig) -> None:
-    """Raises ConfigError where the run has a teacher or reward model that cannot say anything of what the model is to predict, as far as
-    that is known: a tokenizer that is still to be trained on the text is not compared."""
-    if (further := cfg.objective.learns_from()) is None:
-        return
-    key, path = further
-    try:
-        source = resolve_model(path)
-    except CheckpointError as error:
-        raise CheckpointError(f"{key}={error.sentence}") from None
-    its = model_config(read_config(source)["model"])
-    where, remedy = f"{key}={path}", f"Choose another {key.partition('.')[2].replace('_', ' ')}"
-    model = cfg.objective.headed(cfg.model)
-    if (why := cfg.objective.why_not_from(its.head, model.head)) is not None:
-        raise ConfigError(f"{where}: {why}. {remedy}.")
-    if its.kind != model.kind:
-        raise ConfigError(f"{where}: its model.kind is {its.kind}, and that of the model {model.kind}. {remedy}.")
-    if its.max_seq_len is not None and its.max_seq_len < cfg.data.seq_len:
-        raise ConfigError(f"{where}: it takes rows of {its.max_seq_len} tokens, and data.seq_len={cfg.data.seq_len}. Lower that.")
-    if not isinstance(tokenizer, Tokenizer):
-        if tokenizer.n_chars():
-            return
-        tokenizer = tokenizer.build(extra=cfg.objective.specials())
-    theirs = load_tokenizer(source)
-    if (other := unlike(theirs, tokenizer)) is not None:
-        own = f"Train with its own, by tokenizer=file tokenizer.path={source}"
-        raise ConfigError(
-            f"{where}: it has another tokenizer, {other}, so what it says is of other tokens."
-            f" {own if cfg.init_from is None else 'Choose one that has all tokens of this run'}."
-        )
-    if (begun := _begun(its, theirs)) != _begun(cfg.model, tokenizer):
-        raise ConfigError(f"{where}: its decoder begins otherwise, and both read the same rows. Set {begun}.")
-
-
-def _begun(cfg: ModelConfig, tokenizer: Tokenizer) -> str:
-    """Returns the options of how the decoder of an encoder-decoder begins; '' for other models."""
-    if not isinstance(cfg, EncoderDecoderConfig):
-        return ""
-    start, first = tokenizer.start if cfg.start_token is None else cfg.start_token, cfg.first_token
-    return f"model.start_token={start} model.first_token={'null' if first is None else first}"
+    """As that of lm.generation.teacher, for a run."""
+    teacher.require_teacher(cfg.objective, cfg.model, cfg.data.seq_len, tokenizer, anew=cfg.init_from is None)
 
 
 def empty(model: LM, names: Container[str]) -> None:

@@ -4,12 +4,10 @@ import fcntl
 import hashlib
 import json
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,6 +17,7 @@ from lm.data.records.messages import tools_of
 from lm.data.sources.base import Turn
 from lm.errors import ConfigError, ResourceError
 from lm.generation.decode import room
+from lm.generation.sampling import row_keys
 from lm.generation.writer import Completion, Writer
 from lm.schema import Tree
 from lm.storage.atomic import beside, disk_errors, sync
@@ -94,45 +93,29 @@ def answer_all(
     """Writes a file with a line for each prompt: its object and `answers`, the list of cfg.n completions. Returns how many prompts were
     answered here, and with how many tokens.
 
-    The answers are those that `Writer.complete` gives for all prompts at once, whatever was answered before a kill. They grow, those to the
-    longest prompts first, in a hidden file beside `out`, which comes into being when it is complete.  asked: what decides the answers, by
-    key; a start that was ended is gone on with only where it is the same.  told: called with each prompt that is answered: how many are so
-    far, and the tokens drawn here.  anew: replace a file at `out`, and what a start with another `asked` has left.
+    The answers are those that `Writer.complete` gives for all prompts at once, whatever was answered before a kill. They grow as they end,
+    those to the longest prompts first, in a hidden file beside `out`, which comes into being when it is complete.  asked: what decides the
+    answers, by key; a start that was ended is gone on with only where it is the same.  told: called with each prompt that is answered: how
+    many are so far, and the tokens drawn here.  anew: replace a file at `out`, and what a start with another `asked` has left.
     Raises ConfigError as `complete` does, before anything is drawn, and ResourceError where the file cannot be written.
     """
-    encoded = [_ids(writer, prompt) for prompt in prompts]
-    order = sorted(range(len(prompts)), key=lambda i: -len(encoded[i]))  # a batch takes the time of its longest prompt for each of its rows
-    prompts, encoded = [prompts[i] for i in order], [encoded[i] for i in order]
-    before = Counter[tuple[int, ...]]()
-    with gone_on_with(out, asked | {"prompts": digest([prompt.line for prompt in prompts])}, order, anew) as (file, done):
-        for ids in encoded[:done]:
-            before[tuple(ids)] += writer.cfg.n
-        answers = _Answers(prompts, done, file, told)
-        for start in range(done, len(prompts), _AT_ONCE):
-            some = encoded[start : start + _AT_ONCE]
-            writer.continued(some, before=before, on_done=partial(answers.keep, start))
-    return len(prompts) - done, answers.n_tokens
+    encoded, n, so_far, n_tokens = [_ids(writer, prompt) for prompt in prompts], writer.cfg.n, 0, 0
+    keys = row_keys([ids for ids in encoded for _ in range(n)], writer.cfg.seed)
+    with gone_on_with(out, asked | {"prompts": digest([prompt.line for prompt in prompts])}, anew) as (file, done):
+        left = [i for i in range(len(prompts)) if i not in done]
+        left.sort(key=lambda i: -len(encoded[i]))  # a batch takes the time of its longest prompt for each of its rows
 
+        def keep(some: Sequence[int], j: int, found: list[Completion]) -> None:
+            nonlocal so_far, n_tokens
+            add_line(file, some[j], prompts[some[j]].line | {ANSWERS: [asdict(completion) for completion in found]})
+            so_far, n_tokens = so_far + 1, n_tokens + sum(completion.n_tokens for completion in found)
+            told(len(done) + so_far, n_tokens)
 
-class _Answers:
-    """Writes a line for each prompt, in their order: the answers to a later one wait for those to the ones before it."""
-
-    def __init__(self, prompts: Sequence[Prompt], done: int, file: BinaryIO, told: Callable[[int, int], None]) -> None:
-        self.n_tokens = 0
-        self._prompts, self._next, self._file, self._told = prompts, done, file, told
-        self._waiting: dict[int, list[Completion]] = {}
-
-    def keep(self, start: int, i: int, found: list[Completion]) -> None:
-        """Takes the answers to prompt start + i."""
-        self._waiting[start + i] = found
-        self.n_tokens += sum(completion.n_tokens for completion in found)
-        while self._next in self._waiting:
-            answers = [asdict(completion) for completion in self._waiting.pop(self._next)]
-            text = json.dumps(self._prompts[self._next].line | {ANSWERS: answers}, ensure_ascii=False)
-            self._file.write(text.encode(errors="backslashreplace") + b"\n")  # half a surrogate pair as JSON escapes it
-            self._next += 1
-        self._file.flush()
-        self._told(self._next + len(self._waiting), self.n_tokens)
+        for start in range(0, len(left), _AT_ONCE):
+            some = left[start : start + _AT_ONCE]
+            own = [key for i in some for key in keys[i * n : (i + 1) * n]]
+            writer.continued([encoded[i] for i in some], keys=own, on_done=partial(keep, some))
+    return so_far, n_tokens
 
 
 def require_new(out: Path, anew: bool, key: str = "out") -> None:
@@ -156,10 +139,16 @@ def digest(lines: Sequence[Tree]) -> str:
     return hashlib.sha256(json.dumps(lines).encode()).hexdigest()
 
 
+def add_line(file: BinaryIO, number: int, line: Tree) -> None:
+    """Writes a line, in whatever order, that has this number in what `file` becomes; half a surrogate pair as JSON escapes it."""
+    file.write(b"%d %s\n" % (number, json.dumps(line, ensure_ascii=False).encode(errors="backslashreplace")))
+    file.flush()
+
+
 @contextmanager
-def gone_on_with(out: Path, asked: Tree, order: Sequence[int], anew: bool) -> Iterator[tuple[BinaryIO, int]]:
-    """Yields the hidden file that grows beside `out`, and how many lines of a start that was ended are in it already; behind the block it
-    becomes `out`.  asked, anew: as in `answer_all`; order: the numbers that its lines have in `out`."""
+def gone_on_with(out: Path, asked: Tree, anew: bool) -> Iterator[tuple[BinaryIO, set[int]]]:
+    """Yields the hidden file that grows beside `out` by `add_line`, and the numbers of the lines that an ended start has left there; behind
+    the block it becomes `out`.  asked, anew: as in `answer_all`."""
     require_new(out, anew)
     part = out.with_name(f".{out.name}.part")
     with disk_errors(out):
@@ -172,32 +161,34 @@ def gone_on_with(out: Path, asked: Tree, order: Sequence[int], anew: bool) -> It
             require_new(out, anew)  # again, since another process may just have written it
             done = _lines_of(file, out, asked, anew)
             yield file, done
-            _publish(file, out, order)
+            _publish(file, out)
             part.unlink(missing_ok=True)
 
 
-def _lines_of(file: BinaryIO, out: Path, asked: Tree, anew: bool) -> int:
-    """Returns how many whole lines of answers are in the file, after cutting off what is behind them; a new file gets its head."""
+def _lines_of(file: BinaryIO, out: Path, asked: Tree, anew: bool) -> set[int]:
+    """Returns the numbers of the whole lines in the file, after cutting off what is behind them; a new file gets its head."""
     file.seek(0)
     head = file.readline()
-    n, end = 0, len(head)
+    done, end = set[int](), len(head)
     for line in file:
-        if line.endswith(b"\n"):
-            n, end = n + 1, end + len(line)
+        if not (line.endswith(b"\n") and (number := line.partition(b" ")[0]).isdigit()):
+            break
+        done.add(int(number))
+        end += len(line)
     before = _parsed(head) if head.endswith(b"\n") else {}
-    if before != asked and n and not anew:
+    if before != asked and done and not anew:
         differ = [key for key in asked | before if before.get(key) != asked.get(key)]
         raise ConfigError(
-            f"out={out}: {n} answers are there of a start that asked otherwise ({', '.join(differ[:3])})."
+            f"out={out}: {len(done)} answers are there of a start that asked otherwise ({', '.join(differ[:3])})."
             " Ask as it did, add overwrite=true to begin anew, or choose another file."
         )
     if before == asked:
         file.truncate(end)
-        return n
+        return done
     file.truncate(0)
     file.write(json.dumps(asked).encode() + b"\n")
     file.flush()
-    return 0
+    return set()
 
 
 def _parsed(head: bytes) -> Tree:
@@ -209,14 +200,16 @@ def _parsed(head: bytes) -> Tree:
     return found if isinstance(found, dict) else {}
 
 
-def _publish(file: BinaryIO, out: Path, order: Sequence[int]) -> None:
+def _publish(file: BinaryIO, out: Path) -> None:
     file.seek(0)
-    lines = accumulate(map(len, file))  # each begins where the one before ends, the first of them behind the head
-    starts = [start for _, start in sorted(zip(order, lines, strict=False))]
+    start, starts = len(file.readline()), list[tuple[int, int]]()
+    for line in file:
+        starts.append((int(line.partition(b" ")[0]), start))
+        start += len(line)
     with beside(out, Path.touch) as temporary, open(temporary, "wb") as copy:
-        for start in starts:
+        for _, start in sorted(starts):
             file.seek(start)
-            copy.write(file.readline())
+            copy.write(file.readline().partition(b" ")[2])
         copy.flush()
         sync(temporary)
         temporary.replace(out)

@@ -1,6 +1,5 @@
 """`lm.classify`: which kind a text, or a pair of texts, is of."""
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from torch import Tensor
 from lm.data.rows.reading import Read, Reading, batch_of
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError, expect
-from lm.generation.answering import digest, gone_on_with
+from lm.generation.answering import add_line, digest, gone_on_with
 from lm.generation.decode import decoding
 from lm.nn.context import Context
 from lm.nn.head import Head
@@ -49,16 +48,14 @@ def classify_file(
     """Writes a file with each line and what was `PREDICTED` of the texts in its fields, and returns of how many this was done here; a start
     that was ended is gone on with, as by `answer_all`, whose arguments have these names.  told: called with how many are done so far."""
     telling = Telling(model, tokenizer, [tuple(line[field] for field in fields) for line in lines])
-    with gone_on_with(out, asked | {"fields": [*fields], "texts": digest(lines)}, telling.order, anew) as (file, done):
-        so_far = done
-        for each in telling.batches(done):
+    with gone_on_with(out, asked | {"fields": [*fields], "texts": digest(lines)}, anew) as (file, done):
+        so_far = len(done)
+        for each in telling.batches(len(done)):
             for i, chances in each:
-                text = json.dumps(lines[i] | {PREDICTED: predicted(chances)}, ensure_ascii=False)
-                file.write(text.encode(errors="backslashreplace") + b"\n")
-            file.flush()
+                add_line(file, i, lines[i] | {PREDICTED: predicted(chances)})
             so_far += len(each)
             told(so_far)
-    return len(lines) - done
+    return len(lines) - len(done)
 
 
 def predicted(chances: dict[str, float]) -> Tree:
@@ -81,17 +78,17 @@ class Telling:
         self._lengths = [len(each.ids) for each in self._read]
         if empty := [number for number, length in enumerate(self._lengths, 1) if not length]:
             raise ConfigError(f"texts: number {empty[0]:,} of {len(pairs):,} has no tokens, and a label is read off at one. Leave it out.")
-        self.order = sorted(range(len(pairs)), key=lambda i: -self._lengths[i])
+        self._order = sorted(range(len(pairs)), key=lambda i: -self._lengths[i])
 
     def batches(self, done: int = 0) -> Iterator[list[tuple[int, dict[str, float]]]]:
         """Yields the numbers of texts and their labels' probabilities, batch by batch.  done: so many of the first are left out, without
         any mark on the others."""
         end = 0
-        while end < len(self.order):
-            start, longest = end, self._lengths[self.order[end]]
-            end = min(len(self.order), start + max(1, min(_ROWS, _TOKENS >> (longest - 1).bit_length())))  # few numbers: each is compiled
+        while end < len(self._order):
+            start, longest = end, self._lengths[self._order[end]]
+            end = min(len(self._order), start + max(1, min(_ROWS, _TOKENS >> (longest - 1).bit_length())))  # few numbers: each is compiled
             if end > done:
-                some = self.order[start:end]
+                some = self._order[start:end]
                 with decoding(self._model):
                     chances = _chances(self._model, self._reading, [self._read[i] for i in some])
                 each = [(i, dict(zip(self._labels, of, strict=True))) for i, of in zip(some, chances, strict=True)]

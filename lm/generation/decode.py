@@ -2,7 +2,6 @@
 draft of several tokens.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -24,7 +23,6 @@ def decode(
     *,
     on_token: OnToken | None = None,
     drafter: Drafter | None = None,
-    before: Counter[tuple[int, ...]] | None = None,
 ) -> list[Row]:
     """Returns cfg.n rows of each prompt in turn with their new tokens, without the end token. The tokens of a row do not depend on which
     prompts are decoded together.
@@ -36,12 +34,12 @@ def decode(
     model.max_seq_len: each token then sees the last model.max_seq_len tokens, itself included.
 
     vocabulary: None: all of the model's tokens, none of which ends a row.  drafter: proposes tokens for speculative decoding. It changes no
-    token, unless two are so near to each other that the rounding of one forward over several tokens decides.  before: as in `row_keys`.
+    token, unless two are so near to each other that the rounding of one forward over several tokens decides.
     cfg.stop is not looked at here, but in lm/generation/writer.py.
     Raises ConfigError for a prompt that is empty, or longer than such a fixed number of places.
     """
     vocabulary = vocabulary or Vocabulary(model.vocab_size)
-    rows = rows_of(model, prompts, cfg, vocabulary, before)
+    rows = rows_of(model, prompts, cfg, vocabulary)
     go_on(model, rows, cfg, vocabulary, on_token, drafter)
     return rows
 
@@ -95,15 +93,16 @@ def rows_of(
     prompts: Sequence[Sequence[int]],
     cfg: SamplingConfig,
     vocabulary: Vocabulary,
-    before: Counter[tuple[int, ...]] | None = None,
+    keys: Sequence[bytes] | None = None,
 ) -> list[Row]:
-    """Returns cfg.n rows of each prompt in turn, without new tokens.  before: as in `row_keys`. Raises ConfigError for a prompt that the
-    model cannot continue, and for a cfg whose logit_bias names a token that is none of the vocabulary's."""
+    """Returns cfg.n rows of each prompt in turn, without new tokens.  keys: of the rows' draws; None: those that `row_keys` returns. Raises
+    ConfigError for a prompt that the model cannot continue, and for a cfg whose logit_bias names a token that is none of the
+    vocabulary's."""
     cfg.require(vocabulary.n_tokens)
     assert (cfg.form is None) == (vocabulary.grammar is None)
     reads, given = model.cfg.kind == "encoder_decoder", [list(prompt) for prompt in prompts for _ in range(cfg.n)]
     rows = []
-    for i, (prompt, key) in enumerate(zip(given, row_keys(given, cfg.seed, before), strict=True)):
+    for i, (prompt, key) in enumerate(zip(given, keys or row_keys(given, cfg.seed), strict=True)):
         begun, limit = begin(model, prompt, vocabulary.first), room(model, prompt, cfg, vocabulary.first)
         rows.append(Row(key, begun, [], prompt if reads else [], vocabulary.matcher(), i, limit))
     return rows

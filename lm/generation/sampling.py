@@ -182,11 +182,10 @@ def drawn(logits: Tensor, uniforms: Sequence[float]) -> Tensor:
     return torch.searchsorted(mass, targets, right=True).squeeze(-1)
 
 
-def row_keys(prompts: Sequence[Sequence[int]], seed: int, before: Counter[tuple[int, ...]] | None = None) -> list[bytes]:
+def row_keys(prompts: Sequence[Sequence[int]], seed: int) -> list[bytes]:
     """Returns the key of each row's draws: a hash of the seed, the prompt, and how many rows before it have the same prompt. It does not
-    depend on the place in the batch.  before: how many rows of each prompt earlier calls had, which is counted on."""
-    before = Counter() if before is None else before
-    keys = []
+    depend on the place in the batch."""
+    before, keys = Counter[tuple[int, ...]](), []
     for prompt in map(tuple, prompts):
         keys.append(hashlib.blake2b(f"{seed}/{before[prompt]}/{prompt}".encode(), digest_size=16).digest())
         before[prompt] += 1

@@ -1,6 +1,5 @@
 """Text in, text out: prompts to token ids, new tokens to text as they are sampled."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -98,9 +97,9 @@ class Writer:
             raise ConfigError("prompt: it is empty, and the tokenizer has neither bos nor eos to start from. Give some text.")
         return ids
 
-    def rows(self, encoded: Sequence[Sequence[int]], before: Counter[tuple[int, ...]] | None = None) -> list[Row]:
+    def rows(self, encoded: Sequence[Sequence[int]], keys: Sequence[bytes] | None = None) -> list[Row]:
         """As `rows_of`."""
-        return rows_of(self.model, encoded, self.cfg, self.vocabulary, before)
+        return rows_of(self.model, encoded, self.cfg, self.vocabulary, keys)
 
     def text_of(self, row: Row) -> Continuation:
         """Returns the text of a row that has no new tokens yet."""
@@ -118,10 +117,10 @@ class Writer:
         self,
         encoded: Sequence[Sequence[int]],
         on_text: OnText | None = None,
-        before: Counter[tuple[int, ...]] | None = None,
+        keys: Sequence[bytes] | None = None,
         on_done: OnDone | None = None,
     ) -> list[Completion]:
-        """As `complete`, for prompts that are token ids already.  before: as in `row_keys`; on_done(i, completions): called with those of
+        """As `complete`, for prompts that are token ids already.  keys: as in `rows_of`; on_done(i, completions): called with those of
         prompt i as soon as the last of them has ended."""
         found: dict[int, Completion] = {}
 
@@ -142,7 +141,7 @@ class Writer:
 
         if self.cfg.beams > 1:
             return self._by_beams(encoded, on_text, on_done)
-        rows = self.rows(encoded, before)
+        rows = self.rows(encoded, keys)
         texts = [self.text_of(row) for row in rows]
         longest_first = sorted(rows, key=lambda row: -len(row.source) - len(row.begin))  # rows of a batch take the time of its longest
         go_on(self.model, longest_first, self.cfg, self.vocabulary, on_token, self.drafter, on_end)

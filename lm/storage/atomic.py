@@ -10,9 +10,9 @@ import re
 import secrets
 import shutil
 import signal
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -25,6 +25,7 @@ MANIFEST = "manifest.json"
 TEMPORARY = ".tmp-"  # prefix of what is unfinished or on its way out
 _REPLACED = ".old-"  # prefix of what a folder of the same name is about to replace, where two names cannot be swapped
 _EXCHANGE = 2  # RENAME_EXCHANGE of Linux
+_AT_ONCE = 8  # files to hash
 
 
 def failpoint(point: str) -> None:
@@ -154,8 +155,8 @@ def _seal(folder: Path) -> None:
         listed = dict(zip(names, found, strict=True))
     failpoint("manifest")
     write_json(folder / MANIFEST, listed)
-    sync(folder / MANIFEST)
-    sync(folder)
+    for written in (folder / MANIFEST, *{(folder / name).parent for name in names} | {folder}):
+        sync(written)
 
 
 def _publish(temporary: Path, path: Path, replace: bool) -> None:
@@ -276,10 +277,11 @@ def sha256_of(path: Path) -> str:
 
 
 @contextmanager
-def _hashes(folder: Path, names: Iterable[str]) -> Iterator[Iterator[str]]:
-    """Yields what iterates over the files' SHA-256, several of which are read at once: one core hashes less than a disk gives."""
-    with ThreadPoolExecutor() as pool:
-        yield pool.map(lambda name: sha256_of(folder / name), names)
+def _hashes(folder: Path, names: Collection[str]) -> Iterator[Iterator[str]]:
+    """Yields what iterates over the files' SHA-256, several of which are read at once: one core hashes less than a disk gives. An error
+    within the block, such as Ctrl-C, does not wait for them; and a thread that still saves where a program ends may begin them."""
+    with ThreadPool(min(len(names), _AT_ONCE) or 1) as pool:
+        yield pool.imap(lambda name: sha256_of(folder / name), names)
 
 
 def sync(path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any, Literal, Self
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lm.nn.context import Context
 from lm.nn.ffn.mlp import ACTIVATIONS, Activation
@@ -161,8 +162,9 @@ def pooled(hidden: Tensor, mask: Mask) -> Tensor:
     b, s, _ = hidden.shape
     documents = mask.q_documents if mask.q_documents is not None else -(mask.q_positions < 0).int().expand(b, s)
     of = (documents + 1 + torch.arange(b, device=hidden.device).unsqueeze(1) * (s + 1)).flatten()  # (b, s) -> (b*s,), padding as one
-    sums = hidden.new_zeros(b * (s + 1), hidden.shape[2], dtype=torch.float32).index_add(0, of, hidden.flatten(0, 1).float())
-    return (sums[of] / of.bincount(minlength=len(sums))[of].unsqueeze(-1)).to(hidden.dtype).view_as(hidden)
+    each = F.pad(hidden.flatten(0, 1).float(), (0, 1), value=1)  # (b, s, d) -> (b*s, d+1), a column of ones to count tokens
+    sums = each.new_zeros(b * (s + 1), each.shape[1]).index_add(0, of, each)[of]
+    return (sums[:, :-1] / sums[:, -1:]).to(hidden.dtype).view_as(hidden)
 
 
 Reader = Callable[[Tensor, Head, Context], Any]

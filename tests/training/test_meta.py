@@ -36,7 +36,7 @@ FEW: dict[str, Tree] = {
     "latent attention": {"attention": MLA},
     "experts": {"ffn": MIXTURES[2] | {"capacity_factor": 1.5, "balance_loss": 0.1}},
     "delta": {"recurrent": DELTA, "pattern": ["recurrent", "attention"]},
-    "labels of texts": {"head": {"tied": False, "labels": ["calm", "rough"]}},
+    "labels of texts": {"head": {"tied": False, "labels": ["calm", "rough"], "pooling": "mean"}},
     "encoder-decoder": {"kind": "encoder_decoder", "position": {"kind": "t5_relative"}},
 }
 

@@ -14,6 +14,7 @@ from lm.data.order import Ids
 from lm.data.rows.base import LikelihoodConfig, Material, ObjectiveConfig, Rows, widest
 from lm.data.rows.reading import Read, Reading, batch_of
 from lm.data.rows.seq2seq import rounded
+from lm.data.sources.base import SPLITS
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
@@ -78,11 +79,13 @@ class ClassifyRows(Rows):
             raise ConfigError(f"data: the {store.split} split has 0 texts. Give more data.")
         self._store, self._pad, self._seq_len, self._labels = store, of.tokenizer.pad, seq_len, told
         self._reading = Reading(of.model, of.tokenizer, seq_len)
-        parts = store.parts[:, 0].reshape(store.n_documents, -1)  # where a text, a second one, if any, and the label begin
+        parts = _begins(store)
         places = np.array([*(told.index(name) for name in labels), -1])  # the last one is of what has no label
-        self._parts, self._classes = parts, places[_classes(store, parts[:, -1], labels)]
+        self._parts, self._classes = parts, places[_classes(store, labels)]
         self._whole = parts[:, -1] - parts[:, 0] + self._reading.added(pair=parts.shape[1] > 2)
         kept = np.flatnonzero((self._whole > 0) & (self._classes >= 0))
+        if not len(kept):
+            raise ConfigError(f"data: the {store.split} split has 0 texts with a label. Give more data.")
         lengths = np.minimum(self._whole[kept], seq_len)
         one_by_one: tuple[Ids, Ids] = np.arange(len(kept)), np.arange(len(kept) + 1)
         order, self._bounds = best_fit(lengths, seq_len) if self._packed else one_by_one
@@ -147,23 +150,33 @@ class ClassifyRows(Rows):
         return found
 
 
-def _classes(store: TokenStore, begins: Ids, labels: Sequence[str]) -> Ids:
+def _classes(store: TokenStore, labels: Sequence[str]) -> Ids:
     """Returns the number of each text's label. Raises ConfigError where one is not among the labels, and tells those that there are. -1 is
-    none, and no number, where it is no name and all labels occur beside it.  begins: where the labels begin."""
-    ends = np.append(store.starts[1:], store.n_tokens)
-    names = [bytes(store.read(int(begin), int(end)).astype(np.uint8)).decode() for begin, end in zip(begins, ends, strict=True)]
-    found, which = np.unique(names, return_inverse=True)
+    none, and no number, where it is no name and all labels occur in the data, in whatever split."""
+    found, which = np.unique(_names(store), return_inverse=True)
     numbers = {name: number for number, name in enumerate(labels)}
     numbered = not any(name.lstrip("+-").isdecimal() for name in labels)  # of 1 to 5 stars, 1 is the first and not the second
     known = {str(number): number for number in range(len(labels)) if numbered} | numbers
-    if not {*range(len(labels))} - {known.get(name) for name in found.tolist()}:
-        known = {_NONE: -1} | known
+    if _NONE in {*found.tolist()} - {*known}:
+        there = {known.get(name) for split in SPLITS if (beside := TokenStore(store.folder, split)).n_documents for name in _names(beside)}
+        known |= {} if {*range(len(labels))} - there else {_NONE: -1}
     if strange := [name for name in found.tolist() if name not in known]:
         raise ConfigError(
             f"data: the label '{strange[0]}' of the {store.split} split is not in objective.labels={_listed(labels)}. Add it, or fix the"
             f" records; those of this split are {_listed(found.tolist())}."
         )
     return np.array([known[name] for name in found.tolist()])[which]
+
+
+def _names(store: TokenStore) -> list[str]:
+    """Returns the label of each text."""
+    begins, ends = _begins(store)[:, -1], np.append(store.starts[1:], store.n_tokens)
+    return [bytes(store.read(int(begin), int(end)).astype(np.uint8)).decode() for begin, end in zip(begins, ends, strict=True)]
+
+
+def _begins(store: TokenStore) -> Ids:
+    """Returns (texts, parts): where a text, a second one, if any, and the label begin."""
+    return store.parts[:, 0].reshape(store.n_documents, -1)
 
 
 def _same(labels: Sequence[str], told: Sequence[str] | None) -> bool:

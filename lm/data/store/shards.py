@@ -167,7 +167,7 @@ class TokenStore:
 
     def __init__(self, folder: Path, split: Split) -> None:
         index = read_index(folder)["splits"][split]
-        self._folder, self.split = folder, split
+        self.folder, self.split = folder, split
         self.n_tokens: int = index["n_tokens"]
         self.n_documents: int = index["n_documents"]
         self.n_bytes: int = index["n_bytes"]
@@ -188,7 +188,7 @@ class TokenStore:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles only the folder and split: a loader process maps the files itself."""
-        return TokenStore, (self._folder, self.split)
+        return TokenStore, (self.folder, self.split)
 
     def read(self, start: int, stop: int) -> Tokens:
         """Returns tokens start..stop-1, without a copy where one shard holds them all."""
@@ -225,7 +225,7 @@ class TokenStore:
         for starts in (self.starts, self.parts):
             found.update(starts.tobytes())
         if found.hexdigest() != self.sha256:
-            raise damaged(self._folder / f"{self.split}.documents.npy", "has another checksum than the index says")
+            raise damaged(self.folder / f"{self.split}.documents.npy", "has another checksum than the index says")
 
     def checked(self, vocab_size: int) -> Iterator[Tokens]:
         """Yields the tokens in blocks. Raises ConfigError naming the shard with an id that the vocabulary lacks, or with another checksum
@@ -243,7 +243,7 @@ class TokenStore:
         return self._shards[number]
 
     def _numbers(self, name: str, shape: tuple[int, ...], index: Tree) -> NDArray[np.int64]:
-        file = self._folder / f"{self.split}.{name}.npy"
+        file = self.folder / f"{self.split}.{name}.npy"
         return _array(_brought(file, index["crc32"][name], 8), shape)
 
     def _block(self, shard: int, block: int, vocab_size: int) -> Tokens:

@@ -16,6 +16,7 @@ from lm.data.kinds import ClassifyConfig, LabelRecord, TextConfig, WordPieceConf
 from lm.data.rows.base import Rows
 from lm.data.rows.build import build_rows
 from lm.data.rows.reading import Reading
+from lm.data.sources.base import Split
 from lm.data.store.prepare import prepare
 from lm.data.tokenizer.config import BytesConfig
 from lm.errors import ConfigError
@@ -34,7 +35,10 @@ LABELS = ["bad", "good", "grim"]
 
 @pytest.fixture
 def rows(tmp_path: Path) -> Callable[..., Rows]:
-    def build(records: list[Record], model: ModelConfig, tokenizer: Any = None, labels: list[str] | None = None, **options: Any) -> Rows:
+    def build(
+        records: list[Record], model: ModelConfig, tokenizer: Any = None, labels: list[str] | None = None, split: Split = "train",
+        **options: Any,
+    ) -> Rows:  # fmt: skip
         file = tmp_path / "a.jsonl"
         file.write_text("".join(json.dumps(record) + "\n" for record in records))
         record = LabelRecord(**options.pop("record", {}))
@@ -42,7 +46,8 @@ def rows(tmp_path: Path) -> Callable[..., Rows]:
             **{"files": str(file), "cache_dir": str(tmp_path / "cache"), "record": record, "val_frac": 0.01, "seq_len": 32} | options
         )
         prepared = prepare(data, tokenizer or BytesConfig(), log=lambda line: None)
-        return build_rows(ClassifyConfig(labels=labels or LABELS), data, prepared.parts[""].stores["train"], prepared.tokenizer, model)
+        store = prepared.parts[""].stores[split]
+        return build_rows(ClassifyConfig(labels=labels or LABELS), data, store, prepared.tokenizer, model)
 
     return build
 
@@ -173,6 +178,21 @@ def test_texts_without_a_label_are_left_out_and_counted(rows: Callable[..., Rows
     assert batch.labels is not None and found.n_labels == (batch.labels != IGNORED).sum() <= 60
     assert (batch.labels[batch.labels != IGNORED] >= 0).all()
     assert ("left out, whose label -1 is none" in found.describe()) == (none == -1)
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_what_is_no_label_is_told_by_all_splits(rows: Callable[..., Rows], tmp_path: Path, labelled: bool) -> None:
+    """Seen to fail: of a few texts for validation, in which one label did not occur beside -1, the run was refused."""
+    held_out = [{"text": "aa", "label": -1}, *([{"text": "b", "label": "grim"}] if labelled else [])]
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps(record) + "\n" for record in held_out))
+    given: dict[str, Any] = {"split": "val", "val_files": str(tmp_path / "b.jsonl")}
+    if labelled:
+        assert rows(TEXTS, config(), **given).describe() == (
+            "val: 1 text in 1 row of 32 tokens, 100.0% of them 'grim'; 1 left out, whose label -1 is none"
+        )
+    else:
+        with pytest.raises(ConfigError, match=r"the val split has 0 texts with a label\."):
+            rows(TEXTS, config(), **given)
 
 
 def test_labels_are_told_as_they_can_be_typed(rows: Callable[..., Rows]) -> None:

@@ -162,7 +162,7 @@ def same(one: Prepared, other: Prepared) -> bool:
 def test_a_cache_that_has_lost_a_byte_or_a_bit_is_named(tmp_path: Path, byte_tokenizer: Tokenizer) -> None:
     """Seen to fail with the checksum uncompared."""
     cfg = corpus(tmp_path / "a.jsonl", False)
-    shard = next(prepare(cfg, byte_tokenizer, log=lambda line: None).train._folder.glob("train-*.bin"))
+    shard = next(prepare(cfg, byte_tokenizer, log=lambda line: None).train.folder.glob("train-*.bin"))
     data = bytearray(shard.read_bytes())
     data[100] ^= 1
     shard.write_bytes(data)
@@ -177,7 +177,7 @@ def test_damage_that_a_sample_passes_by_is_named_on_demand(
     monkeypatch.setattr("lm.data.store.shards._BLOCK", 8)
     cfg = corpus(tmp_path / "a.jsonl", False)
     first = prepare(cfg, byte_tokenizer, log=lambda line: None)
-    shard = next(first.train._folder.glob("train-*.bin"))
+    shard = next(first.train.folder.glob("train-*.bin"))
     data = bytearray(shard.read_bytes())
     data[len(data) // 2] ^= 1
     shard.write_bytes(data)

@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from lightning import Callback, Trainer
+from safetensors.torch import load_file
 
 from lm.cli.compose.compose import compose_config
 from lm.errors import CheckpointError, ConfigError, LmError, NumericsError, ResourceError
 from lm.storage.atomic import MANIFEST
 from lm.storage.run_folder import Metrics
 from lm.training.config import TrainConfig
+from lm.training.run import train
 from tests.server import Process
 
 Configure = Callable[..., TrainConfig]
@@ -149,3 +152,32 @@ def killed(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
                     launch(cfg)
 
     return run
+
+
+@pytest.fixture
+def goes_on_to_the_bit(killed: Callable[..., None], tmp_path: Path) -> Callable[[TrainConfig], None]:
+    """Train it as "alone", and once more with a kill behind a save; what they leave is equal."""
+
+    def check(cfg: TrainConfig) -> None:
+        train(cfg.replace(run=cfg.run.replace(name="alone")))
+        killed(cfg)
+        train(cfg)
+        assert results(tmp_path / "run") == results(tmp_path / "alone")
+
+    return check
+
+
+@pytest.fixture
+def learns_as_one(launch: Launch, tmp_path: Path) -> Callable[..., None]:
+    """Train what `make` makes in one process, and as `where` divides each step; the weights are equal, in float32."""
+
+    def check(make: Callable[..., TrainConfig], *where: str) -> None:
+        still = ("model.dropout=0", "trainer.max_steps=4", "optim=sgd", "optim.lr=0.5")
+        cfg = make(*still, *where)
+        (launch if cfg.launch.devices > 1 else train)(cfg)
+        train(make(*still, "run.name=alone"))
+        alone = load_file(tmp_path / "alone" / "model" / "model.safetensors")
+        for name, weight in load_file(tmp_path / "run" / "model" / "model.safetensors").items():
+            torch.testing.assert_close(weight, alone[name], atol=1e-5, rtol=1e-4)
+
+    return check

@@ -18,7 +18,7 @@ from lm.nn.batch import IGNORED, Batch
 from lm.training.config import TrainConfig
 from lm.training.plan import estimate, plan
 from lm.training.run import train
-from tests.training.conftest import Configure, Launch, in_each_way, read, results, settled
+from tests.training.conftest import Configure, in_each_way, read, settled
 
 WORDS = {"calm": ["sea", "lake", "pond", "dew", "mist", "rain"], "wild": ["fire", "ember", "flame", "spark", "ash", "smoke"]}
 Labelled = Callable[..., TrainConfig]
@@ -106,25 +106,16 @@ def test_pairs_are_measured_as_they_are_told_apart(of_labels: Labelled, tmp_path
 
 @pytest.mark.parametrize("model", [(), pytest.param(ENCODER, marks=pytest.mark.slow)], ids=["decoder", "encoder"])
 def test_a_resumed_classifier_is_the_one_that_was_left_alone(
-    of_labels: Labelled, killed: Callable[..., None], tmp_path: Path, model: tuple[str, ...]
+    of_labels: Labelled, goes_on_to_the_bit: Callable[[TrainConfig], None], model: tuple[str, ...]
 ) -> None:
     """Seen to fail: the checkpoint's head was compared with one for tokens."""
-    cfg = of_labels(*model)
-    train(cfg.replace(run=cfg.run.replace(name="alone")))
-    killed(cfg)
-    train(cfg)
-    assert results(tmp_path / "run") == results(tmp_path / "alone")
+    goes_on_to_the_bit(of_labels(*model))
 
 
 @pytest.mark.slow
 @in_each_way
-def test_ranks_and_micro_batches_learn_as_one(of_labels: Labelled, launch: Launch, tmp_path: Path, where: list[str]) -> None:
-    still = ("model.dropout=0", "trainer.max_steps=4", "optim=sgd", "optim.lr=0.5")
-    cfg = of_labels(*still, *where)
-    (launch if cfg.launch.devices > 1 else train)(cfg)
-    train(of_labels(*still, "run.name=alone"))
-    for name, weight in weights(tmp_path / "run").items():
-        torch.testing.assert_close(weight, weights(tmp_path / "alone")[name], atol=1e-5, rtol=1e-4)
+def test_ranks_and_micro_batches_learn_as_one(of_labels: Labelled, learns_as_one: Callable[..., None], where: list[str]) -> None:
+    learns_as_one(of_labels, *where)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch.nn import functional as F
 
 import lm
@@ -22,7 +21,7 @@ from lm.losses.rewards import bradley_terry
 from lm.nn.batch import IGNORED
 from lm.training.config import TrainConfig
 from lm.training.run import train
-from tests.training.conftest import Configure, Launch, in_each_way, read, results, settled
+from tests.training.conftest import Configure, in_each_way, read, results, settled
 
 GOOD, BAD = ["sea", "lake", "pond", "dew", "mist", "rain"], ["fire", "ember", "flame", "spark", "ash", "smoke"]
 Made = Callable[..., TrainConfig]
@@ -86,24 +85,14 @@ def test_the_loss_is_that_of_the_paper() -> None:
     }  # fmt: skip
 
 
-def test_a_resumed_reward_model_is_the_one_that_was_left_alone(of_pairs: Made, killed: Callable[..., None], tmp_path: Path) -> None:
-    cfg = of_pairs()
-    train(cfg.replace(run=cfg.run.replace(name="alone")))
-    killed(cfg)
-    train(cfg)
-    assert results(tmp_path / "run") == results(tmp_path / "alone")
+def test_a_resumed_reward_model_is_the_one_that_was_left_alone(of_pairs: Made, goes_on_to_the_bit: Callable[[TrainConfig], None]) -> None:
+    goes_on_to_the_bit(of_pairs())
 
 
 @pytest.mark.slow
 @in_each_way
-def test_ranks_and_micro_batches_learn_as_one(of_pairs: Made, launch: Launch, tmp_path: Path, where: list[str]) -> None:
-    still = ("model.dropout=0", "trainer.max_steps=4", "optim=sgd", "optim.lr=0.5")
-    cfg = of_pairs(*still, *where)
-    (launch if cfg.launch.devices > 1 else train)(cfg)
-    train(of_pairs(*still, "run.name=alone"))
-    alone = load_file(tmp_path / "alone" / "model" / "model.safetensors")
-    for name, weight in load_file(tmp_path / "run" / "model" / "model.safetensors").items():
-        torch.testing.assert_close(weight, alone[name], atol=1e-5, rtol=1e-4)
+def test_ranks_and_micro_batches_learn_as_one(of_pairs: Made, learns_as_one: Callable[..., None], where: list[str]) -> None:
+    learns_as_one(of_pairs, *where)
 
 
 @pytest.fixture

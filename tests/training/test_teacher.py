@@ -16,7 +16,7 @@ from lm.training.config import TrainConfig
 from lm.training.plan import frozen_bytes, plan
 from lm.training.run import train
 from tests.conftest import Lm
-from tests.training.conftest import Configure, Launch, in_each_way, read, results, write_text
+from tests.training.conftest import Configure, in_each_way, read, write_text
 
 Made = Callable[..., Path]
 
@@ -72,32 +72,21 @@ def test_a_larger_teacher_is_come_closer_to_and_labels_have_their_part(made: Mad
     ],
 )
 def test_a_resumed_run_is_taught_as_one_that_was_left_alone(
-    more: list[str], made: Made, configure: Configure, killed: Callable[..., None], tmp_path: Path
+    more: list[str], made: Made, configure: Configure, goes_on_to_the_bit: Callable[[TrainConfig], None]
 ) -> None:
     teacher = made("teacher", *more)
     cfg = configure(*more, f"objective.teacher={teacher}")
-    train(cfg.replace(run=cfg.run.replace(name="alone")))
-    killed(cfg)
-    train(cfg)
-    assert results(tmp_path / "run") == results(tmp_path / "alone")
+    goes_on_to_the_bit(cfg)
 
 
 @pytest.mark.slow
 @in_each_way
 def test_ranks_and_micro_batches_are_taught_as_one(
-    where: list[str], made: Made, configure: Configure, launch: Launch, tmp_path: Path
+    where: list[str], made: Made, configure: Configure, learns_as_one: Callable[..., None], tmp_path: Path
 ) -> None:
-    """In float32; the sums are split otherwise."""
-    teacher, still = (
-        made("teacher"),
-        ("model.dropout=0", "trainer.max_steps=4", "objective.teacher_weight=0.7", "optim=sgd", "optim.lr=0.5"),
-    )
-    cfg = configure(*still, f"objective.teacher={teacher}", *where)
-    (launch if cfg.launch.devices > 1 else train)(cfg)
-    train(configure(*still, f"objective.teacher={teacher}", "run.name=alone"))
+    taught = (f"objective.teacher={made('teacher')}", "objective.teacher_weight=0.7")
+    learns_as_one(lambda *more: configure(*taught, *more), *where)
     torch.testing.assert_close(told(tmp_path / "run"), told(tmp_path / "alone"), rtol=1e-5, atol=0)
-    for name, weight in weights(tmp_path / "run").items():
-        torch.testing.assert_close(weight, weights(tmp_path / "alone")[name], atol=1e-5, rtol=1e-4)
 
 
 def test_a_teacher_that_was_made_anew_is_noticed(made: Made, configure: Configure, killed: Callable[..., None], tmp_path: Path) -> None:

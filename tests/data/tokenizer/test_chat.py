@@ -72,7 +72,7 @@ def test_a_named_template_writes_what_models_of_that_name_were_trained_on(name: 
     template = ChatTemplate(source(name), "here", own)
     runs = template.runs(TURNS)
     assert shown(own, runs) == NAMED[name]
-    assert template.question(TURNS[:2]) == runs[0].parts and template.end() == runs[1].parts[-1]
+    assert template.question(TURNS[:2]) == runs[0].parts and template.closing()[0] == runs[1].parts[-1]
     messages = [{"role": turn.role, "content": turn.text} for turn in TURNS[:4]]
     for asked in (template.question(TURNS[:4]), template.asking(messages, {})):  # behind an answer too
         assert shown(own, [Run(asked, False)])[0][0] == "".join(text for text, _ in NAMED[name][:3])
@@ -141,7 +141,7 @@ def test_a_template_that_writes_the_date_is_read_as_transformers_reads_it(tokeni
     chat = ChatTemplate(template, "here", tokenizer)
     found = "".join(text for text, _ in shown(tokenizer, chat.runs(TURNS)))
     expected.add(theirs.apply_chat_template(messages, chat_template=template, tokenize=False))  # midnight may be between the two
-    assert found in expected and chat.end() == tokenizer.special(["<|im_end|>"])
+    assert found in expected and chat.closing()[0] == tokenizer.special(["<|im_end|>"])
 
 
 def test_a_message_that_spells_special_tokens_stays_text(tokenizer: Tokenizer) -> None:

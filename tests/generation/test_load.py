@@ -18,7 +18,7 @@ from lm.nn.transformer import DecoderLM, build_model
 from lm.schema import Tree
 from lm.storage.atomic import MANIFEST
 from lm.storage.checkpoint import Piece
-from lm.storage.model_folder import save_model
+from lm.storage.model_folder import copy_weights, save_model
 from tests.nn.models import config, redrawn
 from tests.runs import save_checkpoint
 from tests.test_heap import held_mib, on_linux
@@ -67,6 +67,18 @@ def test_a_model_that_is_loaded_as_int8_is_not_held_as_float32_too(tokenizer: To
     prepared, _ = lm.load(tmp_path / "m", device="cpu", dtype="int8")
     assert held_mib() - before < mib / 2 > 25
     assert prepared.vocab_size == 320
+
+
+def test_weights_that_are_copied_are_let_go_of_one_by_one() -> None:
+    """None is there twice, so that a model takes no more memory to load than it and its largest weight."""
+    model = build_model(config(), seed=0)
+    weights = {name: torch.full_like(p, 2.0) for name, p in model.named_parameters()}
+    left = []
+    for p in model.parameters():
+        p.copy_ = lambda other, p=p: (left.append(len(weights)), p.data.copy_(other))  # type: ignore[method-assign, misc]
+    copy_weights(model.named_parameters(), weights, "here")
+    assert left == [*reversed(range(len(left)))] and len(left) > 5
+    assert all((p == 2).all() for p in model.parameters())
 
 
 Change = Callable[[dict[str, Tensor]], object]

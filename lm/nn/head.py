@@ -58,8 +58,6 @@ class HeadConfig(Config):
     @model_validator(mode="after")
     def _labels_are_told_apart(self) -> Self:
         if self.labels is None:
-            if self.pooling != "token":
-                raise ValueError(f"pooling={self.pooling} has no effect without labels. Set labels, or drop it.")
             return self
         names = [name.strip() for name in self.labels]
         if len({*names}) < max(len(names), 1) or not all(names):

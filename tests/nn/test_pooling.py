@@ -1,9 +1,7 @@
 """What labels are read off: a token, or the mean of a text's tokens."""
 
-import pytest
 import torch
 
-from lm.errors import ConfigError
 from lm.nn.batch import Batch
 from lm.nn.transformer import build_model
 from tests.nn.models import config
@@ -29,8 +27,3 @@ def test_a_mean_is_of_a_texts_own_tokens_in_whatever_row_it_stands() -> None:
             mean = plain(text.unsqueeze(0), read=lambda hidden, head, ctx: head(hidden.mean(1)))[0]
             torch.testing.assert_close(alone, mean.expand_as(alone))
             torch.testing.assert_close(packed[documents == number], alone)
-
-
-def test_a_language_model_has_nothing_to_pool() -> None:
-    with pytest.raises(ConfigError, match="pooling=mean has no effect without labels"):
-        config(vocab_size=40, head={"pooling": "mean"})

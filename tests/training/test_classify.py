@@ -174,6 +174,7 @@ def test_a_teacher_of_the_same_labels_is_learned_from(of_labels: Labelled, paren
         (["objective.labels=[one,one]"], "are not different names"),
         (["data=text", "objective=causal", "model.head.labels=[a,b]"], "tied=true takes those of tokens"),
         (["data=text", "objective=causal", "model.head.labels=[a,b]", "model.head.tied=false"], "objective=causal predicts tokens"),
+        (["data=text", "objective=causal", "model.head.pooling=mean"], "model.head.pooling=mean is of labels"),
         (["data=text"], "objective=classify needs records of the kind label"),
         (["objective=sft"], "objective=sft needs records of the kind chat"),
         (["model.mtp={depth:1}"], "mtp predicts tokens"),
@@ -185,6 +186,13 @@ def test_a_teacher_of_the_same_labels_is_learned_from(of_labels: Labelled, paren
 def test_what_does_not_fit_is_refused_before_anything_is_read(of_labels: Labelled, given: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         of_labels(*given)
+
+
+def test_a_new_head_may_read_the_mean_of_a_text(of_labels: Labelled, tmp_path: Path) -> None:
+    """Seen to fail: pooling was refused without model.head.labels, which objective.labels brings later."""
+    train(of_labels("model.head.pooling=mean", "trainer.max_steps=1", "schedule.warmup_steps=0"))
+    head = lm.load(tmp_path / "run")[0].cfg.head
+    assert (head.pooling, head.labels) == ("mean", ["calm", "wild"])
 
 
 def test_a_classifier_continues_nothing(of_labels: Labelled, parent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -120,6 +120,9 @@ class ObjectiveConfig(Slot, group="objective"):
         if model.head.labels is not None:
             raise ValueError(f"objective={self.kind} predicts tokens, and model.head.labels are none. Use objective=classify, or"
                              " model.head.labels=null for a new head.")  # fmt: skip
+        if model.head.pooling != "token":
+            rule = f"objective={self.kind} predicts tokens, and model.head.pooling={model.head.pooling} is of labels"
+            raise ValueError(f"{rule}. Set model.head.pooling=token.")
         return model
 
     def judged(self, found: Tree) -> float:

@@ -42,13 +42,13 @@ def classify(model: LM, tokenizer: Tokenizer, texts: Sequence[str | tuple[str, .
 
 
 def classify_file(
-    model: LM, tokenizer: Tokenizer, lines: Sequence[Tree], fields: Sequence[str], out: Path, asked: Tree, told: Callable[[int], None],
-    anew: bool = False,
+    model: LM, tokenizer: Tokenizer, lines: Sequence[Tree], pairs: Sequence[tuple[str, ...]], out: Path, asked: Tree,
+    told: Callable[[int], None], anew: bool = False,
 ) -> int:  # fmt: skip
-    """Writes a file with each line and what was `PREDICTED` of the texts in its fields, and returns of how many this was done here; a start
-    that was ended is gone on with, as by `answer_all`, whose arguments have these names.  told: called with how many are done so far."""
-    telling = Telling(model, tokenizer, [tuple(line[field] for field in fields) for line in lines])
-    with gone_on_with(out, asked | {"fields": [*fields], "texts": digest(lines)}, anew) as (file, done):
+    """Writes a file with each line and what was `PREDICTED` of its text or pair, and returns of how many this was done here; a start that
+    was ended is gone on with, as by `answer_all`, whose arguments have these names.  told: called with how many are done so far."""
+    telling = Telling(model, tokenizer, pairs)
+    with gone_on_with(out, asked | {"texts": digest(lines)}, anew) as (file, done):
         so_far = len(done)
         for each in telling.batches(len(done)):
             for i, chances in each:
@@ -74,11 +74,18 @@ class Telling:
             raise ConfigError("classify: the model predicts tokens and tells no texts apart. Use one that objective=classify has trained.")
         self._model, self._labels = model, model.cfg.head.labels
         self._reading = Reading(model.cfg, tokenizer, model.max_seq_len)
-        self._read = [self._reading.text(*pair) for pair in pairs]
+        self._read = [self._of(pair, f"number {number:,} of {len(pairs):,}") for number, pair in enumerate(pairs, 1)]
         self._lengths = [len(each.ids) for each in self._read]
         if empty := [number for number, length in enumerate(self._lengths, 1) if not length]:
             raise ConfigError(f"texts: number {empty[0]:,} of {len(pairs):,} has no tokens, and a label is read off at one. Leave it out.")
         self._order = sorted(range(len(pairs)), key=lambda i: -self._lengths[i])
+
+    def _of(self, pair: tuple[str, ...], which: str) -> Read:
+        try:
+            return self._reading.text(*pair)
+        except UnicodeEncodeError as error:
+            fault = f"character {error.start} ({error.object[error.start]!r}) is not valid Unicode"
+            raise ConfigError(f"texts: {which}: {fault}. Give it as UTF-8.") from None
 
     def batches(self, done: int = 0) -> Iterator[list[tuple[int, dict[str, float]]]]:
         """Yields the numbers of texts and their labels' probabilities, batch by batch.  done: so many of the first are left out, without

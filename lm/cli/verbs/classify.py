@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -37,7 +38,7 @@ class Classify(Verb):
     texts: str | None = None
     """File of JSON lines, each with a text. The lines go to `out` with `predicted` added: the likeliest label, and all probabilities."""
     field: str = "text"
-    """With texts: the field of the text."""
+    """With texts: the field of the text; a dot leads into an object: meta.text."""
     field_pair: str | None = None
     """With texts: of pairs the field of the second text. null: there is none."""
     out: str | None = None
@@ -94,8 +95,8 @@ class Classify(Verb):
 
         require_new(out, self.overwrite)
         fields = [self.field, *([self.field_pair] if self.field_pair is not None else [])]
-        lines = _read(texts, fields)
-        asked = {"from": folder_hash(folder), **self.model_dump(include={"dtype", "merge"})}
+        lines, pairs = _read(texts, fields)
+        asked = {"from": folder_hash(folder), **self.model_dump(include={"dtype", "merge"}), "fields": fields}
         model, tokenizer = load(folder, self.device, self.merge, self.dtype)
         began = time.monotonic()
 
@@ -104,7 +105,7 @@ class Classify(Verb):
                 status(f"{done:,} of {counted(len(lines), 'text')} classified")
 
         try:
-            n = classify_file(model, tokenizer, lines, fields, out, asked, told, self.overwrite)
+            n = classify_file(model, tokenizer, lines, pairs, out, asked, told, self.overwrite)
         except KeyboardInterrupt:
             note(f"{self.out}: what is classified is kept, and the same command goes on behind it.")
             raise
@@ -122,17 +123,23 @@ def _rows(given: list[Given], found: list[dict[str, float]]) -> list[list[str]]:
     return [["likeliest", "text"], *([likeliest, text] for likeliest, text in zip(told, texts, strict=True))]
 
 
-def _read(path: Path, fields: list[str]) -> list[Tree]:
-    """Returns the lines of a file of texts. Raises ConfigError for one that is none."""
+def _read(path: Path, fields: list[str]) -> tuple[list[Tree], list[Given]]:
+    """Returns the lines of a file of texts, and the texts. Raises ConfigError for one that is none."""
+    from lm.data.records.fields import BadRecord, value_of
     from lm.generation.answering import read_lines
     from lm.generation.classify import PREDICTED
 
-    found = read_lines(path, "texts")
-    for line, where in found:
-        if not isinstance(line, dict) or not all(isinstance(line.get(field), str) for field in fields):
+    lines, pairs = [], list[Given]()
+    for line, where in read_lines(path, "texts"):
+        texts: list[object] = [None]
+        with suppress(BadRecord):
+            texts = [value_of(line, field, "field", where) for field in fields] if isinstance(line, dict) else texts
+        if not all(isinstance(text, str) for text in texts):
             raise ConfigError(f"{where}: it is no object with a text in {' and '.join(fields)}. Fix the line, or set field.")
         if PREDICTED in line:
             raise ConfigError(f"{where}: it has the field {PREDICTED} already, which is written here. Rename it.")
-    if not found:
+        lines.append(line)
+        pairs.append(tuple(map(str, texts)))
+    if not lines:
         raise ConfigError(f'{path}: it holds no text. Write a line such as {{"text": "a text"}} for each.')
-    return [line for line, _ in found]
+    return lines, pairs

@@ -59,13 +59,13 @@ def test_pairs_are_given_by_two_keys_or_two_fields(made: str, lm: Lm, tmp_path: 
     assert [(each["text"], each["text_pair"]) for each in found] == pairs
     assert found[0]["probabilities"] == pytest.approx(expected[0], abs=1e-5) != pytest.approx(expected[1], abs=1e-5)
     assert "the sea | is wet" in lm("classify", made, *given)[1]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"premise": one, "hypothesis": other}) + "\n" for one, other in pairs))
-    fields = ["field=premise", "field_pair=hypothesis"]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"premise": one, "of": {"b": other}}) + "\n" for one, other in pairs))
+    fields = ["field=premise", "field_pair=of.b"]
     assert lm("classify", made, "texts=a.jsonl", "out=b.jsonl", *fields)[0] == 0
     told = [json.loads(line)["predicted"]["probabilities"] for line in (tmp_path / "b.jsonl").read_text().splitlines()]
     assert all(one == pytest.approx(other, abs=1e-5) for one, other in zip(told, expected, strict=True))
-    code, _, error = lm("classify", made, "texts=a.jsonl", "out=c.jsonl", "field=premise", "field_pair=b")
-    assert code == 2 and "line 1: it is no object with a text in premise and b" in error
+    code, _, error = lm("classify", made, "texts=a.jsonl", "out=c.jsonl", "field=premise", "field_pair=of.c")
+    assert code == 2 and "line 1: it is no object with a text in premise and of.c" in error
 
 
 def test_a_file_that_a_kill_has_left_is_gone_on_with(made: str, lm: Lm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,6 +107,7 @@ def test_a_file_that_a_kill_has_left_is_gone_on_with(made: str, lm: Lm, tmp_path
         (["texts=gone.jsonl", "out=b"], "texts=gone.jsonl: there is no such file"),
         (["texts=bad.jsonl", "out=b"], "bad.jsonl, line 1: it is no object with a text in text"),
         (["texts=empty.jsonl", "out=b"], "it holds no text"),
+        (["texts=half.jsonl", "out=b"], r"texts: number 2 of 2: character 1 ('\ud800') is not valid Unicode"),
         (["txt=a"], "txt: there is no such key. Did you mean 'text'"),
     ],
 )
@@ -114,6 +115,7 @@ def test_what_cannot_be_classified_is_told(made: str, lm: Lm, tmp_path: Path, gi
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     (tmp_path / "bad.jsonl").write_text('{"prompt": "a"}\n')
     (tmp_path / "empty.jsonl").write_text("\n")
+    (tmp_path / "half.jsonl").write_text('{"text": "a"}\n{"text": "a\\ud800"}\n')  # of a pair of surrogates
     code, _, error = lm("classify", made, *given)
     assert code == 2 and said in error
 

@@ -222,7 +222,7 @@ def _picked(source: Source, frac: float) -> Iterator[str]:
 
 def require_documents(documents: Mapping[str, int], looked_at: str, n_skipped: int, test_frac: float) -> None:
     """Raises ConfigError where a split has no documents."""
-    skipped = f" ({counted(n_skipped, 'record')} left out, broken, or with a blank answer or label)" if n_skipped else ""
+    skipped = f" ({counted(n_skipped, 'record')} left out, broken, or with a blank text, answer or label)" if n_skipped else ""
     if not documents.get("train"):
         raise ConfigError(f"data: 0 documents for training in {looked_at}{skipped}. Give files with more text, or lower data.val_frac.")
     if not documents.get("val"):
@@ -286,7 +286,7 @@ def _report(name: str, index: Tree, held_out: str | None, log: Log) -> None:
     if not index["lossless"]:
         log("tokenizer: decoding does not give the text back, so bits per byte do not compare with those of other tokenizers.")
     if index["skipped"]:
-        log(f"{name}records: {counted(index['skipped'], 'record')} left out, broken, or with a blank answer or label")
+        log(f"{name}records: {counted(index['skipped'], 'record')} left out, broken, or with a blank text, answer or label")
     if held_out is not None and sum(index["splits"][split]["n_documents"] for split in SPLITS) <= _FEW:
         sizes = [index["splits"][split]["n_bytes"] for split in SPLITS]
         share = 1 - sizes[0] / max(1, sum(sizes))

@@ -178,7 +178,7 @@ def test_an_empty_corpus_is_refused_with_what_was_looked_at(
 def test_a_corpus_whose_records_are_all_broken_says_how_many_were_skipped(prepare_text: Prepare, tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", "{\n{\n")
     with pytest.raises(
-        ConfigError, match=r"0 documents for training in .*a.jsonl \(2 records left out, broken, or with a blank answer or label\)"
+        ConfigError, match=r"0 documents for training in .*a.jsonl \(2 records left out, broken, or with a blank text, answer or label\)"
     ):
         prepare_text(path, on_bad_record="skip")
 

@@ -372,6 +372,7 @@ def test_adapters_that_have_no_place_here_are_refused(tmp_path: Path) -> None:
             {name: torch.zeros(40, 32) if "lora_A" in name else torch.zeros(32, 40) for name in tensors},
             r"it has no form here, since adapter\.rank=40 is over the rank of .*, which is 32 -> 32\. Merge it with peft\.",
         ),
+        ({name: t.to(torch.float8_e5m2) for name, t in tensors.items()}, "is torch.float8_e5m2, and fp32, fp16 or bf16 is needed"),
         (tensors | {"base_model.model.transformer.ln_f.weight": torch.ones(2)}, "its matrices are not of the shapes that the base has"),
     ):
         save_file({name: t.contiguous() for name, t in change.items()}, tmp_path / "out" / WEIGHTS)

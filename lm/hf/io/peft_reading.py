@@ -98,6 +98,8 @@ def _tensors(folder: Path) -> tuple[dict[str, Low], dict[str, Tensor]]:
     found: dict[str, dict[str, Tensor]] = {}
     rest: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
+        if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
+            raise CheckpointError(f"{folder / WEIGHTS}: {key} is {tensor.dtype}, and fp32, fp16 or bf16 is needed. Use another adapter.")
         require_finite(key, tensor, str(folder / WEIGHTS), "Use another adapter")
         if (match := _MODULE.fullmatch(key)) is not None:
             found.setdefault(match[1], {})[match[2] or "M"] = tensor

@@ -71,6 +71,7 @@ def test_what_is_damaged_is_told_without_waiting_for_the_other_files(tmp_path: P
     assert time.monotonic() - began < 30
 
 
+@pytest.mark.skipif((3, 12) <= sys.version_info < (3, 12, 2), reason="no thread begins there while a program ends (gh-113964)")
 def test_a_thread_may_save_while_the_program_ends(tmp_path: Path) -> None:
     """As a checkpoint in the background. Seen to fail: no thread of a ThreadPoolExecutor begins then."""
     program = (

@@ -78,10 +78,8 @@ def trainings(tmp_path: Path) -> list[Path]:
     return sorted((tmp_path / "runs").iterdir(), key=lambda run: run.stat().st_ctime)
 
 
-QUICK = ("min_gru",)
-
-
-@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in EXAMPLES])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_holds_the_invariants_and_is_an_option_like_ours(plugged: Plugged, tmp_path: Path, name: str) -> None:
     example, file = EXAMPLES[name], FOLDER / f"{name}.py"
     theirs = example.sweep.replace(f"{example.sweep.partition('=')[2].split(',')[0]},", "")

@@ -185,14 +185,14 @@ def for_recipe(recipe: str) -> list[str]:
 # (but preferences, from files as chats are); objectives that differ from grpo or dpo in a formula are trained in test_objectives.py
 ALIKE = (
     *("stdlib_docstrings", "stdlib_chat", "stdlib_code", "pairs", "chat"),
-    *("c4", "tinystories", "wikitext103", "cnn_dailymail", "alpaca", "preferences"),
+    *("c4", "tinystories", "wikitext103", "cnn_dailymail", "alpaca", "preferences", "ultrafeedback", "fineweb_edu", "wmt14_de_en"),
 )
 
 
 def option_case(group: str, option: str) -> Any:
     several = group == "strategy" and option != "single"  # processes of their own, which take seconds to start
     of_model = group.split("/")[0] == "model"  # composed in tests/cli/compose/test_recipes.py, run in tests/nn/test_invariants.py
-    alike = option in {"data": ALIKE, "objective": ("rloo", "ipo", "simpo", "orpo")}.get(group, ())
+    alike = option in {"data": ALIKE, "objective": ("rloo", "ipo", "simpo", "orpo", "prefix", "ul2")}.get(group, ())
     marks = [pytest.mark.slow] if several or option in CORPORA or of_model or alike else []
     if option.startswith("zero") and importlib.util.find_spec("deepspeed") is None:
         marks.append(pytest.mark.skip(reason="pip install 'slotlm[deepspeed]'"))

@@ -116,7 +116,8 @@ def test_loads_reach_the_layer_that_they_are_of() -> None:
     assert set(map(tuple, moved.values())) == {(0.0,) * 4}
 
 
-@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16-true", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16-true"])
 def test_a_resumed_run_is_bitwise_the_run_left_alone_biases_and_their_average_too(
     configure: Configure, tmp_path: Path, precision: str
 ) -> None:

@@ -66,7 +66,7 @@ def require_unharmed(run: Path, steps: list[int]) -> None:
     read(run / "metrics.jsonl")
 
 
-@pytest.mark.parametrize("optim", ["adamw", "muon", "sgd"])
+@pytest.mark.parametrize("optim", ["muon", *(pytest.param(name, marks=pytest.mark.slow) for name in ("adamw", "sgd"))])
 def test_an_infinite_gradient_takes_no_step_and_names_the_rows(
     configure: Configure, at_each_step: Watch, tmp_path: Path, optim: str
 ) -> None:
@@ -92,7 +92,7 @@ def test_an_infinite_gradient_takes_no_step_and_names_the_rows(
     assert read(tmp_path / "run" / "metrics.jsonl")[-1] == {"step": 6, "event": "not finite", "rows": rows}
 
 
-@pytest.mark.parametrize("optim", ["adamw", "muon", "sgd"])
+@pytest.mark.parametrize("optim", ["muon", *(pytest.param(name, marks=pytest.mark.slow) for name in ("adamw", "sgd"))])
 def test_skipped_steps_change_nothing_name_their_rows_and_are_counted(
     configure: Configure, at_each_step: Watch, tmp_path: Path, optim: str
 ) -> None:
@@ -128,7 +128,7 @@ def test_one_more_bad_step_in_a_row_than_allowed_ends_the_run(configure: Configu
     require_unharmed(tmp_path / "run", [4])
 
 
-@pytest.mark.parametrize("rollbacks", [0, 1])
+@pytest.mark.parametrize("rollbacks", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_leap_of_the_loss_is_told_and_takes_the_run_back_where_that_is_wanted(
     configure: Configure, at_each_step: Watch, tmp_path: Path, rollbacks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,7 +241,7 @@ def test_a_full_disk_within_a_save_keeps_the_checkpoints_before(
     require_unharmed(stopped_at_five, [5, 4])
 
 
-@pytest.mark.parametrize("point", ["renamed", "prune"])
+@pytest.mark.parametrize("point", ["renamed", pytest.param("prune", marks=pytest.mark.slow)])
 def test_a_full_disk_behind_a_save_keeps_that_save(
     configure: Configure, stopped_at_five: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:

@@ -42,6 +42,7 @@ def require_frozen(run: Path, kinds: set[str], start: dict[str, Tensor]) -> None
         assert end[name].dtype == torch.float32
 
 
+@pytest.mark.slow
 def test_frozen_weights_are_saved_counted_and_unchanged_to_the_bit_and_a_run_resumes(configure: Configure, tmp_path: Path) -> None:
     """Seen to fail with the patterns left aside, and with the optimizer given all weights."""
     summary = train(configure(FROZEN, "optim=adamw", "run.name=whole"))

@@ -62,7 +62,7 @@ BASE = ["model.parametrization.base_width=16", "model.parametrization.base_depth
         pytest.param(
             ["optim=sgd", "optim.momentum=0.9", "trainer.precision=bf16-true", "trainer.sample_prompts=['def ']"], marks=pytest.mark.slow
         ),
-        ["optim=adamw", "trainer.recompute=selective", "model.dropout=0.1"],
+        pytest.param(["optim=adamw", "trainer.recompute=selective", "model.dropout=0.1"], marks=pytest.mark.slow),
         ["optim=adamw", "optim.state_bits=8", "trainer.precision=bf16-true"],
     ],
     ids=["adamw, completep", "muon, accumulation, average", "sgd, bf16, samples", "products kept, dropout", "8 bits, bf16"],
@@ -381,14 +381,14 @@ KILL_TEST = [sys.executable, str(ROOT / "tools" / "kill_test.py")]
 @pytest.mark.parametrize(
     "options",
     [
-        ["--fork", "--kills", "2"],
+        pytest.param(["--fork", "--kills", "4"], marks=pytest.mark.slow),
         pytest.param(["--kills", "10"], marks=pytest.mark.slow),
         pytest.param(
             ["--fork", "--kills", "28", "optim=muon", "trainer.micro_batch=4", "trainer.ema_decay=0.9", "data.workers=2"],
             marks=pytest.mark.slow,
         ),
     ],
-    ids=["two kills", "ten kills of new interpreters", "28 kills with everything on"],
+    ids=["four kills", "ten kills of new interpreters", "28 kills with everything on"],
 )
 def test_a_killed_run_is_bitwise_the_run_left_alone(options: list[str]) -> None:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}

@@ -38,6 +38,16 @@ def test_graphs_give_the_texts_of_the_model_as_it_is(changes: dict[str, Any]) ->
         assert generate(made, PROMPTS, options, ends=[7]) == generate(model, PROMPTS, options, ends=[7])
 
 
+@pytest.mark.parametrize("changes", [{}, {"attention": ATTENTIONS[11]}, MIXING[1]], ids=str)
+def test_rows_join_those_that_are_left_of_a_recorded_step(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that have ended are computed on with the others until half have."""
+    monkeypatch.setattr("lm.generation.loop.ROWS", 4)
+    model, prompts = redrawn(config(**changes)).cuda(), [[n, 5, n + 1] for n in range(11)]
+    made, options = prepare(copy.deepcopy(model), "saved", compiled=True), SamplingConfig(max_tokens=30, temperature=0.9)
+    alone = [generate(model, [prompt], options, ends=[7, 8, 9])[0] for prompt in prompts]
+    assert generate(made, prompts, options, ends=[7, 8, 9]) == alone and len({*map(len, alone)}) > 3
+
+
 @pytest.mark.parametrize("changes", [{"attention": ATTENTIONS[1]}, {"attention": ATTENTIONS[11]}, MIXING[1]], ids=str)
 def test_a_graph_goes_on_where_a_row_takes_the_place_of_another(changes: dict[str, Any]) -> None:
     model = redrawn(config(**changes)).cuda()

@@ -126,7 +126,7 @@ class Odd(nn.Module):
     "way, sentence",
     [
         ("length", "a layer reads length of what all layers share, .*"),
-        ("values", "a layer reads sum of what all layers share, .*"),
+        pytest.param("values", "a layer reads sum of what all layers share, .*", marks=pytest.mark.slow),
         ("item", r"a layer cannot be traced \(.*\)."),
         ("buffer", "a layer changes blocks.1.ffn.seen as it computes."),
     ],

@@ -44,7 +44,7 @@ def test_the_split_into_micro_batches_changes_nothing_under_sgd(configure: Confi
     assert lines[0] == pytest.approx(lines[1], rel=1e-5) and lines[0][-1] < lines[0][0] - 0.2
 
 
-@pytest.mark.parametrize("kind", OBJECTIVE)
+@pytest.mark.parametrize("kind", [pytest.param("encoder", marks=pytest.mark.slow), "encoder_decoder"])
 def test_a_resumed_run_is_bitwise_the_run_left_alone(configure: Configure, tmp_path: Path, kind: str) -> None:
     train(of_kind(configure("run.name=whole", "schedule=constant"), kind, tmp_path))
     train(of_kind(configure("schedule=constant", "trainer.max_steps=5"), kind, tmp_path))

@@ -28,6 +28,7 @@ def mixed(tiny: list[str], tmp_path: Path) -> list[str]:
     return [*own, "data=mix", f"data.sources=[{sources}]", f"trainer.max_steps={STEPS}"]
 
 
+@pytest.mark.slow
 def test_a_killed_run_on_a_mixture_is_bitwise_the_run_left_alone_and_so_is_what_it_read(
     mixed: list[str], lm_process: LmProcess, tmp_path: Path
 ) -> None:

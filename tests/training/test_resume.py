@@ -198,6 +198,7 @@ def test_more_steps_go_on_and_less_are_refused(
         train(configure("trainer.max_steps=13"))
 
 
+@pytest.mark.slow
 def test_a_run_made_shorter_before_a_rate_depends_on_it_is_the_shorter_run(configure: Configure, stop: Stop, tmp_path: Path) -> None:
     """The rate falls from step 11 of 12 on, the first below the peak."""
     wsd = ["schedule=wsd", "schedule.decay_frac=0.25"]
@@ -302,7 +303,8 @@ def test_a_checkpoint_of_the_future_is_refused_by_number(configure: Configure, s
         train(configure())
 
 
-@pytest.mark.parametrize("again", [pytest.param([], marks=pytest.mark.slow), ["trainer.recompute=block"]], ids=["plain", "blocks"])
+@pytest.mark.slow
+@pytest.mark.parametrize("again", [[], ["trainer.recompute=block"]], ids=["plain", "blocks"])
 def test_a_run_that_was_begun_with_another_name_of_a_key_goes_on(
     configure: Configure, stop: Stop, tmp_path: Path, again: list[str]
 ) -> None:
@@ -333,7 +335,7 @@ def damage(path: Path, how: str) -> None:
         pytest.param("rank-00000.optimizer.safetensors", "missing", marks=pytest.mark.slow),
         pytest.param(META, "empty", marks=pytest.mark.slow),
         pytest.param(MANIFEST, "byte", marks=pytest.mark.slow),
-        (MANIFEST, "missing"),
+        pytest.param(MANIFEST, "missing", marks=pytest.mark.slow),
     ],
 )
 def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_used(

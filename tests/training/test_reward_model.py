@@ -85,6 +85,7 @@ def test_the_loss_is_that_of_the_paper() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_resumed_reward_model_is_the_one_that_was_left_alone(of_pairs: Made, goes_on_to_the_bit: Callable[[TrainConfig], None]) -> None:
     goes_on_to_the_bit(of_pairs())
 

@@ -5,9 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-on_linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="tells what memory a process has, on Linux")
+from tests.conftest import on_linux
 
 
 def held_mib() -> float:

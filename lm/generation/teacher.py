@@ -1,5 +1,8 @@
 """A further model that training learns from: a teacher, or a reward model."""
 
+from collections.abc import Callable
+from weakref import WeakValueDictionary
+
 import torch
 
 from lm.data.rows.base import ObjectiveConfig
@@ -9,13 +12,23 @@ from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import CheckpointError, ConfigError
 from lm.generation.load import load
 from lm.nn.transformer import LM, EncoderDecoderConfig, ModelConfig, model_config
-from lm.storage.model_folder import read_config, resolve_model
+from lm.storage.model_folder import folder_hash, read_config, resolve_model
+
+_held: WeakValueDictionary[str, LM] = WeakValueDictionary()
+
+
+def shared(key: str, make: Callable[[], LM]) -> LM:
+    """Returns a frozen model; all who ask by the same key share one instance, as long as one of them keeps it."""
+    model = _held.get(key)
+    if model is None:
+        with torch.inference_mode(False):  # a validation may be the first to ask
+            model = _held[key] = make().requires_grad_(False)
+    return model
 
 
 def frozen(path: str) -> LM:
-    """Returns the model of a folder, on the CPU, for a loss to learn from or an answer to be judged by."""
-    with torch.inference_mode(False):  # a validation may be the first to ask
-        return load(path, "cpu")[0].requires_grad_(False)
+    """Returns the model of a folder, for a loss to learn from or an answer to be judged by, as `shared`; at first it is on the CPU."""
+    return shared(folder_hash(resolve_model(path)), lambda: load(path, "cpu")[0])
 
 
 def require_teacher(

@@ -69,13 +69,13 @@ def test_a_model_that_is_loaded_as_int8_is_not_held_as_float32_too(tokenizer: To
     assert prepared.vocab_size == 320
 
 
-def test_weights_that_are_copied_are_let_go_of_one_by_one() -> None:
+def test_weights_that_are_copied_are_let_go_of_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """None is there twice, so that a model takes no more memory to load than it and its largest weight."""
     model = build_model(config(), seed=0)
     weights = {name: torch.full_like(p, 2.0) for name, p in model.named_parameters()}
     left = []
     for p in model.parameters():
-        p.copy_ = lambda other, p=p: (left.append(len(weights)), p.data.copy_(other))  # type: ignore[method-assign, misc]
+        monkeypatch.setattr(p, "copy_", lambda other, p=p: (left.append(len(weights)), p.data.copy_(other)))
     copy_weights(model.named_parameters(), weights, "here")
     assert left == [*reversed(range(len(left)))] and len(left) > 5
     assert all((p == 2).all() for p in model.parameters())

@@ -124,7 +124,8 @@ def test_a_loader_gives_the_same_batches_in_pinned_memory() -> None:
 
 
 def waited_s() -> float:
-    loader = TrainLoader([batches(LENGTH)], range(1), 8, workers=0, pinned=True)  # type: ignore[arg-type]
+    steps: Any = [batches(LENGTH)]
+    loader = TrainLoader(steps, range(1), 8, workers=0, pinned=True)
     assert next(iter(loader)).tokens.is_pinned()
     return loader.waited_s
 

@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,11 +11,13 @@ from torch.nn import functional as F
 
 import lm
 from lm.cli.compose.compose import compose_config
+from lm.data.rewards.base import Answer
 from lm.data.rows.policy import GRPOConfig
 from lm.data.rows.reading import Reading
 from lm.data.rows.reward import RewardModelConfig
 from lm.data.tokenizer.chat import closing_of
 from lm.errors import ConfigError
+from lm.generation import teacher
 from lm.generation.rollouts import Asked, Rollout, Sampler
 from lm.losses.rewards import bradley_terry
 from lm.nn.batch import IGNORED
@@ -127,15 +129,19 @@ def test_answers_are_judged_by_a_reward_model(
     seen, calls = list[tuple[list[int], float | None]](), list[list[float | None]]()
     real = Sampler.answers
 
-    def heard(self: Sampler, rollouts: list, device: torch.device) -> list:  # type: ignore[type-arg]
+    def heard(self: Sampler, rollouts: Sequence[Rollout], device: torch.device) -> list[Answer]:
         found = real(self, rollouts, device)
         seen.extend(([*each.asked.prompt, *each.tokens], answer.learned) for each, answer in zip(rollouts, found, strict=True))
         calls.append([answer.learned for answer in found])
         return found
 
+    loads = list[str]()
+    load = teacher.load
+    monkeypatch.setattr(teacher, "load", lambda path, device: (loads.append(path), load(path, device))[1])
     monkeypatch.setattr(Sampler, "answers", heard)
     cfg = by_judge(f"objective.reward_model={judge}")
     train(cfg.replace(run=cfg.run.replace(name="alone")))
+    assert len([each for each in read(tmp_path / "alone" / "metrics.jsonl") if "val_loss" in each]) > 2 >= len(loads)
     model, _ = lm.load(judge)
     with torch.no_grad():
         expected = [model(torch.tensor([ids]))[0, -1, 0].item() for ids, _ in seen]

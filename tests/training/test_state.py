@@ -16,6 +16,7 @@ from lm.training.optim.sgd import SGDConfig
 from lm.training.strategies.single import Single
 from lm.training.weights.ema import EMA
 from lm.training.weights.initial import load_pieces
+from tests.conftest import on_linux
 from tests.runs import save_checkpoint
 from tests.training.optim.optimizers import built
 
@@ -84,7 +85,7 @@ def test_a_resumed_optimizer_goes_on_bitwise(cfg: OptimConfig, dtype: torch.dtyp
         assert torch.equal(a.tensor, b.tensor)
 
 
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="tells which files are open, on Linux")
+@on_linux
 def test_a_checkpoint_that_was_read_is_let_go_of(tmp_path: Path) -> None:
     """Seen to fail: a resumed run kept the files to its end, whose place on the disk was not free after they were removed."""
     model = Tied()

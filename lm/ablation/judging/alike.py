@@ -21,7 +21,9 @@ def unlike(study: Study) -> list[str]:
         if len({_parent(RunFolder(study.folder / job.name)) for job in study.ended(name)} - {None}) > 1:
             notes.append(f"Unfair: {name}: its runs began from different weights, as the model of init_from was made anew in between.")
         if len({each["teacher_hash"] for each in summaries if each.get("teacher_hash")}) > 1:
-            notes.append(f"Unfair: {name}: its runs had different teachers or reward models, as that was made anew in between.")
+            notes.append(
+                f"Unfair: {name}: its teacher or reward model was made anew between its runs, so that they learned from different ones."
+            )
     for key in _MADE_BY:
         known = {shown(each[key]) for summaries in found.values() for each in summaries if each.get(key) is not None}
         if len(known) > 1:

@@ -48,4 +48,5 @@ class Csv:
                 replace_file(self._file, text.getvalue())
             self._new = []
         except LmError as error:
+            self._columns = []  # a part of the lines may be there
             log.warning("metrics.csv is not written: %s The run goes on; metrics.jsonl has everything.", error)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
-from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
@@ -109,21 +108,18 @@ def beside(base: Fill, own: Fill) -> Fill:
     return fill
 
 
-_parents: WeakValueDictionary[str, LM] = WeakValueDictionary()
-
-
 def parent(path: str, adapter: AdapterConfig | None, tokenizer: Tokenizer) -> LM:
-    """Returns the frozen model that a run started from, on the CPU; all callers share one instance.  adapter: where given, the matrices
-    are rounded as they are in training beside this adapter.  tokenizer: may have more special tokens than the folder's."""
-    key = f"{path} {adapter} {tokenizer.hash}"
-    model = _parents.get(key)
-    if model is None:
-        with torch.inference_mode(False):  # a validation may be the first to ask
-            own, before = load(path, "cpu")
-            model = _parents[key] = grown_model(own, before, tokenizer).requires_grad_(False)
-            if adapter is not None:
-                round_beside(model, adapter)
-    return model
+    """Returns the frozen model that a run started from, on the CPU at first; all callers share one instance.  adapter: where given, the
+    matrices are rounded as they are in training beside this adapter.  tokenizer: may have more special tokens than the folder's."""
+
+    def make() -> LM:
+        own, before = load(path, "cpu")
+        model = grown_model(own, before, tokenizer)
+        if adapter is not None:
+            round_beside(model, adapter)
+        return model
+
+    return teacher.shared(f"{path} {adapter} {tokenizer.hash}", make)
 
 
 def require_teacher(cfg: TrainConfig, tokenizer: Tokenizer | TokenizerConfig) -> None:

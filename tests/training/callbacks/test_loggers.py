@@ -1,4 +1,5 @@
 import csv
+import errno
 import logging
 import math
 import os
@@ -61,6 +62,12 @@ def test_tensorboard_files_read_back_and_a_resume_purges_repeated_steps(tmp_path
     assert scalars(tmp_path) == {"train/loss": [(1, 0.5), (2, 1.0), (3, 9.0)]}
 
 
+def half_of_them(writer: Any, lines: list[Tree]) -> None:
+    """As on a disk that is full."""
+    writer.writerow(lines[0])
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def test_a_table_is_appended_to_and_agrees_with_the_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen to fail: each validation read all lines of metrics.jsonl and wrote them anew, in the training loop."""
     run = RunFolder(tmp_path)
@@ -94,6 +101,11 @@ def test_a_table_is_appended_to_and_agrees_with_the_metrics(tmp_path: Path, monk
     log(61, 62)
     assert written() == expected()
     assert len(reads) == 4 and not table._new
+    with monkeypatch.context() as patch:
+        patch.setattr(csv.DictWriter, "writerows", half_of_them)
+        log(63, 64)
+    log(65, 66)
+    assert written() == expected()
 
 
 def test_tags_are_grouped_so_that_they_fold() -> None:

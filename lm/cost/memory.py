@@ -133,6 +133,7 @@ def _activations(model: LM, setting: Setting) -> int:
     """Returns the bytes of activations for one token."""
     cfg, d = model.cfg, model.cfg.d_model
     kept, again = [_ends(d), *([Kept(d, 0)] * len(model.stacks()) if cfg.embed.norm else [])], 0
+    kept += [cfg.residual.keeps_between(d, len(stack.blocks)) for stack in model.stacks()]
     for unit in _units(model, setting):
         what = setting.recompute.of(unit.layer)
         left = {"none": unit.whole, "block": unit.inputs, "selective": together([unit.inputs, unit.products])}[what]
@@ -146,7 +147,7 @@ def _units(model: LM, setting: Setting) -> Iterator[_Unit]:
     cfg, d, modules = model.cfg, model.cfg.d_model, iter(model.units())
     for stack in model.stacks():
         for parts in stack.parts:
-            yield _Unit(parts.layer, _block(cfg, parts, setting), Kept(d, 0), *_products(next(modules), parts, setting))
+            yield _Unit(parts.layer, _block(cfg, parts, setting), Kept(cfg.residual.width(d), 0), *_products(next(modules), parts, setting))
     for layer in range(cfg.n_layers, cfg.n_layers + len(model.mtp) * model.runs_mtp):
         join, parts = Kept(d, 2 * d), cfg.parts(layer)  # the norm of the embedding, and the matrix that reads it beside the hidden states
         whole, inputs = together([join, _block(cfg, parts, setting), _ends(d)]), together([Kept(d, 0), _ends(d)])

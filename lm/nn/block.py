@@ -11,7 +11,8 @@ from lm.nn.context import Context
 from lm.nn.ffn.base import FFNConfig
 from lm.nn.kept import Kept, together
 from lm.nn.mixers.base import AttentionConfig, MixerConfig
-from lm.nn.norm import Branch, LayerScale, NormConfig, Place, PreNorm, build_residual
+from lm.nn.norm import Branch, LayerScale, NormConfig, Place, build_residual
+from lm.nn.residual import ResidualConfig
 from lm.schema import Slot
 
 SlotOfMixer = Literal["attention", "recurrent"]
@@ -27,6 +28,7 @@ class BlockParts:
     mixer: MixerConfig
     cross: AttentionConfig | None  # cross-attention to a source; None: without
     ffn: FFNConfig
+    residual: ResidualConfig
     d_model: int
     dropout: float
 
@@ -34,6 +36,11 @@ class BlockParts:
     def mixers(self) -> list[MixerConfig]:
         """The mixer, and behind it the cross-attention where there is one."""
         return [self.mixer] if self.cross is None else [self.mixer, self.cross]
+
+    @property
+    def sublayers(self) -> int:
+        """How many there are."""
+        return len(self.mixers) + self.ffn.sublayers
 
     def keeps(self) -> Kept:
         """Returns what autograd keeps of one token within the sublayers."""
@@ -90,21 +97,24 @@ class SequentialConfig(BlockConfig):
         return Block(self, parts) if parts.cross is None else CrossBlock(self, parts)
 
     def keeps(self, parts: BlockParts) -> Kept:
-        sublayers = len(parts.mixers) + parts.ffn.sublayers
         norms = 2 if self.norm(parts).place == "sandwich" else 1
-        width, missing = sublayers * parts.d_model, 0 if self.first_norm or parts.layer else parts.d_model
+        width, missing = parts.sublayers * parts.d_model, 0 if self.first_norm or parts.layer else parts.d_model
         scaled = 0 if self.layer_scale is None else width
         between = width - parts.d_model  # the stream between sublayers: a compiler adds it up again from what they give
-        return Kept(norms * width - missing, width + scaled, width if parts.dropout else 0, again_wide=between, again=-between)
+        alone = Kept(norms * width - missing, width + scaled, width if parts.dropout else 0, again_wide=between, again=-between)
+        return together([alone, parts.residual.keeps(parts.d_model, parts.sublayers)])
 
     def norm(self, parts: BlockParts) -> NormConfig:
         """Returns the norm of the sublayers, with its place in this layer."""
         place = self.recurrent_place if parts.slot == "recurrent" else None
         return parts.norm if place is None else parts.norm.replace(place=place)
 
-    def residual(self, parts: BlockParts) -> PreNorm:
-        """Returns the residual connection of a sublayer."""
-        return build_residual(self.norm(parts), parts.d_model, build_branch(parts, self.layer_scale, self.residual_scale))
+    def residual(self, parts: BlockParts, nth: int) -> nn.Module:
+        """Returns the residual connection of the nth sublayer of this block."""
+        alone = build_residual(self.norm(parts), parts.d_model, build_branch(parts, self.layer_scale, self.residual_scale))
+        if parts.layer == nth == 0 and not self.first_norm:
+            alone.norm = nn.Identity()
+        return parts.residual.connect(alone, parts.d_model, parts.layer * parts.sublayers + nth)
 
     def require(self, norm: NormConfig, ffn: FFNConfig, recurrent: bool) -> None:
         if self.recurrent_place is not None and not recurrent:
@@ -147,11 +157,8 @@ class Block(nn.Module):
         self.slot = parts.slot
         self.add_module(self.slot, parts.mixer.build(parts.norm, parts.d_model, parts.layer))
         self.ffn = parts.ffn.build(parts.d_model, parts.layer)
-        residual = cfg.residual(parts)
-        if parts.layer == 0 and not cfg.first_norm:
-            residual.norm = nn.Identity()
-        self.add_module(f"{self.slot}_residual", residual)
-        self.ffn_residual = parts.ffn.connected(cfg.residual(parts))
+        self.add_module(f"{self.slot}_residual", cfg.residual(parts, 0))
+        self.ffn_residual = parts.ffn.connected(cfg.residual(parts, len(parts.mixers)))
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         x = self.mixed(x, ctx)
@@ -172,7 +179,7 @@ class CrossBlock(Block):
         super().__init__(cfg, parts)
         assert parts.cross is not None
         self.cross = parts.cross.build_cross(parts.norm, parts.d_model, parts.layer)
-        self.cross_residual = cfg.residual(parts)
+        self.cross_residual = cfg.residual(parts, 1)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         x = self.mixed(x, ctx)

@@ -172,7 +172,12 @@ class PreNorm(nn.Module):
         self.branch = branch
 
     def forward(self, x: Tensor, sublayer: Sublayer) -> Tensor:
-        return x + self.branch(sublayer(self.norm(x)))
+        return x + self.added(x, sublayer)
+
+    def added(self, x: Tensor, sublayer: Sublayer) -> Tensor:
+        """Returns what is added to the stream."""
+        out: Tensor = self.branch(sublayer(self.norm(x)))
+        return out
 
 
 class PostNorm(PreNorm):
@@ -186,8 +191,9 @@ class PostNorm(PreNorm):
 class OutputNorm(PreNorm):
     """x + norm(f(x)).  OLMo 2, arXiv:2501.00656, section 2.1."""
 
-    def forward(self, x: Tensor, sublayer: Sublayer) -> Tensor:
-        return x + self.branch(self.norm(sublayer(x)))
+    def added(self, x: Tensor, sublayer: Sublayer) -> Tensor:
+        out: Tensor = self.branch(self.norm(sublayer(x)))
+        return out
 
 
 class SandwichNorm(PreNorm):
@@ -197,8 +203,9 @@ class SandwichNorm(PreNorm):
         super().__init__(cfg, d, branch)
         self.norm_out = cfg.build(d)
 
-    def forward(self, x: Tensor, sublayer: Sublayer) -> Tensor:
-        return x + self.branch(self.norm_out(sublayer(self.norm(x))))
+    def added(self, x: Tensor, sublayer: Sublayer) -> Tensor:
+        out: Tensor = self.branch(self.norm_out(sublayer(self.norm(x))))
+        return out
 
 
 RESIDUALS: dict[Place, type[PreNorm]] = {"pre": PreNorm, "post": PostNorm, "output": OutputNorm, "sandwich": SandwichNorm}

@@ -1,6 +1,8 @@
 """The kinds of the slots of a model, imported so that each is registered. A new file is one line here."""
 
 from lm.nn import block as block
+from lm.nn import hyper as hyper
+from lm.nn import residual as residual
 from lm.nn.ffn import mlp as mlp
 from lm.nn.ffn import moe as moe
 from lm.nn.ffn import none as none

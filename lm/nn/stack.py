@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -20,6 +21,7 @@ from lm.nn.mixers.base import Attention, AttentionConfig, RecurrentConfig
 from lm.nn.norm import NormConfig
 from lm.nn.parametrization import Growth, ParametrizationConfig, StandardConfig
 from lm.nn.position.base import Dims, PositionConfig
+from lm.nn.residual import PlainConfig, ResidualConfig
 from lm.ops.recompute import NOTHING, let_compilers_in, recomputed
 from lm.schema import MOST, MOST_LAYERS, Config, Slot, Tree, did_you_mean, from_tree
 
@@ -55,6 +57,7 @@ class ModelConfig(Slot):
     """Which slot mixes the tokens in layer 0, 1, ..., repeated over the layers; an encoder has attention in all."""
     ffn: FFNConfig
     block: BlockConfig = SequentialConfig()
+    residual: ResidualConfig = PlainConfig()
     embed: EmbedConfig = EmbedConfig()
     head: HeadConfig = HeadConfig()
     init: InitConfig = InitConfig()
@@ -72,6 +75,7 @@ class ModelConfig(Slot):
         self.attention.require_layers(self.slot(0) == "attention", self.drafts())
         self.position.require(self.attention.rotary_width(self.d_model), self.attention.whence(self.d_model))
         self.block.require(self.norm, self.ffn, self.recurrent is not None)
+        self.residual.require(self.norm, self.block.kind, self.drafts())
         self.ffn.require(self.n_layers)
         if self.drafts() and self.head.labels is not None:
             raise ValueError("mtp predicts tokens, and head.labels are none. Set mtp=null, or head.labels=null.")
@@ -149,7 +153,7 @@ class ModelConfig(Slot):
         mixer = self.recurrent if self.slot(layer) == "recurrent" else self.attention
         assert mixer is not None
         reader = self.attention.cross() if cross else None
-        return BlockParts(layer, self.norm, self.slot(layer), mixer, reader, self.ffn, self.d_model, self.dropout)
+        return BlockParts(layer, self.norm, self.slot(layer), mixer, reader, self.ffn, self.residual, self.d_model, self.dropout)
 
     def dims(self, causal: bool) -> Dims:
         """Returns the dimensions that the position of a stack may need to know."""
@@ -198,6 +202,7 @@ class Stack(nn.Module):
         self.embed_norm = cfg.norm.build(cfg.d_model) if cfg.embed.norm else None
         self.dropout = nn.Dropout(cfg.dropout)
         self.blocks = nn.ModuleList(cfg.block.build(parts) for parts in self.parts)
+        self.residual = cfg.residual.build(cfg.d_model, n_layers)
         self.norm = nn.Identity() if cfg.norm.place == "post" else cfg.norm.build(cfg.d_model)
         self._run = recomputed
         self._attending: dict[nn.Module, list[Attention]] = {}
@@ -216,9 +221,8 @@ class Stack(nn.Module):
 
     def through_blocks(self, x: Tensor, ctx: Context) -> Tensor:
         """(b, s, d) -> (b, s, d), before the last norm."""
-        for layer, block in enumerate(self.blocks):
-            x = self.through(block, layer, ctx, x)
-        return x
+        out: Tensor = self.residual(x, [partial(self.through, block, layer, ctx) for layer, block in enumerate(self.blocks)])
+        return out
 
     def through(self, block: nn.Module, layer: int, ctx: Context, *inputs: Tensor) -> Tensor:
         """Returns block(*inputs, ctx); in training, what `recompute` says is recomputed in the backward."""

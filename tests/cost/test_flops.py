@@ -14,7 +14,14 @@ from tests.nn.models import config
 
 
 @pytest.mark.parametrize(
-    "more", [{}, {"head": {"tied": False}}, {"mtp": {"depth": 1}}, {"mtp": {"depth": 2}, "head": {"tied": True, "transform": "gelu"}}]
+    "more",
+    [
+        {},
+        {"residual": {"kind": "hyper", "streams": 3}},
+        {"head": {"tied": False}},
+        {"mtp": {"depth": 1}},
+        {"mtp": {"depth": 2}, "head": {"tied": True, "transform": "gelu"}},
+    ],
 )
 def test_a_forward_in_training_has_the_flops_of_the_formula(more: Tree) -> None:
     cfg = config(**more)

@@ -14,7 +14,7 @@ from lm.errors import ConfigError
 from lm.nn.transformer import model_config
 from lm.schema import Tree
 from lm.testing.models import BASE
-from tests.nn.models import ATTENTIONS, BLOCKS, EMBEDS, FFNS, HEADS, MIXING, NORMS, POSITIONS, with_kinds
+from tests.nn.models import ATTENTIONS, BLOCKS, EMBEDS, FFNS, HEADS, MIXING, NORMS, POSITIONS, RESIDUALS, with_kinds
 
 SLOTS: dict[str, list[dict[str, Any]]] = {
     "norm": NORMS,
@@ -22,6 +22,7 @@ SLOTS: dict[str, list[dict[str, Any]]] = {
     "attention": ATTENTIONS,
     "ffn": FFNS,
     "block": BLOCKS,
+    "residual": RESIDUALS,
     "head": HEADS,
     "embed": EMBEDS,
     "mixing": MIXING,

@@ -113,6 +113,13 @@ BLOCKS: list[dict[str, Any]] = [
     {"kind": "parallel", "shared_norm": False, "layer_scale": 0.7},
     {"kind": "sequential", "residual_scale": 0.6, "layer_scale": 1.5},
 ]
+RESIDUALS: list[dict[str, Any]] = [
+    {"kind": "plain"},
+    {"kind": "x0"},
+    {"kind": "unet"},
+    {"kind": "dense"},
+    {"kind": "hyper", "streams": 3, "sinkhorn": 4},
+]
 HEADS: list[dict[str, Any]] = [
     {"tied": True},
     {"tied": False, "bias": True},

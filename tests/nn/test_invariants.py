@@ -97,12 +97,19 @@ def named(part: Any) -> set[str]:
     return {NAMES[slot] for slot, _ in part}
 
 
-@pytest.mark.parametrize(("kind", "single", "pairs"), [("decoder", 0, 33), ("encoder", 11, 25), ("encoder_decoder", 5, 11)])
+@pytest.mark.parametrize(("kind", "single", "pairs"), [("decoder", 0, 37), ("encoder", 11, 29), ("encoder_decoder", 5, 13)])
 def test_few_slot_values_may_not_meet(kind: str, single: int, pairs: int) -> None:
     """A parallel block with a norm that is not in front, or without a feed-forward; MLA without rotation; longrope with another number of
     pairs than factors; values of a first layer that does not attend; in an encoder-decoder neither parallel blocks nor MLA nor
-    differences at all; in an encoder nothing recurrent."""
+    differences at all; in an encoder nothing recurrent; several residual streams with a norm of their sum or a parallel block."""
     found = refused(kind)
     assert [sum(len(part) == size for part in found) for size in (1, 2)] == [single, pairs]
-    may_not = {"norm", "block"}, {"ffn", "block"}, {"position", "attention"}, {"attention", "mixing"}
+    may_not = (
+        {"norm", "block"},
+        {"ffn", "block"},
+        {"norm", "residual"},
+        {"block", "residual"},
+        {"position", "attention"},
+        {"attention", "mixing"},
+    )
     assert all(named(part) in may_not for part in found if len(part) == 2)

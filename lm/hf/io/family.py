@@ -199,6 +199,7 @@ class Family(ABC):
         """
         ours = resolved(cfg)
         kinds = {key: value for key, value in self.fixed.items() if key.endswith("kind")}
+        kinds["residual.kind"] = "plain"
         if not self.hybrid:
             kinds["recurrent.kind"] = None
         wrong_kind = [differs(key, ours, kinds) for key in kinds if ours.get(key) != kinds[key]]

@@ -107,11 +107,25 @@ JOBS = {
     "experts, bf16": Job(SLOW_ADAMW, 2, model=MOE, options=BF16, rounded=True),
     "encoder-decoder, bf16": Job(SLOW_ADAMW, 2, model=ENCODER_DECODER, options=BF16, rounded=True),
 }
+HYPER: Tree = {"residual": {"kind": "hyper", "streams": 2, "sinkhorn": 3}}
 KEPT = {
     "products kept": Job(SLOW_ADAMW, 2, trainer=PRODUCTS),
     "experts, an adapter, products kept": Job(SLOW_ADAMW, 2, model=MOE, adapter={"kind": "lora", "rank": 4}, trainer=PRODUCTS),
     "encoder-decoder, products kept, bf16": Job(SLOW_ADAMW, 2, model=ENCODER_DECODER, options=BF16, trainer=PRODUCTS, rounded=True),
+    "several streams, products kept": Job(SLOW_ADAMW, 2, model=HYPER, trainer=PRODUCTS),
     "halves, experts, products kept": Job(SGD | {"lr": 0.1}, 2, model=MOE, trainer=PRODUCTS, context=2),
+}
+WAYS = {
+    "several streams, all blocks again": Job(SLOW_ADAMW, 3, model=HYPER, trainer=AGAIN),
+    "several streams, encoder-decoder": Job(SGD, 2, model=ENCODER_DECODER | HYPER),
+    "several streams, bf16": Job(SLOW_ADAMW, 2, model=HYPER, options=BF16, rounded=True),
+    "x0": Job(SLOW_ADAMW, 2, model={"residual": {"kind": "x0"}}),
+    "unet, encoder-decoder": Job(SLOW_ADAMW, 2, model=ENCODER_DECODER | {"residual": {"kind": "unet"}}),
+    "dense": Job(SLOW_ADAMW, 2, model={"residual": {"kind": "dense"}}),
+}
+WAYS_OF_SLICES = {
+    "several streams, halves": Job(SLOW_ADAMW, 2, model=HYPER, context=2),
+    "dense, halves": Job(SLOW_ADAMW, 2, model={"residual": {"kind": "dense"}}, context=2),
 }
 FEW = ("experts, muon", "encoder-decoder, shared values", "poisoned")  # of make test
 MATRICES = ("muon", "experts, muon", "sgd, clipped")
@@ -165,6 +179,10 @@ NEAR = {  # of four ranks; a router's bias is written behind the step
     ),
 }
 WIDER: Tree = {"attention": {"kind": "gqa", "n_heads": 8, "n_kv_heads": 4, "head_dim": 8, "qkv_bias": True, "qk_norm": "head"}}
+WAYS_OF_MATRICES = {
+    "several streams, matrices": Job(SLOW_ADAMW, 2, model=WIDER | HYPER, tensor=2),
+    "x0, matrices": Job(SLOW_ADAMW, 2, model=WIDER | {"residual": {"kind": "x0"}}, tensor=2),
+}
 BIASES: Tree = {
     "attention": {**WIDER["attention"], "out_bias": True}, "ffn": {"kind": "mlp", "hidden": 40, "bias": True},
     "head": {"tied": False, "bias": True},
@@ -194,6 +212,9 @@ MATRICES_CUT_IN_FOUR = {
 ALL = (
     JOBS
     | KEPT
+    | WAYS
+    | WAYS_OF_SLICES
+    | WAYS_OF_MATRICES
     | COMPILED
     | HALVES
     | QUARTERS
@@ -262,6 +283,8 @@ def alone(name: str) -> tuple[Record, dict[str, torch.Tensor]]:
         pytest.param("fsdp", FEW, 2, id="fsdp, few"),
         # DeepSpeed compiles its shared-memory collectives at the first start
         *(pytest.param(kind, JOBS, 2, marks=pytest.mark.slow, id=kind) for kind in ("fsdp", "ddp", *ZERO)),
+        *(pytest.param(kind, WAYS | WAYS_OF_SLICES, 2, marks=pytest.mark.slow, id=f"{kind}, ways") for kind in ("ddp", *ZERO)),
+        pytest.param("fsdp", WAYS | WAYS_OF_SLICES | WAYS_OF_MATRICES, 2, marks=pytest.mark.slow, id="fsdp, ways"),
         *(pytest.param(kind, KEPT, 2, marks=pytest.mark.slow, id=f"{kind}, products kept") for kind in ("fsdp", "ddp", *ZERO)),
         # no width is a multiple of 3, and of 4 experts one rank holds none
         *(pytest.param(kind, MATRICES, 3, marks=pytest.mark.slow, id=f"{kind}, three") for kind in ("fsdp", "zero1", "zero2")),

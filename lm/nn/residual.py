@@ -1,0 +1,162 @@
+"""How the outputs of layers reach the layers above: along one residual stream, along several, or by ways around the layers between."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from lm.nn.init import Declares, Draw, ones, zeros
+from lm.nn.kept import Kept
+from lm.nn.norm import NormConfig, PreNorm
+from lm.schema import Slot
+
+Layer = Callable[[Tensor], Tensor]
+"""A block, with all that it reads beside its input."""
+
+
+class ResidualConfig(Slot, group="model/residual"):
+    """What carries tokens from the embedding through the layers."""
+
+    @abstractmethod
+    def build(self, d_model: int, n_layers: int) -> "Residual":
+        """Returns a module that is called with the embedded tokens, (b, s, d), and the layers."""
+
+    def connect(self, sublayer: PreNorm, d_model: int, nth: int) -> nn.Module:
+        """Returns the residual connection of the nth sublayer of a stack, given that of a single stream."""
+        return sublayer
+
+    def require(self, norm: NormConfig, block: str, drafts: bool) -> None:
+        """Raises ValueError where the norm's place, this kind of block, or blocks beyond the last layer do not fit."""
+
+    def width(self, d_model: int) -> int:
+        """Returns how many numbers of a token one layer hands to the next."""
+        return d_model
+
+    def keeps(self, d_model: int, sublayers: int) -> Kept:
+        """Returns what autograd keeps of one token in a block, beside what a single stream keeps."""
+        return Kept(0, 0)
+
+    def keeps_between(self, d_model: int, n_layers: int) -> Kept:
+        """Returns what autograd keeps of one token outside of the blocks."""
+        return Kept(0, 0)
+
+    def flops(self, d_model: int, n_layers: int, sublayers: int) -> int:
+        """Returns the FLOPs of one token in a stack, beside those of the blocks.  sublayers: of a block."""
+        return 0
+
+
+class PlainConfig(ResidualConfig):
+    """One stream, to which each sublayer adds."""
+
+    kind: Literal["plain"] = "plain"
+
+    def build(self, d_model: int, n_layers: int) -> "Residual":
+        return Residual()
+
+
+class FirstConfig(ResidualConfig):
+    """Each layer reads a x + b x0: x0 is the embedding; a and b are learned numbers of each layer (modded-nanogpt, nanochat)."""
+
+    kind: Literal["x0"] = "x0"
+
+    def build(self, d_model: int, n_layers: int) -> "Residual":
+        return FirstResidual(n_layers)
+
+    def keeps_between(self, d_model: int, n_layers: int) -> Kept:
+        return Kept(n_layers * d_model, 0)
+
+
+class UNetConfig(ResidualConfig):
+    """Each layer of the upper half reads in addition the output of one of the lower half, by a learned factor (U-ViT, arXiv:2209.12152;
+    modded-nanogpt)."""
+
+    kind: Literal["unet"] = "unet"
+
+    def build(self, d_model: int, n_layers: int) -> "Residual":
+        return UNetResidual(n_layers)
+
+    def keeps_between(self, d_model: int, n_layers: int) -> Kept:
+        return Kept(0 if n_layers % 2 else d_model, 0)  # the other outputs are the inputs of the layers above them
+
+
+class DenseConfig(ResidualConfig):
+    """Each layer reads a learned sum of the embedding and the outputs of all layers below (DenseFormer, arXiv:2402.02622)."""
+
+    kind: Literal["dense"] = "dense"
+
+    def build(self, d_model: int, n_layers: int) -> "Residual":
+        return DenseResidual(n_layers)
+
+    def keeps_between(self, d_model: int, n_layers: int) -> Kept:
+        return Kept(n_layers * d_model, 0)
+
+
+class Residual(nn.Module):
+    """x = layer(x)."""
+
+    def forward(self, x: Tensor, layers: Sequence[Layer]) -> Tensor:
+        """(b, s, d) -> (b, s, d)."""
+        for layer in layers:
+            x = layer(x)
+        return x
+
+
+class FirstResidual(Declares, Residual):
+    """x = layer(a x + b x0); a is 1 and b is 0 at first."""
+
+    drawn = {"keep": ones, "first": zeros}
+
+    def __init__(self, n_layers: int) -> None:
+        super().__init__()
+        self.keep, self.first = nn.Parameter(torch.empty(n_layers)), nn.Parameter(torch.empty(n_layers))
+
+    def forward(self, x: Tensor, layers: Sequence[Layer]) -> Tensor:
+        x0 = x
+        for layer, a, b in zip(layers, self.keep, self.first, strict=True):
+            x = layer(a * x + b * x0)
+        return x
+
+
+class UNetResidual(Declares, Residual):
+    """x = layer(x + w y); y is the output of the layer as far from the first as this one is from the last, and w is 1 at first."""
+
+    drawn = {"skip": ones}
+
+    def __init__(self, n_layers: int) -> None:
+        super().__init__()
+        self.skip = nn.Parameter(torch.empty(n_layers // 2))
+
+    def forward(self, x: Tensor, layers: Sequence[Layer]) -> Tensor:
+        half, lower = len(self.skip), list[Tensor]()
+        for layer in layers[:half]:
+            x = layer(x)
+            lower.append(x)
+        for layer in layers[half : len(layers) - half]:
+            x = layer(x)
+        for layer, w in zip(layers[len(layers) - half :], self.skip, strict=True):
+            x = layer(x + w * lower.pop())
+        return x
+
+
+class DenseResidual(Declares, Residual):
+    """y_i = layer_i(x_i) and x_(i+1) = sum of w_ij y_j over j <= i, y_0 the embedding; w_ii is 1 at first, the others 0."""
+
+    def __init__(self, n_layers: int) -> None:
+        super().__init__()
+        self.sizes = [i + 2 for i in range(n_layers)]
+        self.shares = nn.Parameter(torch.empty(sum(self.sizes)))
+
+    def draws(self) -> Mapping[str, Draw]:
+        newest = torch.tensor(self.sizes).cumsum(0) - 1
+        return {"shares": lambda shape, start: torch.zeros(shape).index_fill(0, newest, 1.0)}
+
+    def forward(self, x: Tensor, layers: Sequence[Layer]) -> Tensor:
+        outputs = [x]
+        for layer, shares in zip(layers, self.shares.split(self.sizes), strict=True):
+            outputs.append(layer(x))
+            x = shares[0] * outputs[0]
+            for share, y in zip(shares[1:], outputs[1:], strict=True):
+                x = x + share * y
+        return x

@@ -1,0 +1,109 @@
+"""Ways around layers: against their formulas, and hyper-connections against transformers' DeepSeek-V4."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers.models.deepseek_v4 import modeling_deepseek_v4 as theirs
+from transformers.models.deepseek_v4.configuration_deepseek_v4 import DeepseekV4Config
+
+from lm.errors import ConfigError
+from lm.nn.context import Context
+from lm.nn.hyper import HyperConfig, HyperConnection, HyperResidual, HyperWeights
+from lm.nn.norm import Branch, PreNorm, RMSNormConfig
+from lm.nn.transformer import LM, build_model, model_config
+from lm.schema import Tree
+from lm.testing.models import BASE, random_model, redraw, tokens
+
+
+def blocks_of(model: LM, x: Tensor) -> list[Any]:
+    """The layers as functions of their input alone."""
+    ctx = Context.alone(x, model.position)
+    return [lambda x, block=block: block(x, ctx) for block in model.blocks]
+
+
+def by_formula(kind: str, model: LM, x: Tensor) -> Tensor:
+    """The stack's output as the papers write it, layer by layer, with lists of all that came before."""
+    layers, n, stack = blocks_of(model, x), len(model.blocks), model.residual
+    read, wrote = [], [x]
+    for i, layer in enumerate(layers):
+        if kind == "x0":
+            read.append(stack.keep[i] * wrote[-1] + stack.first[i] * x)
+        elif kind == "unet":
+            mirrored = n - 1 - i
+            read.append(wrote[-1] + (stack.skip[i - (n - n // 2)] * wrote[mirrored + 1] if i > mirrored else 0.0))
+        else:
+            at = i * (i + 3) // 2 - (i + 1)
+            read.append(x if i == 0 else torch.einsum("j,jbsd->bsd", stack.shares[at : at + i + 1], torch.stack(wrote)))
+        wrote.append(layer(read[-1]))
+    return wrote[-1] if kind != "dense" else torch.einsum("j,jbsd->bsd", stack.shares[-(n + 1) :], torch.stack(wrote))
+
+
+@pytest.mark.parametrize("n_layers", [1, 4, 5])
+@pytest.mark.parametrize("kind", ["x0", "unet", "dense"])
+def test_a_stack_is_what_its_formula_says(kind: str, n_layers: int, doubles: None) -> None:
+    model = random_model(model_config(BASE | {"n_layers": n_layers, "residual": {"kind": kind}}))
+    x = torch.randn(2, 9, 32)
+    out = model.through_blocks(x, Context.alone(x, model.position))
+    torch.testing.assert_close(out, by_formula(kind, model, x), rtol=1e-9, atol=1e-9)
+
+
+def reference(n: int, times: int, d: int) -> DeepseekV4Config:
+    return DeepseekV4Config(hidden_size=d, hc_mult=n, hc_sinkhorn_iters=times, hc_eps=1e-6, rms_norm_eps=1e-6)
+
+
+def give(ours: HyperWeights, fn: Tensor, base: Tensor, scale: Tensor) -> None:
+    with torch.no_grad():
+        for there, here in ((fn, ours.weight), (base, ours.bias), (scale, ours.scale)):
+            there.copy_(here)
+
+
+@pytest.mark.parametrize(("n", "times"), [(4, 20), (2, 1), (3, 5)])
+def test_a_hyper_connection_is_that_of_deepseek_v4_forward_and_backward(n: int, times: int) -> None:
+    """As in DeepseekV4DecoderLayer, around a sublayer that is a product. In float32, since transformers' is always."""
+    d, cfg = 24, HyperConfig(streams=n, sinkhorn=times)
+    ours = HyperConnection(cfg, PreNorm(RMSNormConfig(), d, Branch(0.0)), d, 1)
+    redraw(ours)
+    other = theirs.DeepseekV4HyperConnection(reference(n, times, d))
+    give(ours.weights, other.fn, other.base, other.scale)
+    x, by, to = torch.randn(2, 7, n, d, requires_grad=True), torch.randn(d, d), torch.randn(2, 7, n, d)
+    out = ours(x, lambda h: h @ by)
+    post, comb, collapsed = other(x)
+    expected = post.unsqueeze(-1) * (ours.sublayer.norm(collapsed) @ by).unsqueeze(-2) + comb.transpose(-1, -2) @ x
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+    found = torch.autograd.grad((out * to).sum(), [x, *ours.weights.parameters()])
+    wanted = torch.autograd.grad((expected * to).sum(), [x, other.fn, other.base, other.scale])
+    for mine, its in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-4)
+
+
+def test_the_streams_end_as_in_deepseek_v4() -> None:
+    ours, other = HyperResidual(HyperConfig(streams=3), 24), theirs.DeepseekV4HyperHead(reference(3, 20, 24))
+    redraw(ours)
+    give(ours.weights, other.hc_fn, other.hc_base, other.hc_scale)
+    x = torch.randn(2, 7, 24)
+    layers = [lambda streams: streams * torch.arange(1.0, 4.0)[:, None]]
+    torch.testing.assert_close(ours(x, layers), other(layers[0](x.unsqueeze(2).expand(-1, -1, 3, -1))), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["x0", "dense", "hyper"])
+def test_a_model_is_the_plain_one_at_first(kind: str, doubles: None) -> None:
+    changes: Tree = {"norm": {"kind": "rms", "eps": 1e-20}, "n_layers": 5}
+    residual: Tree = {"kind": kind} | ({"eps": 1e-20} if kind == "hyper" else {})
+    plain, other = (build_model(model_config(BASE | changes | {"residual": of}), seed=3) for of in ({"kind": "plain"}, residual))
+    ids = tokens(2, 20)
+    torch.testing.assert_close(other(ids), plain(ids), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"norm": {"kind": "rms", "place": "post"}}, "norm.place=post"),
+        ({"block": {"kind": "parallel"}}, "Use block=sequential"),
+        ({"mtp": {"depth": 1}}, "Set mtp=null"),
+    ],
+)
+def test_several_streams_are_refused_where_there_is_one(changes: Tree, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        model_config(BASE | {"residual": {"kind": "hyper"}} | changes)

@@ -212,7 +212,7 @@ MUTATIONS = [
     ("IPO draws the gain to twice as much", "losses/pairs.py", "((margin - 0.5) / self.beta)", "((margin - 1.0) / self.beta)", PAIRS),
     ("no pair is taken to be the wrong way round", "losses/pairs.py", "self.smoothing * F.logsigmoid(-margin)", "self.smoothing * F.logsigmoid(margin)", PAIRS),
     ("the nats beside are the worse answer's", "losses/pairs.py", "-(after / lengths)[0::2]", "-(after / lengths)[1::2]", PAIRS),
-    ("dynamic NTK is written with the base of pretraining", "nn/position/scaling.py", "None if max_len == self.original_len else self._grown(rotary_dim, theta, max_len)", "None if max_len == self.original_len else theta", POSITIONS),
+    ("dynamic NTK is written with the base of pretraining", "hf/options/context.py", "theta=position.scaling.theta(position.rotary_dim(rotary), position.theta, max_len)", "theta=position.theta", POSITIONS),
     ("what a tool returns is learned", "data/tokenizer/chat.py", "told = told and end <= ", "told = told and 0 <= ", REWRITTEN),
     ("the next message's first token ends an answer", "data/tokenizer/chat.py", "ends = bool(self._first_end(around[-1][1]))", "ends = True", REWRITTEN),
     ("thoughts before an answer are given", "data/tokenizer/chat.py", "return any(thought in given for thought in thoughts) or", "return", REWRITTEN),

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from lm.hf.options.context import with_plain_base
 from lm.hf.options.rope import write_rope
 from lm.nn.batch import Batch
 from lm.nn.position.base import Dims
@@ -76,7 +77,7 @@ def test_a_short_context_needs_no_dynamic_scaling() -> None:
 def test_dynamic_scaling_is_another_base_where_transformers_would_begin_later(max_len: int, kept: bool) -> None:
     """To the bit. transformers' length of pretraining is the longest row."""
     ours = rope(64, max_len, theta=500.0, fraction=0.5, scaling={"kind": "dynamic", "factor": 2.0, "original_len": 128})
-    there = ours.cfg.settled(64, max_len)
+    there = with_plain_base(ours.cfg, 64, max_len)
     assert torch.equal(Rope(there, Dims(64, 4, 64, max_len, True)).rates, ours.rates)
     assert (there == ours.cfg) == kept == (there.scaling is not None)
 

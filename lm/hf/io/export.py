@@ -25,7 +25,7 @@ from lm.hf.io.peft import write_peft
 from lm.hf.io.tokenizer import save_tokenizer
 from lm.hf.io.writing import drop_mtp, family_for, write_hf
 from lm.hf.io.written import Written
-from lm.hf.options.context import changes_at, settled
+from lm.hf.options.context import changes_at, settled, with_amplitude
 from lm.nn.transformer import LM, ModelConfig, model_config
 from lm.ops.defaults import unset
 from lm.schema import did_you_mean
@@ -120,7 +120,7 @@ def _not_of(base: ModelConfig, cfg: ModelConfig) -> str | None:
     """Returns the first option by which a model computes otherwise than the base of its adapter does; None where there is none. A longer
     vocabulary has come with rows for it."""
     ours, theirs = (
-        resolved(settled(each.replace(position=each.position.shortened(each.max_seq_len or 0)))) | {"max_seq_len": changes_at(each)}
+        resolved(settled(each.replace(position=with_amplitude(each.position, each.max_seq_len or 0)))) | {"max_seq_len": changes_at(each)}
         for each in (cfg, base)
     )
     keys = [key for key in dict.fromkeys([*ours, *theirs]) if not key.startswith((*TRAINING_ONLY, "mtp", "vocab_size"))]

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -47,14 +47,6 @@ class PositionConfig(Slot, group="model/position"):
         """Returns what autograd keeps of one token in each layer that attends."""
         return Kept(0, 0)
 
-    def shortened(self, max_len: int) -> Self:
-        """Returns a config with the amplitude of rows of max_len, for a model of shorter rows."""
-        return self
-
-    def settled(self, rotary: int, max_len: int) -> Self:
-        """Returns a config of the same angles that transformers has too, where it would have others for this one's rows of max_len."""
-        return self
-
     def implied(self, n_layers: int, windows: bool) -> Tree:
         """Returns null for the options that act in no layer.  windows: some layer has a window."""
         return {}
@@ -64,10 +56,6 @@ class PositionConfig(Slot, group="model/position"):
         if self.acts != "bias":
             return None
         return f"position={self.kind} is a bias on all pairs of a row, of all heads. Use position=rope"
-
-    def changes_at(self, max_len: int) -> int | None:
-        """Returns the row length up to which transformers has other frequencies than our model for rows of max_len. None: at no length."""
-        return None
 
 
 class Position(Declares, nn.Module):

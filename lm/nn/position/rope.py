@@ -1,6 +1,6 @@
 """Rotary position embedding."""
 
-from typing import Literal, Self
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -47,13 +47,6 @@ class RopeConfig(PositionConfig):
     def require(self, rotary: int, whence: str = "") -> None:
         self.rotary_dim(rotary, whence)
 
-    def shortened(self, max_len: int) -> Self:
-        return self if self.scaling is None else self.replace(scaling=self.scaling.shortened(max_len))
-
-    def settled(self, rotary: int, max_len: int) -> Self:
-        theta = None if self.scaling is None else self.scaling.plain_theta(self.rotary_dim(rotary), self.theta, max_len)
-        return self if theta is None else self.replace(theta=theta, scaling=None)
-
     def implied(self, n_layers: int, windows: bool) -> Tree:
         """Null also for a local_theta that changes no layer."""
         alike = not windows or (self.scaling is None and self.local_theta == self.theta)
@@ -61,9 +54,6 @@ class RopeConfig(PositionConfig):
             "none_every": self.none_every if (self.none_every or 0) <= n_layers else None,
             "local_theta": None if alike else self.local_theta,
         }
-
-    def changes_at(self, max_len: int) -> int | None:
-        return None if self.scaling is None else self.scaling.changes_at(max_len)
 
 
 class Rope(Position):

@@ -27,24 +27,12 @@ class ScalingConfig(Slot):
     def frequencies(self, rotary_dim: int, theta: float, max_len: int) -> Tensor:
         """Returns the radians per position of each pair, float32, (r/2,)."""
 
-    def plain_theta(self, rotary_dim: int, theta: float, max_len: int) -> float | None:
-        """Returns the base whose plain frequencies are these, where transformers would begin this kind at max_len only. None: it has it."""
-        return None
-
     def amplitude(self, max_len: int) -> float:
         """Returns the factor on cos and sin."""
         return 1.0
 
     def require(self, rotary_dim: int) -> None:
         """Raises ValueError where this kind does not fit heads of which rotary_dim dimensions rotate."""
-
-    def shortened(self, max_len: int) -> Self:
-        """Returns a config with the amplitude of rows of max_len, for a model of shorter rows."""
-        return self
-
-    def changes_at(self, max_len: int) -> int | None:
-        """Returns the row length up to which transformers has other frequencies than our model for rows of max_len. None: at no length."""
-        return None
 
 
 class LinearScaling(ScalingConfig):
@@ -68,12 +56,10 @@ class DynamicScaling(ScalingConfig):
     """Context length of pretraining."""
 
     def frequencies(self, rotary_dim: int, theta: float, max_len: int) -> Tensor:
-        return frequencies(rotary_dim, self._grown(rotary_dim, theta, max_len))
+        return frequencies(rotary_dim, self.theta(rotary_dim, theta, max_len))
 
-    def plain_theta(self, rotary_dim: int, theta: float, max_len: int) -> float | None:
-        return None if max_len == self.original_len else self._grown(rotary_dim, theta, max_len)
-
-    def _grown(self, rotary_dim: int, theta: float, max_len: int) -> float:
+    def theta(self, rotary_dim: int, theta: float, max_len: int) -> float:
+        """Returns the base in place of the plain one."""
         longer = max(max_len, self.original_len) / self.original_len
         return float(theta * (self.factor * longer - (self.factor - 1)) ** (rotary_dim / (rotary_dim - 2)))
 
@@ -187,12 +173,6 @@ class LongRopeScaling(ScalingConfig):
     def frequencies(self, rotary_dim: int, theta: float, max_len: int) -> Tensor:
         chosen = self.long_factor if max_len > self.original_len else self.short_factor
         return frequencies(rotary_dim, theta) / torch.tensor(chosen, dtype=torch.float32, device="cpu")
-
-    def shortened(self, max_len: int) -> Self:
-        return self.replace(factor=self.factor or max_len / self.original_len)
-
-    def changes_at(self, max_len: int) -> int | None:
-        return self.original_len if max_len > self.original_len else None
 
     def require(self, rotary_dim: int) -> None:
         for name, factors in (("short_factor", self.short_factor), ("long_factor", self.long_factor)):

@@ -42,38 +42,24 @@ _HOMES = {
 
 if TYPE_CHECKING:
     from lm.data.batches import Batches
-    from lm.generation.classify import classify
-    from lm.generation.examine import evaluate
-    from lm.generation.generate import complete, generate
-    from lm.generation.load import load, save
-    from lm.hf.io.export import export
-    from lm.hf.io.import_ import import_model
-    from lm.nn.batch import Batch
-    from lm.nn.transformer import DecoderConfig, EncoderConfig, EncoderDecoderConfig, build_model
-    from lm.report.compare import compare
+    from lm.generation.classify import classify as classify
+    from lm.generation.examine import evaluate as evaluate
+    from lm.generation.generate import complete as complete
+    from lm.generation.generate import generate as generate
+    from lm.generation.load import load as load
+    from lm.generation.load import save as save
+    from lm.hf.io.export import export as export
+    from lm.hf.io.import_ import import_model as import_model
+    from lm.nn.batch import Batch as Batch
+    from lm.nn.transformer import DecoderConfig as DecoderConfig
+    from lm.nn.transformer import EncoderConfig as EncoderConfig
+    from lm.nn.transformer import EncoderDecoderConfig as EncoderDecoderConfig
+    from lm.nn.transformer import build_model as build_model
+    from lm.report.compare import compare as compare
     from lm.training.config import TrainConfig
-    from lm.training.launch.start import train
+    from lm.training.launch.start import train as train
 
-__all__ = [
-    "Batch",
-    "DecoderConfig",
-    "EncoderConfig",
-    "EncoderDecoderConfig",
-    "__version__",
-    "batches",
-    "build_model",
-    "classify",
-    "compare",
-    "complete",
-    "config",
-    "evaluate",
-    "export",
-    "generate",
-    "import_model",
-    "load",
-    "save",
-    "train",
-]
+__all__ = sorted([*_HOMES, "__version__", "batches", "config"])
 
 
 def config(name: str | Sequence[str] | None = None, overrides: Sequence[str] = ()) -> "TrainConfig":

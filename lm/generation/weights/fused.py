@@ -140,7 +140,7 @@ class FusedGQA(GQA):
     def __init__(self, of: GQA, hold: Hold, rope: Rope | None) -> None:
         """rope: the model's Rope, which a QuickRope will replace; None: the model keeps its position encoding."""
         nn.Module.__init__(self)
-        self.layer, self.head_dim, self.how, self.quiet = of.layer, of.head_dim, of.how, of.quiet
+        self.layer, self.head_dim, self.how, self.how_in_eval = of.layer, of.head_dim, of.how, of.how_in_eval
         self.sinks, self.attend, self.o, self.gate, self.said = of.sinks, of.attend, of.o, of.gate, of.extra_repr()
         self.heads = [linear.out_features // of.head_dim for linear in (of.q, of.k, of.v)]
         self.qk, self.norm = sum(self.heads[:2]), None
@@ -187,4 +187,4 @@ class FusedGQA(GQA):
         if q.shape[2] > 1 or not mask.cached or self.bias(mask, position) is not None or self.sinks is not None:
             return super().weighted(q, k, v, mask, position)
         shared = q.squeeze(2).unflatten(1, (k.shape[1], -1))  # (b, h, 1, c) -> (b, g, h/g, c)
-        return self.attend(shared, k, v, mask, None, self.quiet, None).flatten(1, 2).unsqueeze(2)  # -> (b, h, 1, c)
+        return self.attend(shared, k, v, mask, None, self.how_in_eval, None).flatten(1, 2).unsqueeze(2)  # -> (b, h, 1, c)

@@ -40,7 +40,7 @@ class Attention(Mixer):
 
     def __init__(self, layer: int, head_dim: int, how: Scoring, n_sinks: int = 0) -> None:
         super().__init__(layer)
-        self.head_dim, self.how, self.quiet = head_dim, how, replace(how, dropout=0.0)
+        self.head_dim, self.how, self.how_in_eval = head_dim, how, replace(how, dropout=0.0)
         self.sinks = nn.Parameter(torch.empty(n_sinks)) if n_sinks else None
         self.attend = choose(torch.get_default_device(), head_dim, how, n_sinks > 0)
 
@@ -57,7 +57,7 @@ class Attention(Mixer):
 
     def weighted(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, position: Position | None) -> Tensor:
         """As `Attend`, with the bias of this position; dropout acts in training only. Of shared rows, each rank computes some heads."""
-        how, sinks = self.how if self.training else self.quiet, None if self.sinks is None else mask.held.own(self.sinks)
+        how, sinks = self.how if self.training else self.how_in_eval, None if self.sinks is None else mask.held.own(self.sinks)
         q, k, v = mask.held.by_heads(q, k, v)
         return mask.held.by_tokens(self.attend(q, k, v, mask, self.bias(mask, position), how, sinks))
 

@@ -150,24 +150,25 @@ class GQA(Attention, Divisible):
 
     def queries(self, x: Tensor) -> Tensor:
         """(b, s, d) -> (b, h, s, c)."""
-        return self._heads(self.q(x), self.q_norm)
+        return self._normed(self.q(x), self.q_norm)
 
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(b, s, d) -> twice (b, g, s, c)."""
-        return self._heads(self.k(x), self.k_norm), self._heads(self.v(x), None)
+        return self._normed(self.k(x), self.k_norm), self._heads(self.v(x))
 
     def projected(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
         """Returns queries and keys, rotated, and values."""
         q, (k, v) = self.queries(x), self.keys_values(x)
         return ctx.position.rotate(q, ctx.angles, self.layer), ctx.position.rotate(k, ctx.angles, self.layer), v
 
-    def _heads(self, x: Tensor, norm: nn.Module | None) -> Tensor:
-        if norm is not None and self.norm_full:
-            x = norm(x)
-        x = x.unflatten(-1, (-1, self.head_dim))  # (b, s, h*c) -> (b, s, h, c)
-        if norm is not None and not self.norm_full:
-            x = norm(x)
-        return x.transpose(1, 2)  # (b, s, h, c) -> (b, h, s, c)
+    def _normed(self, x: Tensor, norm: nn.Module) -> Tensor:
+        if self.norm_full:
+            return self._heads(norm(x))
+        heads: Tensor = norm(x.unflatten(-1, (-1, self.head_dim)))  # (b, s, h*c) -> (b, s, h, c)
+        return heads.transpose(1, 2)  # (b, s, h, c) -> (b, h, s, c)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # (b, s, h*c) -> (b, h, s, c)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         q, k, v = self.projected(x, ctx)
@@ -188,10 +189,10 @@ class RotatedNormGQA(GQA):
     """GQA whose norms on each head's queries and keys stand behind the rotation."""
 
     def queries(self, x: Tensor) -> Tensor:
-        return self._heads(self.q(x), None)
+        return self._heads(self.q(x))
 
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self._heads(self.k(x), None), self._heads(self.v(x), None)
+        return self._heads(self.k(x)), self._heads(self.v(x))
 
     def projected(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = super().projected(x, ctx)

@@ -149,14 +149,27 @@ class ParallelConfig(BlockConfig):
             raise ValueError(f"block=parallel has a feed-forward beside each mixer, and ffn={ffn.kind} is none. Use block=sequential.")
 
 
-class Block(nn.Module):
-    """x = residual(x, mixer); x = residual(x, ffn). The mixer has the name of its slot, `attention` or `recurrent`."""
+class Layer(nn.Module):
+    """A mixer, which has the name of its slot, `attention` or `recurrent`, and a feed-forward."""
 
-    def __init__(self, cfg: SequentialConfig, parts: BlockParts) -> None:
+    def __init__(self, parts: BlockParts) -> None:
         super().__init__()
         self.slot = parts.slot
         self.add_module(self.slot, parts.mixer.build(parts.norm, parts.d_model, parts.layer))
         self.ffn = parts.ffn.build(parts.d_model, parts.layer)
+
+    def of_slot(self, ending: str = "") -> nn.Module:
+        """Returns the mixer, or what has its name with this ending."""
+        found = self._modules[f"{self.slot}{ending}"]  # get_submodule takes a name apart each time
+        assert found is not None
+        return found
+
+
+class Block(Layer):
+    """x = residual(x, mixer); x = residual(x, ffn)."""
+
+    def __init__(self, cfg: SequentialConfig, parts: BlockParts) -> None:
+        super().__init__(parts)
         self.add_module(f"{self.slot}_residual", cfg.residual(parts, 0))
         self.ffn_residual = parts.ffn.connected(cfg.residual(parts, len(parts.mixers)))
 
@@ -166,9 +179,8 @@ class Block(nn.Module):
 
     def mixed(self, x: Tensor, ctx: Context) -> Tensor:
         """x = residual(x, mixer)."""
-        mixer, residual = self._modules[self.slot], self._modules[f"{self.slot}_residual"]  # get_submodule takes a name apart each time
-        assert mixer is not None and residual is not None
-        out: Tensor = residual(x, lambda h: mixer(h, ctx))
+        mixer = self.of_slot()
+        out: Tensor = self.of_slot("_residual")(x, lambda h: mixer(h, ctx))
         return out
 
 
@@ -187,19 +199,16 @@ class CrossBlock(Block):
         return self.ffn_residual(x, lambda h: self.ffn(h, ctx))
 
 
-class ParallelBlock(nn.Module):
+class ParallelBlock(Layer):
     """x + mixer(norm(x)) + ffn(norm(x)).  Wang & Komatsuzaki 2021 (GPT-J); Chowdhery et al. 2022, arXiv:2204.02311, section 2."""
 
     def __init__(self, cfg: ParallelConfig, parts: BlockParts) -> None:
-        super().__init__()
-        self.slot = parts.slot
-        self.add_module(self.slot, parts.mixer.build(parts.norm, parts.d_model, parts.layer))
-        self.ffn = parts.ffn.build(parts.d_model, parts.layer)
+        super().__init__(parts)
         self.add_module(f"{self.slot}_norm", parts.norm.build(parts.d_model))
         self.ffn_norm = None if cfg.shared_norm else parts.norm.build(parts.d_model)
         self.branch = build_branch(parts, cfg.layer_scale)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        h = self.get_submodule(f"{self.slot}_norm")(x)
+        h = self.of_slot("_norm")(x)
         g = h if self.ffn_norm is None else self.ffn_norm(x)
-        return x + self.branch(self.get_submodule(self.slot)(h, ctx) + self.ffn(g, ctx))
+        return x + self.branch(self.of_slot()(h, ctx) + self.ffn(g, ctx))

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from lm.nn.init import Declares, Draw, Start, zeros
 from lm.nn.kept import Kept
 from lm.nn.norm import NormConfig, PreNorm, Sublayer
-from lm.nn.residual import Layer, Residual, ResidualConfig
+from lm.nn.residual import LayerFn, Residual, ResidualConfig
 from lm.ops.precision import wide, without_autocast
 from lm.schema import MOST
 
@@ -131,7 +131,7 @@ class HyperResidual(Residual):
         super().__init__()
         self.cfg, self.weights = cfg, HyperWeights(cfg, d_model, (cfg.streams,), [0.0] * cfg.streams)
 
-    def forward(self, x: Tensor, layers: Sequence[Layer]) -> Tensor:
+    def forward(self, x: Tensor, layers: Sequence[LayerFn]) -> Tensor:
         streams = super().forward(x.unsqueeze(2).expand(-1, -1, self.cfg.streams, -1).contiguous(), layers)
         with without_autocast(x.device):
             (read,) = self.weights(streams)

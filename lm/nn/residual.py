@@ -12,7 +12,7 @@ from lm.nn.kept import Kept
 from lm.nn.norm import NormConfig, PreNorm
 from lm.schema import Slot
 
-Layer = Callable[[Tensor], Tensor]
+LayerFn = Callable[[Tensor], Tensor]
 """A block, with all that it reads beside its input."""
 
 
@@ -96,7 +96,7 @@ class DenseConfig(ResidualConfig):
 class Residual(nn.Module):
     """x = layer(x)."""
 
-    def forward(self, x: Tensor, layers: Sequence[Layer]) -> Tensor:
+    def forward(self, x: Tensor, layers: Sequence[LayerFn]) -> Tensor:
         """(b, s, d) -> (b, s, d)."""
         for layer in layers:
             x = layer(x)
@@ -112,7 +112,7 @@ class FirstResidual(Declares, Residual):
         super().__init__()
         self.keep, self.first = nn.Parameter(torch.empty(n_layers)), nn.Parameter(torch.empty(n_layers))
 
-    def forward(self, x: Tensor, layers: Sequence[Layer]) -> Tensor:
+    def forward(self, x: Tensor, layers: Sequence[LayerFn]) -> Tensor:
         x0 = x
         for layer, a, b in zip(layers, self.keep, self.first, strict=True):
             x = layer(a * x + b * x0)
@@ -128,7 +128,7 @@ class UNetResidual(Declares, Residual):
         super().__init__()
         self.skip = nn.Parameter(torch.empty(n_layers // 2))
 
-    def forward(self, x: Tensor, layers: Sequence[Layer]) -> Tensor:
+    def forward(self, x: Tensor, layers: Sequence[LayerFn]) -> Tensor:
         half, lower = len(self.skip), list[Tensor]()
         for layer in layers[:half]:
             x = layer(x)
@@ -152,7 +152,7 @@ class DenseResidual(Declares, Residual):
         newest = torch.tensor(self.sizes).cumsum(0) - 1
         return {"shares": lambda shape, start: torch.zeros(shape).index_fill(0, newest, 1.0)}
 
-    def forward(self, x: Tensor, layers: Sequence[Layer]) -> Tensor:
+    def forward(self, x: Tensor, layers: Sequence[LayerFn]) -> Tensor:
         outputs = [x]
         for layer, shares in zip(layers, self.shares.split(self.sizes), strict=True):
             outputs.append(layer(x))

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import NamedTuple, Self
 
 from pydantic import Field, model_validator
@@ -9,10 +10,9 @@ from pydantic import Field, model_validator
 from lm.adapters.adapter import adapting
 from lm.errors import ConfigError
 from lm.nn.parametrization import Growth, Role
-from lm.nn.transformer import LM
+from lm.nn.transformer import LM, ModelConfig
 from lm.schema import Config
 from lm.spelling import means
-from lm.training.weights.unnamed import unnamed
 
 
 class Rates(NamedTuple):
@@ -111,6 +111,16 @@ def traits_of(model: LM, groups: Sequence[GroupConfig] = (), layer_decay: float 
         factors = rates(role or "vector", growth, id(p) in in_blocks)  # an adapter learns at the same rate at any width
         found[name] = Traits(name in matrices, decays, factors, lr, weight_decay, layers.get(id(p), 1.0))
     return found
+
+
+def unnamed(key: str, what: str, pattern: str, names: Sequence[str], model: ModelConfig) -> ConfigError:
+    """Returns the error for a pattern that no weight's name fits, with the names that are near.  key: the option that holds the pattern;
+    what: weights, as 'weight that is ...'."""
+    if model.head.tied and means(pattern, "head.weight"):
+        near = "The head is the embedding (model.head.tied=true): name embed.weight"
+    else:
+        near = f"Near are {', '.join(get_close_matches(pattern, names, 5, 0))}"
+    return ConfigError(f"{key}: no {what} has a name like '{pattern}'. {near}.")
 
 
 def _layers(model: LM, decay: float) -> dict[int, float]:

@@ -7,7 +7,7 @@ from lm.errors import ConfigError
 from lm.nn.transformer import LM, ModelConfig, build_model
 from lm.spelling import means
 from lm.training.config import Sized
-from lm.training.weights.unnamed import unnamed
+from lm.training.optim.traits import unnamed
 
 
 def on_meta(cfg: Sized, model: ModelConfig) -> LM:

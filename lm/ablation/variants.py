@@ -8,7 +8,7 @@ from lm.ablation.matching import moved
 from lm.errors import ConfigError
 from lm.schema import did_you_mean, flatten
 from lm.training.config import TrainConfig
-from lm.training.keeping import ResumeConfig
+from lm.training.run_config import ResumeConfig
 
 _TEST_FRAC = 0.5
 _NO_RUN = {"name": "any", "dir": "any"}

@@ -14,27 +14,31 @@ from lm.generation.config import EvalConfig
 from lm.nn.head import CHUNK
 from lm.nn.parametrization import Growth
 from lm.nn.transformer import ModelConfig, build_model
+from lm.ops.recompute import Recompute, Recomputed
 from lm.schema import MOST, Config, MaybeEmpty, Named, flatten
 from lm.training.budget import BudgetConfig
 from lm.training.callbacks.kinds import CallbackConfig, MetricConfig
 from lm.training.callbacks.loggers import JsonlLoggerConfig, LoggerConfig
-from lm.training.keeping import CheckpointConfig, ResumeConfig, RunConfig
 from lm.training.launch.config import LaunchConfig
 from lm.training.numerics import NumericsConfig
-from lm.training.optim import adamw, muon, sgd
+from lm.training.optim import adamw as adamw  # importing a module registers its kinds
+from lm.training.optim import muon as muon
+from lm.training.optim import sgd as sgd
 from lm.training.optim.base import OptimConfig
 from lm.training.optim.schedule import ScheduleConfig
-from lm.training.recompute import RecomputeConfig
-from lm.training.strategies import zero_config
+from lm.training.run_config import CheckpointConfig, ResumeConfig, RunConfig
+from lm.training.strategies import zero_config as zero_config
 from lm.training.strategies.config import SingleConfig, StrategyConfig
 
-OPTIMIZERS = (adamw, muon, sgd)  # importing the modules registers their kinds
-STRATEGIES = (zero_config,)  # likewise
 
-
-class TrainerConfig(RecomputeConfig):
+class TrainerConfig(Config):
     """The loop: length, cadence, precision, device."""
 
+    recompute: Recomputed = "none"
+    """What blocks compute again for the backward instead of keeping it (activation checkpointing). block: all but their input; selective:
+    all but their input, matrix products and fused attention."""
+    recompute_every: int = Field(1, gt=0)
+    """Every n-th block does so."""
     max_steps: int = Field(gt=0)
     """Optimizer steps in all."""
     max_minutes: float | None = Field(None, gt=0)
@@ -65,6 +69,16 @@ class TrainerConfig(RecomputeConfig):
     """Prompts continued at each validation into samples.md, or sources; held_out: how the first held-out documents begin."""
     sample_tokens: int = Field(64, gt=0, le=MOST)
     """Tokens per sample."""
+
+    @model_validator(mode="after")
+    def _every_of_some(self) -> Self:
+        if self.recompute == "none" and self.recompute_every > 1:
+            raise ValueError(f"recompute_every={self.recompute_every} has no effect with recompute=none. Set recompute=block or selective.")
+        return self
+
+    def recomputes(self) -> Recompute:
+        """Returns what the model's blocks recompute."""
+        return Recompute(self.recompute, self.recompute_every)
 
 
 class Sized(Config):

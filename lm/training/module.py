@@ -17,7 +17,7 @@ from lm.nn.transformer import LM
 from lm.ops.ranks.ulysses import Slices
 from lm.storage.checkpoint import CheckpointReader, Piece
 from lm.training.config import TrainConfig
-from lm.training.launch.context import slices_of
+from lm.training.launch.ranks import slices_of
 from lm.training.numerics import StepJudge
 from lm.training.objectives.base import build_objective
 from lm.training.optim.base import set_lr

@@ -19,8 +19,7 @@ from lm.storage.run_folder import RunFolder
 from lm.training.callbacks.saving import Saver
 from lm.training.config import TrainConfig, TrainerConfig
 from lm.training.journal import Journal
-from lm.training.launch.context import GroupedRanks
-from lm.training.launch.ranks import Ranks
+from lm.training.launch.ranks import GroupedRanks, Ranks
 from lm.training.launch.signals import Signals
 
 

@@ -7,12 +7,12 @@ from torch import Tensor, nn
 from lm.errors import CheckpointError
 from lm.storage.checkpoint import CheckpointReader, Piece, step_folder
 from lm.training.callbacks.saving import Saver
-from lm.training.keeping import CheckpointConfig
 from lm.training.launch.ranks import Ranks
 from lm.training.optim.adamw import AdamWConfig
 from lm.training.optim.base import OptimConfig, begin_state
 from lm.training.optim.muon import MuonConfig
 from lm.training.optim.sgd import SGDConfig
+from lm.training.run_config import CheckpointConfig
 from lm.training.strategies.single import Single
 from lm.training.weights.ema import EMA
 from lm.training.weights.initial import load_pieces

@@ -229,7 +229,7 @@ class Ablate(Verb):
         return os.path.lexists(Path(os.path.expanduser(self.dir), self.name or name, file))
 
     def _folder(self, name: str) -> Path:
-        from lm.training.keeping import RunConfig
+        from lm.training.run_config import RunConfig
 
         return RunConfig(name=self.name or name, dir=self.dir).folder
 

@@ -12,8 +12,8 @@ from lm.errors import ResourceError
 from lm.schema import Tree
 from lm.storage.atomic import atomic_folder, beside, disk_errors, require_space
 from lm.storage.checkpoint import WEIGHTS, Piece, bytes_of, prune, require_finite, step_folder, write_meta, write_pieces
-from lm.training.keeping import CheckpointConfig
 from lm.training.launch.ranks import Ranks
+from lm.training.run_config import CheckpointConfig
 
 _PATIENCE_S = 60.0  # for a save that other ranks take part in
 

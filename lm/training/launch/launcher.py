@@ -20,7 +20,7 @@ from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
 from lm.training.launch import outcome, parent
 from lm.training.launch.children import Received
-from lm.training.launch.meeting import require_place
+from lm.training.launch.rendezvous import require_place
 
 WORKER = "lm.training.worker"
 _POLL_S = 0.1

@@ -16,7 +16,7 @@ from lm.nn.ffn.router import SigmoidRouterConfig
 from lm.nn.position.rope import RopeConfig
 from lm.nn.position.scaling import YarnScaling
 from lm.schema import flatten
-from lm.training.keeping import CheckpointConfig
+from lm.training.run_config import CheckpointConfig
 
 CHOICES = [*map("recipes={}".format, catalog.groups()["recipes"]), *map("model={}".format, catalog.groups()["model"])]
 

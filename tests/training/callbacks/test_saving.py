@@ -16,9 +16,9 @@ from lm.storage.atomic import verify
 from lm.storage.checkpoint import CheckpointReader, Piece, checkpoints, step_folder
 from lm.training.callbacks import saving
 from lm.training.callbacks.saving import Saver
-from lm.training.keeping import CheckpointConfig
 from lm.training.launch.ranks import Ranks
 from lm.training.run import train
+from lm.training.run_config import CheckpointConfig
 from tests.server import Process
 from tests.training.conftest import Configure, Launch, ranks, results
 

@@ -17,7 +17,7 @@ from lm.schema import Tree, from_tree
 from lm.testing.models import BASE, Doubles, random_model, tokens
 from lm.training.config import TrainConfig
 from lm.training.launch.config import LaunchConfig
-from lm.training.launch.context import slices_of
+from lm.training.launch.ranks import slices_of
 from tests.training.launch.processes import launch
 from tests.training.steps import ENCODER_DECODER, SGD, config
 

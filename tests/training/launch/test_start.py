@@ -15,7 +15,7 @@ import pytest
 from lm.errors import ConfigError, Interrupted, LmError, ResourceError
 from lm.storage.run_folder import RunFolder
 from lm.training import run
-from lm.training.launch import meeting
+from lm.training.launch import rendezvous
 from lm.training.launch.ranks import Ranks
 from lm.training.launch.signals import Signals
 from tests.conftest import Lm
@@ -27,14 +27,14 @@ from tests.training.launch.test_cluster import free_port
 @pytest.mark.parametrize("talks", [False, True], ids=["says nothing", "says something else"])
 def test_a_rendezvous_port_in_use_is_named_at_once(monkeypatch: pytest.MonkeyPatch, talks: bool) -> None:
     """Seen to take 105 s, and to name neither."""
-    monkeypatch.setattr(meeting, "_ANSWER_S", 0.6)
+    monkeypatch.setattr(rendezvous, "_ANSWER_S", 0.6)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         if talks:
             threading.Thread(target=answer_all, args=(taken,), daemon=True).start()
         place = f"127.0.0.1:{taken.getsockname()[1]}"
         began = time.monotonic()
         with pytest.raises(ResourceError, match=f"^launch.rendezvous={place}: another program listens on this port"):
-            meeting.require_place(place)
+            rendezvous.require_place(place)
         assert time.monotonic() - began < 5
 
 
@@ -51,10 +51,10 @@ def test_a_port_where_a_run_meets_already_and_a_free_one_are_fine() -> None:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    meeting.require_place(f"127.0.0.1:{store.port}")
+    rendezvous.require_place(f"127.0.0.1:{store.port}")
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    meeting.require_place(f"127.0.0.1:{port}")
+    rendezvous.require_place(f"127.0.0.1:{port}")
 
 
 @pytest.mark.parametrize(
@@ -100,15 +100,15 @@ def two_machines(server: Path, folder: Path, texts: tuple[int, int], args: list[
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "a" * 80, "bad..name"])
 def test_a_host_without_an_address_is_named(host: str) -> None:
     with pytest.raises(ResourceError, match=f"^launch.rendezvous={host}:29400: no address is known"):
-        meeting.require_place(f"{host}:29400")
+        rendezvous.require_place(f"{host}:29400")
 
 
 def test_a_host_that_takes_long_to_look_up_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "_RESOLVE_S", 0.1)
+    monkeypatch.setattr(rendezvous, "_RESOLVE_S", 0.1)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: time.sleep(2) or [])
     began = time.monotonic()
     with pytest.raises(ResourceError, match="no address is known of the host 'slow'"):
-        meeting.require_place("slow:1")
+        rendezvous.require_place("slow:1")
     assert time.monotonic() - began < 1.5
 
 

@@ -44,11 +44,11 @@ class AdapterConfig(Slot, group="adapter"):
         """Adds the adapter's weights to a parent's, so that the bare model computes the same."""
 
 
-def hold(module: nn.Module) -> None:
-    """Rounds all matrices within a module, once a parent's weights are read, to the form that the adapter is trained beside."""
+def bases_to_int8(module: nn.Module) -> None:
+    """Rounds the parent's matrices within a module, once they are read, to int8, where the adapter is trained beside that."""
     for each in module.modules():
         if isinstance(each, LoRAOnInt8):
-            each.hold()
+            each.to_int8()
 
 
 def round_beside(model: LM, adapter: AdapterConfig) -> None:

@@ -77,7 +77,7 @@ class LoRAOnInt8(LoRALinear):
         super().__init__(base, rank, scale, dropout)
         self.register_buffer("rows", base.weight.new_empty(base.out_features, dtype=torch.bfloat16), persistent=False)
 
-    def hold(self) -> None:
+    def to_int8(self) -> None:
         """Rounds W to int8, once."""
         if self.weight.dtype != torch.int8:
             q, self.rows = int8_rows(self.weight.detach())

@@ -82,31 +82,31 @@ class _Chunk:
         self.wide: Tensor | None = None
 
     def __call__(self, rows: Rows, hidden: Tensor, labels: Tensor, answers: Tensor | None) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        of = self.head.vocabulary
+        gathered = self.head.vocabulary.gathered
         with torch.enable_grad():
             piece = hidden.detach().requires_grad_()
             logits = self.head.part(piece, self.weight)
         d_logits = logits.detach()
         soft = None if self.teacher is None else self.teacher.probabilities(rows, d_logits.shape[-1])
-        sums = self.written_over(d_logits, of.gathered(labels), None if answers is None else of.gathered(answers), soft)
+        sums = self.written_over(d_logits, gathered(labels), None if answers is None else gathered(answers), soft)
         d_piece, *grads = torch.autograd.grad(logits, (piece, *self.leaves), d_logits)
         return sums, d_piece, tuple(grads)
 
     def written_over(self, logits: Tensor, labels: Tensor, answers: Tensor | None, soft: Tensor | None) -> Tensor:
         """Returns the sums, and writes the gradient over the logits: by one compiled function on a GPU, elsewhere, and beside a teacher, so
         few rows at a time that their float32 copy stays in a cache."""
-        of, sums = self.head.vocabulary, logits.new_zeros(_n_sums(self.teacher), dtype=torch.float32)
-        if of.ranks == 1 and soft is None and (compiled := entropy_here(logits.device)) is not None:
+        vocabulary, sums = self.head.vocabulary, logits.new_zeros(_n_sums(self.teacher), dtype=torch.float32)
+        if vocabulary.ranks == 1 and soft is None and (compiled := entropy_here(logits.device)) is not None:
             return compiled(logits, labels, answers, *self.extras)
         how = (0.0, 1.0) if self.teacher is None else (self.teacher.weight, self.teacher.temperature)
-        rows = at_a_time(logits) if of.ranks == 1 else len(logits)  # so that every rank exchanges as often as the others
+        rows = at_a_time(logits) if vocabulary.ranks == 1 else len(logits)  # so that every rank exchanges as often as the others
         if self.wide is None and logits.dtype.itemsize < torch.float32.itemsize:  # once: new memory takes longer than what is done with it
             self.wide = torch.empty_like(logits[:rows], dtype=torch.float32)
         for start in range(0, len(logits), rows):
             some, at = logits[start : start + rows], slice(start, start + rows)
             wide = some if self.wide is None else self.wide[: len(some)].copy_(some)
-            told_of, taught = None if answers is None else answers[at], None if soft is None else soft[at]
-            found, told, gradient = losses_and_gradient(wide, labels[at], *self.extras, of, told_of, taught, *how)
+            some_answers, some_soft = (None if x is None else x[at] for x in (answers, soft))
+            found, told, gradient = losses_and_gradient(wide, labels[at], *self.extras, vocabulary, some_answers, some_soft, *how)
             if gradient is not some:
                 some.copy_(gradient)
             sums[0] += found.total

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 
 from lm import heap
-from lm.adapters.adapter import hold
+from lm.adapters.adapter import bases_to_int8
 from lm.data.store.prepare import Prepared
 from lm.errors import CheckpointError, ConfigError, ResourceError
 from lm.nn.room import require_room
@@ -33,9 +33,9 @@ def build_module(cfg: TrainConfig, data: Prepared, reader: CheckpointReader | No
     if cfg.trainer.precision == "bf16-true":  # as Lightning converts it, but before the weights are read, so that a model that is
         model = model.to(torch.bfloat16)  # only written again has the same dtype
     if not strategy.meta and cfg.adapter is not None:
-        with heap.returned():  # each part takes more memory before `hold` makes it int8
+        with heap.returned():  # each part takes more memory before it is int8
             for part in materialized(model, model.units(), torch.device("cpu"), fill):
-                hold(part)
+                bases_to_int8(part)
     elif not strategy.meta:
         fill(model, {name for name, _ in model.named_parameters()})
     return TrainModule(cfg, model, strategy, fill if strategy.meta else empty, reader)  # `fill` keeps the parent's weights in memory

@@ -24,9 +24,9 @@ from lm.training.optim.base import set_lr
 from lm.training.optim.traits import traits_of
 from lm.training.plan import counts_of
 from lm.training.state import RunState
-from lm.training.strategies.single import Single
+from lm.training.strategies.base import Strategy
 from lm.training.weights.ema import EMA
-from lm.training.weights.freeze import hold_still, trainable
+from lm.training.weights.freeze import freeze_untrained, trainable
 from lm.training.weights.initial import Fill, empty, load_pieces
 
 
@@ -54,14 +54,14 @@ class TrainModule(LightningModule):
     ema: EMA | None = None
     slices: Slices | None = None  # this rank's slices of rows, where several ranks share each row
 
-    def __init__(self, cfg: TrainConfig, model: LM, strategy: Single, fill: Fill, reader: CheckpointReader | None) -> None:
+    def __init__(self, cfg: TrainConfig, model: LM, strategy: Strategy, fill: Fill, reader: CheckpointReader | None) -> None:
         """fill: writes the weights where the strategy builds the model part by part.  reader: reads the checkpoint to resume from."""
         super().__init__()
         self.cfg, self.model, self.strategy, self.fill, self.reader = cfg, model, strategy, fill, reader
         self.step = int(reader.meta["step"]) if reader is not None else 0
         self._saved = {*(dict(model.named_parameters()) if cfg.adapter is None else cfg.adapter.own(model))}  # the rest is the parent's
-        frozen = hold_still(model, cfg)
-        self._still = _unmoved(model, frozen if cfg.adapter is None else frozen | model.steered().keys())
+        frozen = freeze_untrained(model, cfg)
+        self._frozen_routers = _frozen_routers(model, frozen if cfg.adapter is None else frozen | model.steered().keys())
         self._traits = traits_of(model, cfg.optim.groups, cfg.optim.layer_decay)  # before the strategy shards the weights
         self.n_trained = sum(p.numel() for p in trainable(model).values())
         self.n_frozen = sum(p.numel() for p in model.parameters()) - self.n_trained
@@ -85,7 +85,7 @@ class TrainModule(LightningModule):
 
     def on_fit_start(self) -> None:
         self.verdicts.to(self.device)
-        self._still = self._still.to(self.device)
+        self._frozen_routers = self._frozen_routers.to(self.device)
         self.model.train()
         self.slices = self.strategy.slices or slices_of(self.cfg.launch)
         self.strategy.ready(self.trainer.optimizers[0])
@@ -162,7 +162,7 @@ class TrainModule(LightningModule):
             torch.distributed.all_reduce(self.loads)
         if moved := self.model.steered():
             with self.strategy.writing(list(moved.values())):
-                self.model.balance(self.loads.masked_fill(self.verdicts.refused | self._still, 0.0))
+                self.model.balance(self.loads.masked_fill(self.verdicts.refused | self._frozen_routers, 0.0))
 
     @cached_property
     def counts(self) -> Counts:
@@ -201,7 +201,7 @@ class TrainModule(LightningModule):
             yield
 
 
-def _unmoved(model: LM, frozen: set[str]) -> Tensor:
+def _frozen_routers(model: LM, frozen: set[str]) -> Tensor:
     """Returns (MoE layers, 1) bool: True where the router's balancing bias is frozen."""
     still = frozen & set(model.steered())
     return torch.tensor([any(name.startswith(f"{layer}.") for name in still) for layer in model.mixtures()]).unsqueeze(-1)

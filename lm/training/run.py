@@ -61,14 +61,14 @@ def train(cfg: TrainConfig, command: str | None = None, callbacks: Sequence["Cal
     with folder.lock() if ranks.first else nullcontext(), Signals(folder, ranks.rank) as signals:
         is_new = folder.is_new()  # asked under the lock, lest another process's run is taken for a start of ours
         try:
-            return _train(cfg, command, callbacks, console, ranks, signals)
+            return _start_or_resume(cfg, command, callbacks, console, ranks, signals)
         except BaseException:
             if is_new and ranks.first and not signals.step:  # a start that fails leaves nothing
                 remove(folder.path)
             raise
 
 
-def _train(
+def _start_or_resume(
     cfg: TrainConfig, command: str | None, callbacks: Sequence["Callback"], console: Console, ranks: Ranks, signals: Signals
 ) -> Tree:
     folder = RunFolder(cfg.run.folder)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lm.adapters.adapter import LoRAConfig, adapting, hold
+from lm.adapters.adapter import LoRAConfig, adapting, bases_to_int8
 from lm.adapters.lowrank import LINEAR, DoRALinear, LoRAOnInt8
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM, build_model, model_config
@@ -127,7 +127,7 @@ def test_dora_starts_as_nothing_and_its_gradients_are_those_of_its_formula(base:
     assert isinstance(module, DoRALinear)
     nn.init.zeros_(module.lora_m)
     redraw(module)
-    hold(module)
+    bases_to_int8(module)
     x, w = torch.randn(4, 7), of_int8_rows(module.weight, module.rows) if isinstance(module, LoRAOnInt8) else module.weight.detach()
     m = (w.norm(dim=1) + module.lora_m.detach()).requires_grad_()
     a, b = (p.detach().clone().requires_grad_() for p in (module.lora_a, module.lora_b))
@@ -151,7 +151,7 @@ def test_beside_a_base_in_int8_it_computes_and_learns_as_beside_the_rounded_one(
     cfg = LoRAConfig(rank=3, alpha=2.0, base="int8")
     model = adapted(MODELS[name], cfg)
     bare, own = merged(model, cfg), adapting(model)
-    hold(model)
+    bases_to_int8(model)
     same(logits(model, False), logits(bare, False))
     same(logits(model, True), logits(bare, True))
     held = {n: p for n, p in model.named_parameters() if p.dtype == torch.int8}

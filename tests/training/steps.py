@@ -17,7 +17,7 @@ from lm.training.callbacks.base import RunCallback
 from lm.training.config import TrainConfig
 from lm.training.module import TrainModule
 from lm.training.state import RunState
-from lm.training.strategies.single import Single
+from lm.training.strategies.base import Strategy
 from lm.training.weights.initial import Fill, beside, drawn
 
 STEPS, ACCUMULATION, ROWS, LENGTH, VOCAB = 4, 2, 8, 16, 61
@@ -125,7 +125,7 @@ def alike(cfg: ModelConfig) -> Fill:
 def train_steps(
     cfg: TrainConfig,
     rows: list[Batch],
-    strategy: Single | None = None,
+    strategy: Strategy | None = None,
     kind: type[TrainModule] = TrainModule,
     steps: int = STEPS,
     accumulation: int = ACCUMULATION,
@@ -136,7 +136,7 @@ def train_steps(
     options: Lightning's, and `compile`.
     """
     torch.manual_seed(0)
-    strategy = strategy or Single()
+    strategy = strategy or Strategy()
     model = build_model(cfg.model, device="meta") if strategy.meta else build_model(cfg.model, seed=1)
     fill = drawn(1)
     if cfg.adapter is not None:
@@ -162,7 +162,7 @@ def train_steps(
     return recorder.record, {name: strategy.whole(p).to("cpu", copy=True) for name, p in model.named_parameters()}
 
 
-def gathered(strategy: Single, model: LM) -> dict[str, torch.Tensor]:
+def gathered(strategy: Strategy, model: LM) -> dict[str, torch.Tensor]:
     """The weights, whole, of the pieces of all ranks, which must agree where they hold the same."""
     found: dict[str, torch.Tensor] = {}
     each: list[Any] = [None] * torch.distributed.get_world_size()

@@ -15,7 +15,7 @@ from lm.storage.atomic import read_json
 from lm.storage.checkpoint import CheckpointReader
 from lm.training.plan import counts_of
 from lm.training.run import train
-from lm.training.weights.freeze import freeze, hold_still, on_meta, trainable
+from lm.training.weights.freeze import freeze, freeze_untrained, on_meta, trainable
 from tests.training.conftest import Before, Configure, Launch, ranks, results
 from tests.training.steps import MOE, SGD, batches, config, train_steps
 
@@ -76,7 +76,7 @@ def test_blocks_for_further_tokens_run_in_training_where_the_loss_reads_them_and
     for objective, data in (({"kind": "causal"}, cfg.data.tree()), ({"kind": "orpo"}, pairs)):
         own = cfg.replace(objective=objective, data=data | {"seq_len": 16})
         built = build_model(own.model, seed=0)
-        hold_still(built, own)
+        freeze_untrained(built, own)
         seen.append(built.train()(torch.zeros(1, 8, dtype=torch.int64), read=lambda hidden, head, ctx: len(ctx.mtp)))
         costs.append((counts_of(own, own.model).train_flops_per_token, memory(on_meta(own, own.model), own.setting()).activations))
     assert seen == [2, 0] and costs[0][0] > costs[1][0] and costs[0][1] > costs[1][1]

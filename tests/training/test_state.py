@@ -13,7 +13,7 @@ from lm.training.optim.base import OptimConfig, begin_state
 from lm.training.optim.muon import MuonConfig
 from lm.training.optim.sgd import SGDConfig
 from lm.training.run_config import CheckpointConfig
-from lm.training.strategies.single import Single
+from lm.training.strategies.base import Strategy
 from lm.training.weights.ema import EMA
 from lm.training.weights.initial import load_pieces
 from tests.conftest import on_linux
@@ -50,11 +50,11 @@ def train(model: Tied, optimizer: torch.optim.Optimizer, steps: range, ema: EMA 
 def prepared(cfg: OptimConfig, model: Tied) -> tuple[torch.optim.Optimizer, EMA]:
     optimizer = built(cfg, model.named_parameters(), MATRICES)
     begin_state(optimizer)
-    return optimizer, EMA(Single(), model, Single().weights(model), 0.9)
+    return optimizer, EMA(Strategy(), model, Strategy().weights(model), 0.9)
 
 
 def pieces(model: Tied, optimizer: torch.optim.Optimizer, ema: EMA) -> list[Piece]:
-    return [*Single().weights(model), *Single().optimizer(model, optimizer), *ema.pieces()]
+    return [*Strategy().weights(model), *Strategy().optimizer(model, optimizer), *ema.pieces()]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -103,7 +103,7 @@ def test_pieces_carry_neutral_names(tmp_path: Path) -> None:
     found = {}
     for cfg, label in zip(CONFIGS, IDS, strict=True):
         model = Tied()
-        found[label] = {(p.name, p.kind) for p in Single().optimizer(model, prepared(cfg, model)[0])}
+        found[label] = {(p.name, p.kind) for p in Strategy().optimizer(model, prepared(cfg, model)[0])}
     names = ["embed.weight", "inner.weight", "inner.bias"]
     adam = {(name, kind) for name in names for kind in ("step", "exp_avg", "exp_avg_sq")}
     assert found["adamw"] == adam
@@ -114,10 +114,10 @@ def test_pieces_carry_neutral_names(tmp_path: Path) -> None:
 
 def test_a_missing_optimizer_state_names_the_remedy(tmp_path: Path) -> None:
     model = Tied()
-    save_checkpoint(tmp_path / "x", Single().weights(model), {})
+    save_checkpoint(tmp_path / "x", Strategy().weights(model), {})
     optimizer, _ = prepared(AdamWConfig(), model)
     with pytest.raises(CheckpointError, match=r"optimizer's step of embed\.weight is missing.*resume\.fresh_optimizer=true"):
-        load_pieces(Single().optimizer(model, optimizer), CheckpointReader(tmp_path / "x"))
+        load_pieces(Strategy().optimizer(model, optimizer), CheckpointReader(tmp_path / "x"))
 
 
 def test_the_average_follows_its_formula_and_swapping_gives_the_weights_back_bitwise() -> None:
@@ -125,7 +125,7 @@ def test_the_average_follows_its_formula_and_swapping_gives_the_weights_back_bit
     model = Tied()
     optimizer = built(SGDConfig(lr=0.5), model.named_parameters(), MATRICES)
     expected = model.inner.weight.detach().double()
-    ema = EMA(Single(), model, Single().weights(model), 0.75)
+    ema = EMA(Strategy(), model, Strategy().weights(model), 0.75)
     for step in range(5):
         train(model, optimizer, range(step, step + 1), ema)
         expected = 0.75 * expected + 0.25 * model.inner.weight.detach().double()
@@ -143,7 +143,7 @@ def test_swapped_averages_come_back_bitwise(dtype: torch.dtype) -> None:
     model = Tied(dtype=dtype)
     optimizer, ema = prepared(CONFIGS[0], model)
     train(model, optimizer, range(3), ema)
-    state = [piece.tensor for piece in (*Single().weights(model), *ema.pieces())]
+    state = [piece.tensor for piece in (*Strategy().weights(model), *ema.pieces())]
     before = [tensor.clone() for tensor in state]
     with ema.swapped():
         assert all(torch.equal(weight, average.to(dtype)) for weight, average in zip(state[:3], before[3:], strict=True))
@@ -154,7 +154,7 @@ def test_swapped_averages_come_back_bitwise(dtype: torch.dtype) -> None:
 def test_an_error_while_swapped_gives_the_weights_back() -> None:
     model = Tied()
     own = model.inner.weight.detach().clone()
-    ema = EMA(Single(), model, Single().weights(model), 0.5)
+    ema = EMA(Strategy(), model, Strategy().weights(model), 0.5)
     nn.init.zeros_(model.inner.weight)
     with pytest.raises(KeyError), ema.swapped():
         assert torch.equal(model.inner.weight, own)

@@ -9,7 +9,7 @@ from lm.schema import Slot
 
 if TYPE_CHECKING:
     from lm.training.config import Sized, TrainConfig
-    from lm.training.strategies.single import Single
+    from lm.training.strategies.base import Strategy
 
 
 class StrategyConfig(Slot, group="strategy"):
@@ -32,7 +32,7 @@ class StrategyConfig(Slot, group="strategy"):
         return "the host's memory"
 
     @abstractmethod
-    def build(self, cfg: "TrainConfig") -> "Single":
+    def build(self, cfg: "TrainConfig") -> "Strategy":
         """Returns the engine; raises ConfigError where it is not installed."""
 
     def sharing(self, world: int) -> int:
@@ -59,10 +59,10 @@ class SingleConfig(StrategyConfig):
 
     kind: Literal["single"] = "single"
 
-    def build(self, cfg: "TrainConfig") -> "Single":
-        from lm.training.strategies.single import Single
+    def build(self, cfg: "TrainConfig") -> "Strategy":
+        from lm.training.strategies.base import Strategy
 
-        return Single()
+        return Strategy()
 
     def why_not(self, cfg: "Sized") -> str | None:
         if (world := cfg.launch.world) > 1:
@@ -75,7 +75,7 @@ class DDPConfig(StrategyConfig):
 
     kind: Literal["ddp"] = "ddp"
 
-    def build(self, cfg: "TrainConfig") -> "Single":
+    def build(self, cfg: "TrainConfig") -> "Strategy":
         from lm.training.strategies.ddp import DDP
 
         return DDP()
@@ -92,7 +92,7 @@ class FSDPConfig(StrategyConfig):
     shard: int | None = Field(None, gt=1)
     """Ranks that hold one copy of the weights in slices; others hold further copies, and gradients are summed between them. null: all."""
 
-    def build(self, cfg: "TrainConfig") -> "Single":
+    def build(self, cfg: "TrainConfig") -> "Strategy":
         from lm.training.strategies.fsdp import FSDP
         from lm.training.strategies.tensor import DividedFSDP
 

@@ -4,10 +4,10 @@ from typing import Any
 
 from lightning.pytorch.strategies import DDPStrategy
 
-from lm.training.strategies.single import Single
+from lm.training.strategies.base import Strategy
 
 
-class DDP(Single):
+class DDP(Strategy):
     """Every rank has the whole model and optimizer, and they stay equal."""
 
     def lightning(self) -> Any:

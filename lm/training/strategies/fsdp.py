@@ -17,11 +17,11 @@ from torch.optim import Optimizer
 from lm.nn.transformer import LM
 from lm.storage.checkpoint import Piece
 from lm.training.launch.config import LaunchConfig
-from lm.training.strategies.single import Single
+from lm.training.strategies.base import Strategy
 from lm.training.weights.initial import Fill, materialized
 
 
-class FSDP(Single):
+class FSDP(Strategy):
     """Every rank keeps a slice of each weight; a block's weights are whole only while it computes. Works on CPU with gloo.
 
     `shard` neighbouring ranks hold one copy of the weights together; with more ranks there are several equal copies (HSDP).

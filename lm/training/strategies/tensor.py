@@ -16,8 +16,8 @@ from lm.ops.ranks.columns import Columns, Divisible
 from lm.storage.checkpoint import Piece
 from lm.training.optim.base import CUTS, RANKS, Group
 from lm.training.optim.slices import by_slices
+from lm.training.strategies.base import Judge
 from lm.training.strategies.fsdp import FSDP, mesh_of
-from lm.training.strategies.single import Judge
 from lm.training.weights.initial import Fill
 
 

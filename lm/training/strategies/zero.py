@@ -23,7 +23,7 @@ from lm.storage.checkpoint import ALONE, Piece
 from lm.storage.lock import locked
 from lm.training.optim.base import CUTS, begin_state
 from lm.training.optim.slices import in_a_row
-from lm.training.strategies.single import Judge, Single
+from lm.training.strategies.base import Judge, Strategy
 from lm.training.weights.initial import Fill
 
 _OF_FILES = ("PinMemoryBuilder", "AsyncIOBuilder")  # the latter loads the former
@@ -77,7 +77,7 @@ class _AnyDevice(DeepSpeedStrategy):
                 mine.parents[2].rmdir()
 
 
-class Zero(Single):
+class Zero(Strategy):
     """DeepSpeed's engine accumulates, averages, clips and steps. The optimizer gets flat slices of the weights, and how they are cut."""
 
     def __init__(self, zero: Tree, clip: float | None, casts: bool) -> None:

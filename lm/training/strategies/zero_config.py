@@ -16,7 +16,7 @@ from lm.training.strategies.config import StrategyConfig
 
 if TYPE_CHECKING:
     from lm.training.config import Sized, TrainConfig
-    from lm.training.strategies.single import Single
+    from lm.training.strategies.base import Strategy
 
 _MOST = 10**12
 
@@ -29,7 +29,7 @@ class ZeroConfig(StrategyConfig):
     reduce_bucket_size: int = Field(500_000_000, gt=0, le=_MOST)
     """Elements of gradients that the ranks sum at a time. Fewer take less memory and more collectives."""
 
-    def build(self, cfg: "TrainConfig") -> "Single":
+    def build(self, cfg: "TrainConfig") -> "Strategy":
         """Sets up the environment before importing DeepSpeed: it warns where it has to find the CPU by itself, and compiles its collectives
         with ninja, which lies beside the Python executable and so must be on PATH."""
         if importlib.util.find_spec("deepspeed") is None:

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from lm.storage.checkpoint import Piece
-from lm.training.strategies.single import Single
+from lm.training.strategies.base import Strategy
 
 
 class EMA:
     """average <- decay * average + (1 - decay) * weight, in float32; the averages begin as the initial weights."""
 
-    def __init__(self, strategy: Single, model: nn.Module, weights: Iterable[Piece], decay: float) -> None:
+    def __init__(self, strategy: Strategy, model: nn.Module, weights: Iterable[Piece], decay: float) -> None:
         """weights: this rank's pieces of the weights to average."""
         self._strategy, self._model, self._decay = strategy, model, decay
         self._weights = [*weights]

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from lm.adapters.adapter import hold
+from lm.adapters.adapter import bases_to_int8
 from lm.errors import ConfigError
 from lm.nn.transformer import LM, ModelConfig, build_model
 from lm.spelling import means
@@ -18,12 +18,12 @@ def on_meta(cfg: Sized, model: ModelConfig) -> LM:
     built = build_model(model, device="meta")
     if cfg.adapter is not None:
         cfg.adapter.apply(built)
-        hold(built)
-    hold_still(built, cfg)
+        bases_to_int8(built)
+    freeze_untrained(built, cfg)
     return built
 
 
-def hold_still(model: LM, cfg: Sized) -> set[str]:
+def freeze_untrained(model: LM, cfg: Sized) -> set[str]:
     """Freezes the weights that no step moves, and returns their names: those of trainer.freeze, and blocks of mtp that the loss does not
     read, whose gradient some engines take for 0, so that they would decay. Those are left out of a training's forward, too."""
     model.runs_mtp = cfg.objective.trains_mtp

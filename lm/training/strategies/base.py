@@ -1,4 +1,4 @@
-"""One process; and, as the base of the other strategies, the interface to an engine beyond Lightning's."""
+"""What a strategy tells the training beyond what Lightning's own does. As it stands here it is one process on one device."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -17,7 +17,7 @@ from lm.training.weights.initial import Fill
 Judge = Callable[[Tensor], Tensor]  # norm of a step's full gradient -> the optimizer's `found_inf`
 
 
-class Single:
+class Strategy:
     """Gradients are whole tensors, or sharded ones that act as whole; they are clipped here, before the optimizer's step."""
 
     slices: Slices | None = None  # this rank's slices of rows and matrices, with tensor parallelism

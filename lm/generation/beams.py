@@ -83,11 +83,7 @@ class _Search:
 
 
 def search(
-    model: LM,
-    prompts: Sequence[Sequence[int]],
-    cfg: SamplingConfig,
-    vocabulary: Vocabulary | None = None,
-    ended: Ended | None = None,
+    model: LM, prompts: Sequence[Sequence[int]], cfg: SamplingConfig, vocabulary: Vocabulary | None = None, ended: Ended | None = None
 ) -> Iterator[list[Beam]]:
     """Yields the cfg.n best of cfg.beams beams of each prompt, best first, fewer where a grammar has fewer texts. They are those that
     `transformers` finds with num_beams=cfg.beams.

@@ -89,11 +89,7 @@ def eager(compiled: bool) -> AbstractContextManager[None]:
 
 
 def rows_of(
-    model: LM,
-    prompts: Sequence[Sequence[int]],
-    cfg: SamplingConfig,
-    vocabulary: Vocabulary,
-    keys: Sequence[bytes] | None = None,
+    model: LM, prompts: Sequence[Sequence[int]], cfg: SamplingConfig, vocabulary: Vocabulary, keys: Sequence[bytes] | None = None
 ) -> list[Row]:
     """Returns cfg.n rows of each prompt in turn, without new tokens.  keys: of the rows' draws; None: those that `row_keys` returns. Raises
     ConfigError for a prompt that the model cannot continue, and for a cfg whose logit_bias names a token that is none of the

@@ -31,12 +31,7 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
 def save_model(
-    folder: Path,
-    config: Tree,
-    weights: "Mapping[str, Tensor]",
-    save_tokenizer: Callable[[Path], None],
-    extra: Tree,
-    overwrite: bool = True,
+    folder: Path, config: Tree, weights: "Mapping[str, Tensor]", save_tokenizer: Callable[[Path], None], extra: Tree, overwrite: bool = True
 ) -> None:
     """Writes a model folder.  config: the model's own; extra: further keys of config.json (the parent of a fine-tune, say).
 

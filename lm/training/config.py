@@ -71,7 +71,7 @@ class TrainerConfig(Config):
     """Tokens per sample."""
 
     @model_validator(mode="after")
-    def _every_of_some(self) -> Self:
+    def _every_has_effect(self) -> Self:
         if self.recompute == "none" and self.recompute_every > 1:
             raise ValueError(f"recompute_every={self.recompute_every} has no effect with recompute=none. Set recompute=block or selective.")
         return self

@@ -80,12 +80,7 @@ def to_hf(family: Family, cfg: ModelConfig, weights: Mapping[str, Tensor]) -> di
 
 
 def write_hf(
-    folder: Path,
-    family: Family,
-    cfg: ModelConfig,
-    weights: Mapping[str, Tensor],
-    tokenizer: Tokenizer | None,
-    sampling: Tree | None = None,
+    folder: Path, family: Family, cfg: ModelConfig, weights: Mapping[str, Tensor], tokenizer: Tokenizer | None, sampling: Tree | None = None
 ) -> None:
     """Writes config.json, generation_config.json, safetensors (with an index beyond 5 GB) and tokenizer files into a folder.
 

@@ -3,7 +3,7 @@
 import math
 import operator
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from pathlib import Path
 from typing import Literal, NotRequired, Self, cast
@@ -33,7 +33,7 @@ from lm.ops.defaults import device_unset
 from lm.schema import Config, Tree, did_you_mean, from_tree
 from lm.storage.adapted import Adapted, near, place, placed
 from lm.storage.checkpoint import checkpoints, read_meta
-from lm.storage.model_folder import read_config, resolve_model
+from lm.storage.model_folder import folder_hash, read_config, resolve_model
 from lm.storage.run_folder import RunFolder
 from lm.units import counted
 
@@ -115,14 +115,21 @@ def evaluate(
     objective = objective or usual(lm.cfg.kind, data.shape)
     if parent is not None and folder is not None:
         parent = near(str(parent), folder)
-    if objective.needs_parent and (parent is None or not Path(os.path.expanduser(parent)).exists()):
-        log(f"init_from={parent}: there is no such model, and objective={objective.kind} compares with one; its loss is not told.")
+    if objective.own_answers:  # rewards are told of them, which compare with no parent
+        parent = None
+    elif objective.needs_parent and (parent is None or not Path(os.path.expanduser(parent)).exists()):
+        which = "none is given" if parent is None else "there is no such model"
+        log(f"init_from={parent}: {which}, and objective={objective.kind} compares with one; its loss is not told.")
         parent = None
     wanted = wanted or EvalConfig()
     _require_fit(lm, data, objective, wanted)
     judged = _judged(lm.cfg, tokenizer, data, objective, log)
     if data.seq_len > lm.max_seq_len:
         log(f"data.seq_len={data.seq_len} is over model.max_seq_len={lm.max_seq_len}: the rows are longer than any in training.")
+    compared = ("init_from", str(parent)) if objective.needs_parent and parent is not None else None
+    used = filter(None, [compared, objective.learns_from() if judged and objective.own_answers else None])
+    for which in _made_anew(folder, used) if folder is not None else []:
+        log(f"{which}: another model by now than the run has used, so these figures are not those that the run told.")
     prepared = prepare(data, tokenizer, log=log)
     if folder is not None and (changed := _changed_since(folder, data, prepared.files)):
         others = f" (and {counted(len(changed) - 1, 'other file')})" if len(changed) > 1 else ""
@@ -193,6 +200,23 @@ def _reference(parent: str | Path, device: str, folder: Path | None, tokenizer: 
     if folder is not None and (adapted := Adapted.of(folder, read_config(folder))) is not None:
         round_beside(model, adapted.adapter)
     return model
+
+
+def _made_anew(model: Path, used: Iterable[tuple[str, str]]) -> list[str]:
+    """Returns those of the models used, each an option and a folder, that the run used too and that are others since its newest
+    checkpoint."""
+    run = RunFolder.around(model)
+    if run is None or not (saved := checkpoints(run.checkpoints)):
+        return []
+    try:
+        own, meta = Examined.of_run(run), read_meta(saved[0])
+        further = own.objective.learns_from() if own.objective is not None else None
+        named = [("init_from", own.init_from, "parent_hash"), *([(*further, "teacher_hash")] if further is not None else [])]
+        hashes = {(option, place(path, run.path, True)): meta.get(key) for option, path, key in named if path is not None}
+        found = {each: hashes.get((each[0], place(each[1], run.path, True))) for each in used}
+        return ["=".join(each) for each, before in found.items() if before not in (None, folder_hash(resolve_model(each[1])))]
+    except CheckpointError:  # it is the model that is examined
+        return []
 
 
 def _changed_since(model: Path, data: DataConfig, files: Mapping[str, str]) -> list[str]:

@@ -206,3 +206,35 @@ def test_an_evaluation_tells_rewards_of_a_reward_model_that_is_there(by_judge: M
     assert "objective.reward_model=gone: there is no such model, so rewards are not told." in said
     with pytest.raises(ConfigError, match=r"parent: it is no reward model"):
         lm.evaluate(parent, cfg.data, cfg.objective.replace(reward_model=str(parent)), parent=parent)
+
+
+def test_an_evaluation_names_models_that_were_made_anew_since_the_run(
+    by_judge: Made, of_pairs: Made, judge: Path, parent: Path, configure: Configure, tmp_path: Path
+) -> None:
+    """A resumed run refuses them.  A loss that needs no parent does not ask for one."""
+    train(by_judge("run.name=liked", "trainer.max_steps=3", f"objective.reward_model={judge}"))
+    train(of_pairs(f"init_from={parent}", "objective=dpo", "run.name=preferred", "trainer.max_steps=3"))
+    said = list[str]()
+
+    def told() -> list[str]:
+        said.clear()
+        for name in ("liked", "preferred"):
+            lm.evaluate(tmp_path / name, log=said.append)
+        return [line for line in said if line.startswith(("init_from", "objective"))]
+
+    assert not told()
+    for name, other in (
+        ("judge", of_pairs(f"init_from={parent}", "run.name=other", "trainer.max_steps=3")),
+        ("parent", configure("run.name=other", "trainer.max_steps=3", "data.seq_len=64", "seed=3")),
+    ):
+        train(other)
+        (tmp_path / name).rename(tmp_path / f"{name}_before")
+        (tmp_path / "other").rename(tmp_path / name)
+    anew = "another model by now than the run has used, so these figures are not those that the run told."
+    assert told() == [f"objective.reward_model={judge}: {anew}", f"init_from={parent}: {anew}"]
+    cfg = by_judge(f"objective.reward_model={judge}")
+    lm.evaluate(tmp_path / "parent_before", cfg.data, cfg.objective, log=said.append)
+    assert not [line for line in said if "is not told" in line]
+    pairs = of_pairs(f"init_from={parent}", "objective=dpo")
+    lm.evaluate(tmp_path / "parent_before", pairs.data, pairs.objective, log=said.append)
+    assert "init_from=None: none is given, and objective=dpo compares with one; its loss is not told." in said

@@ -14,7 +14,8 @@ from typing import Any, BinaryIO
 from lm.data.records.chat import ChatRecord
 from lm.data.records.fields import BadRecord
 from lm.data.records.messages import tools_of
-from lm.data.sources.base import Turn
+from lm.data.records.preference import PreferenceRecord
+from lm.data.sources.base import ASSISTANT, Turn
 from lm.errors import ConfigError, ResourceError
 from lm.generation.decode import room
 from lm.generation.sampling import row_keys
@@ -81,9 +82,29 @@ def _prompt(line: Any, where: str) -> Prompt:
 def turns_of(line: Tree, where: str) -> list[Turn]:
     """Returns the turns in `messages`, as of a chat of training up to here: `tools` and tool calls count, and content may come in parts.
     where: the place for errors. Raises ConfigError."""
-    try:
+    with _of_a_file():
         return [*tools_of(line, where), *ChatRecord().messages_of(line, "messages", "messages", where)]
-    except BadRecord as error:  # whose last sentence is a remedy of training
+
+
+def chat_of(line: Tree, field: str | None, where: str) -> list[Turn]:
+    """Returns the turns of a whole chat, read as training reads such a record.  field: of its messages, or which of two answers to a prompt
+    is meant, chosen or rejected. None: its fields tell.  where: as in `turns_of`."""
+    with _of_a_file():
+        if {"chosen", "rejected"} <= line.keys():
+            *before, chosen, rejected = PreferenceRecord().recognised(line, where)[0].turns(line, where)
+            if field not in ("chosen", "rejected"):
+                raise ConfigError(f"{where}: chosen and rejected are two chats. Set field=chosen, or field=rejected.")
+            return [*before, (chosen if field == "chosen" else rejected)._replace(role=ASSISTANT)]
+        record, _ = ChatRecord(messages=field).recognised({name: value for name, value in line.items() if name != "label"}, where)
+        return record.said(line, where)
+
+
+@contextmanager
+def _of_a_file() -> Iterator[None]:
+    """Tells what is wrong with a record without the remedy that is of training."""
+    try:
+        yield
+    except BadRecord as error:
         raise ConfigError(f"{error.sentence.rpartition('. ')[0]}. Fix the line.") from None
 
 

@@ -1,16 +1,21 @@
 """`lm.classify`: which kind a text, or a pair of texts, is of."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lm.data.rows.reading import Read, Reading, batch_of
+from lm.data.sources.base import Turn
+from lm.data.tokenizer.chat import ChatTemplate
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError, expect
-from lm.generation.answering import add_line, digest, gone_on_with
+from lm.generation.answering import add_line, digest, gone_on_with, turns_of
 from lm.generation.decode import decoding
+from lm.generation.text import ids_of
 from lm.nn.context import Context
 from lm.nn.head import Head
 from lm.nn.transformer import LM
@@ -18,36 +23,46 @@ from lm.ops.defaults import device_unset
 from lm.schema import Tree
 
 PREDICTED = "predicted"  # the field that is added to each line
+Given = tuple[str, ...] | list[Turn]  # a text, or two, or a chat
 _ROWS, _TOKENS = 32, 1 << 14  # of a batch at the most, so that long texts need no more memory than short ones
 
 
 @device_unset()
-def classify(model: LM, tokenizer: Tokenizer, texts: Sequence[str | tuple[str, ...]]) -> list[dict[str, float]]:
+def classify(model: LM, tokenizer: Tokenizer, texts: Sequence[str | tuple[str, ...] | Sequence[Tree]]) -> list[dict[str, float]]:
     """Returns of each text, or pair of texts, the probability of each label, by its name, from a model that objective=classify has trained;
     from a reward model the number that it tells.
 
-    The end of a text that is longer than the model's context is left out; of a pair the longer one loses its end first. Raises ConfigError
-    for a model that is no classifier.
+    A list of messages is a chat, which the model reads as its chat template writes it. The end of a text that is longer than the model's
+    context is left out; of a pair the longer one loses its end first. Raises ConfigError for a model that is no classifier, and for a chat
+    that is too long.
     """
     expect("model", model, torch.nn.Module, "Give the model and the tokenizer that lm.load returned")
     expect("tokenizer", tokenizer, Tokenizer, "Give the model and the tokenizer that lm.load returned")
-    pairs = [(text,) if isinstance(text, str) else tuple(text) for text in ([] if isinstance(texts, str) else texts)]
-    if isinstance(texts, str) or not all(len(pair) in (1, 2) and all(isinstance(text, str) for text in pair) for pair in pairs):
+    given = [_given(text, f"texts: number {number:,}") for number, text in enumerate([] if isinstance(texts, str) else texts, 1)]
+    if isinstance(texts, str) or not all(given):
         raise ConfigError(f"texts: {texts!r:.80} is no list of texts or pairs. Give one, such as ['a text'] or [('a text', 'another')].")
-    found: list[dict[str, float]] = [{} for _ in pairs]
-    for each in Telling(model, tokenizer, pairs).batches():
+    found: list[dict[str, float]] = [{} for _ in given]
+    for each in Telling(model, tokenizer, given).batches():
         for i, chances in each:
             found[i] = chances
     return found
 
 
+def _given(text: object, where: str) -> Given:
+    """Returns a text, a pair or a chat as `Telling` takes it; () for what is none of these."""
+    parts = (text,) if isinstance(text, str) else tuple(text) if isinstance(text, Sequence) else ()
+    if parts and all(isinstance(part, dict) for part in parts):
+        return turns_of({"messages": [*parts]}, where)
+    return parts if len(parts) in (1, 2) and all(isinstance(part, str) for part in parts) else ()
+
+
 def classify_file(
-    model: LM, tokenizer: Tokenizer, lines: Sequence[Tree], pairs: Sequence[tuple[str, ...]], out: Path, asked: Tree,
+    model: LM, tokenizer: Tokenizer, lines: Sequence[Tree], given: Sequence[Given], out: Path, asked: Tree,
     told: Callable[[int], None], anew: bool = False,
 ) -> int:  # fmt: skip
-    """Writes a file with each line and what was `PREDICTED` of its text or pair, and returns of how many this was done here; a start that
-    was ended is gone on with, as by `answer_all`, whose arguments have these names.  told: called with how many are done so far."""
-    telling = Telling(model, tokenizer, pairs)
+    """Writes a file with each line and what was `PREDICTED` of its text, pair or chat, and returns of how many this was done here; a start
+    that was ended is gone on with, as by `answer_all`, whose arguments have these names.  told: called with how many are done so far."""
+    telling = Telling(model, tokenizer, given)
     with gone_on_with(out, asked | {"texts": digest(lines)}, anew) as (file, done):
         so_far = len(done)
         for each in telling.batches(len(done)):
@@ -66,26 +81,40 @@ def predicted(chances: dict[str, float]) -> Tree:
 
 
 class Telling:
-    """Texts, or pairs of them, for a classifier to tell apart, the longest first: those of like lengths side by side have little padding.
-    Raises ConfigError for a model that is none, and for a text of no tokens."""
+    """Texts, pairs of them, or chats, for a classifier to tell apart, the longest first: those of like lengths side by side have little
+    padding. Raises ConfigError for a model that is none, a text of no tokens, and chats that are too long or have no template."""
 
-    def __init__(self, model: LM, tokenizer: Tokenizer, pairs: Sequence[tuple[str, ...]]) -> None:
+    def __init__(self, model: LM, tokenizer: Tokenizer, given: Sequence[Given]) -> None:
         if model.cfg.head.labels is None:
             raise ConfigError("classify: the model predicts tokens and tells no texts apart. Use one that objective=classify has trained.")
         self._model, self._labels = model, model.cfg.head.labels
-        self._reading = Reading(model.cfg, tokenizer, model.max_seq_len)
-        self._read = [self._of(pair, f"number {number:,} of {len(pairs):,}") for number, pair in enumerate(pairs, 1)]
+        self._reading, self._tokenizer = Reading(model.cfg, tokenizer, model.max_seq_len), tokenizer
+        self._read = [self._of(each, f"number {number:,} of {len(given):,}") for number, each in enumerate(given, 1)]
         self._lengths = [len(each.ids) for each in self._read]
         if empty := [number for number, length in enumerate(self._lengths, 1) if not length]:
-            raise ConfigError(f"texts: number {empty[0]:,} of {len(pairs):,} has no tokens, and a label is read off at one. Leave it out.")
-        self._order = sorted(range(len(pairs)), key=lambda i: -self._lengths[i])
+            raise ConfigError(f"texts: number {empty[0]:,} of {len(given):,} has no tokens, and a label is read off at one. Leave it out.")
+        self._order = sorted(range(len(given)), key=lambda i: -self._lengths[i])
 
-    def _of(self, pair: tuple[str, ...], which: str) -> Read:
+    def _of(self, given: Given, which: str) -> Read:
         try:
-            return self._reading.text(*pair)
+            return self._chat(given, which) if isinstance(given, list) else self._reading.text(*given)
         except UnicodeEncodeError as error:
             fault = f"character {error.start} ({error.object[error.start]!r}) is not valid Unicode"
             raise ConfigError(f"texts: {which}: {fault}. Give it as UTF-8.") from None
+
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        if (source := self._tokenizer.chat_template) is None:
+            raise ConfigError("texts: the model's tokenizer has no chat template. Give plain texts, or use a model that has read chats.")
+        return ChatTemplate(source, "tokenizer", self._tokenizer)
+
+    def _chat(self, turns: list[Turn], which: str) -> Read:
+        ids, most = ids_of(self._tokenizer, self._template.whole(turns)), self._model.max_seq_len
+        if len(ids) > most:  # without its end it would be judged where the model has never been asked
+            raise ConfigError(
+                f"texts: {which} is a chat of {len(ids):,} tokens, and the model reads {most:,}. Shorten it, or leave it out."
+            )
+        return self._reading.as_it_is(np.array(ids, np.int64))
 
     def batches(self, done: int = 0) -> Iterator[list[tuple[int, dict[str, float]]]]:
         """Yields the numbers of texts and their labels' probabilities, batch by batch.  done: so many of the first are left out, without

@@ -4,6 +4,7 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 
 import lm
 from lm.cli.compose.compose import compose_config
+from lm.cli.main import main
 from lm.data.rewards.base import Answer
 from lm.data.rows.policy import GRPOConfig
 from lm.data.rows.reading import Reading
@@ -73,6 +75,54 @@ def test_it_learns_what_is_better_and_is_measured_as_it_is_used(of_pairs: Made, 
     assert {key: again[key] for key in ("val_loss", "val_margin", "val_error")} == pytest.approx(
         {key: last[key] for key in ("val_loss", "val_margin", "val_error")}, rel=1e-5
     )
+
+
+def test_chats_are_judged_as_training_reads_them(of_pairs: Made, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """In all forms in which a line of a file may have them, from the command line and from Python."""
+    given = ("data.record.template=chatml", "tokenizer=bpe", "tokenizer.vocab_size=300", "tokenizer.specials=[<|im_start|>,<|im_end|>]")
+    cfg = of_pairs(*given, "trainer.max_steps=3", "model.dropout=0")
+    train(cfg)
+    run, (model, tokenizer) = f"from={tmp_path / 'run'}", lm.load(tmp_path / "run")
+    [batch] = lm.batches(cfg).validation(micro_batch=100)
+    assert batch.labels is not None and batch.positions is not None
+    with torch.no_grad():
+        expected = [
+            model(tokens[None, : int((at >= 0).sum())])[0, -1, 0].item() for tokens, at in zip(batch.tokens, batch.positions, strict=True)
+        ]
+    pairs = [json.loads(line) for line in (tmp_path / "pairs.jsonl").read_text().splitlines()]
+    chats = {
+        field: [[{"role": "user", "content": line["prompt"]}, {"role": "assistant", "content": line[field]}] for line in pairs]
+        for field in ("chosen", "rejected")
+    }
+    found = {field: [one["reward"] for one in lm.classify(model, tokenizer, chats[field])] for field in chats}
+    for each in expected:
+        assert min(abs(each - other) for field in found for other in found[field]) < 1e-5
+    forms: list[tuple[list[str], list[Any], list[float]]] = [
+        (["field=chosen"], pairs, found["chosen"]),
+        (["field=rejected"], pairs, found["rejected"]),
+        (["field=of.a"], [{"of": {"a": chat}} for chat in chats["rejected"]], found["rejected"]),
+        ([], [{"messages": chat} for chat in chats["chosen"]], found["chosen"]),
+        ([], [{"prompt": line["prompt"], "completion": line["rejected"], "label": False} for line in pairs], found["rejected"]),
+        ([], [{"prompt": chat[:1], "completion": chat[1:]} for chat in chats["chosen"]], found["chosen"]),
+    ]
+    for fields, lines, rewards in forms:
+        (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        assert not main(["classify", run, f"texts={tmp_path / 'in.jsonl'}", f"out={tmp_path / 'out.jsonl'}", "overwrite=true", *fields])
+        told = [json.loads(line)["predicted"]["reward"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+        assert told == pytest.approx(rewards, abs=2e-6)
+    capsys.readouterr()
+    assert not main(["classify", run, "chat=true", f"text={pairs[0]['prompt']}", f"text_pair={pairs[0]['chosen']}", "format=json"])
+    [alone] = json.loads(capsys.readouterr().out)
+    assert alone["reward"] == pytest.approx(found["chosen"][0], abs=2e-6)
+    row, start = batch.tokens[0].tolist(), tokenizer.special(["<|im_start|>"])
+    assert start is not None and row[1] == start  # behind bos
+    asked = row[: row.index(start, 2)]  # the user's message alone
+    said = tokenizer.decode(asked).partition("\n")[2].partition("<")[0].strip()
+    with torch.no_grad():
+        of_it = model(torch.tensor([asked]))[0, -1, 0].item()
+    assert lm.classify(model, tokenizer, [[{"role": "user", "content": said}]]) == [{"reward": pytest.approx(of_it, abs=1e-5)}]
+    with pytest.raises(ConfigError, match=r"number 2 of 2 is a chat of \d+ tokens, and the model reads 64\. Shorten it"):
+        lm.classify(model, tokenizer, ["plain", [{"role": "user", "content": "say 3 " * 40}]])
 
 
 def test_the_loss_is_that_of_the_paper() -> None:

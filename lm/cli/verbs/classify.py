@@ -5,7 +5,7 @@ import os
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from lm.cli.verb import Verb
 from lm.errors import ConfigError
@@ -15,8 +15,11 @@ from lm.schema import MaybeEmpty, Tree
 from lm.storage.model_folder import folder_hash, resolve_model
 from lm.units import counted, table
 
+if TYPE_CHECKING:
+    from lm.generation.classify import Given
+
 _SHOWN, _COLUMNS, _LIKELIEST = 60, 8, 3  # letters of a text, labels as columns, and else so many of each text
-Given = tuple[str, ...]  # a text, or two
+_SPEAKERS = ("user", "assistant")
 
 
 class Classify(Verb):
@@ -27,6 +30,11 @@ class Classify(Verb):
     trained on pairs. texts=FILE out=FILE does so for each line of a file,
     {"text": ...}, or of pairs with field=premise field_pair=hypothesis, say;
     killed, the same command goes on.
+
+    A reward model tells its number of chats, as its chat template writes them:
+    chat=true text=QUESTION text_pair=ANSWER, or lines such as
+    {"messages": [...]} or {"prompt": ..., "completion": ...}; of preferences
+    field=chosen or field=rejected says which answer.
     """
 
     from_: str
@@ -37,8 +45,11 @@ class Classify(Verb):
     """Of pairs the second text of each `text`. null: there is none."""
     texts: str | None = None
     """File of JSON lines, each with a text. The lines go to `out` with `predicted` added: the likeliest label, and all probabilities."""
-    field: str = "text"
-    """With texts: the field of the text; a dot leads into an object: meta.text."""
+    chat: bool = False
+    """`text` is a user's message and `text_pair` the answer, under the tokenizer's chat template. Lines of a file tell by themselves."""
+    field: str | None = None
+    """With texts: the field of the text, or of a chat's messages; a dot leads into an object: meta.text. null: text, or where a line has
+    none what training reads as a chat."""
     field_pair: str | None = None
     """With texts: of pairs the field of the second text. null: there is none."""
     out: str | None = None
@@ -61,8 +72,10 @@ class Classify(Verb):
             raise ConfigError("text: give text=TEXT, or texts=FILE and out=FILE.")
         if (self.texts is None) != (self.out is None) or (self.texts is not None and self.format != "text"):
             raise ConfigError("texts, out, format: a file of texts needs out=FILE, and has a format of its own. Write texts=FILE out=FILE.")
-        if self.texts is None and (self.field != "text" or self.field_pair is not None):
+        if self.texts is None and (self.field is not None or self.field_pair is not None):
             raise ConfigError("field, field_pair: they are of texts=FILE, which is not set. Set it, or leave them out.")
+        if self.texts is not None and self.chat:
+            raise ConfigError("chat: lines of a file tell by their fields whether they are chats. Leave it out.")
         folder = resolve_model(self.from_)
         if self.texts is not None and self.out is not None:
             self._classify_file(folder, Path(os.path.expanduser(self.texts)), Path(os.path.expanduser(self.out)))
@@ -71,7 +84,8 @@ class Classify(Verb):
         from lm.generation.classify import classify, predicted
         from lm.generation.load import load
 
-        found = classify(*load(folder, self.device, self.merge, self.dtype), given)
+        chats = [[{"role": role, "content": text} for role, text in zip(_SPEAKERS, each, strict=False)] for each in given]
+        found = classify(*load(folder, self.device, self.merge, self.dtype), chats if self.chat else given)
         if self.format == "json":
             told = [
                 dict(zip(("text", "text_pair"), texts, strict=False)) | predicted(each) for texts, each in zip(given, found, strict=True)
@@ -80,7 +94,7 @@ class Classify(Verb):
             return
         answer(table(_rows(given, found), indent=""))
 
-    def _given(self) -> list[Given]:
+    def _given(self) -> list[tuple[str, ...]]:
         first, second = ([each] if isinstance(each, str) else each or [] for each in (self.text, self.text_pair))
         if self.text_pair is None:
             return [(text,) for text in first]
@@ -95,7 +109,7 @@ class Classify(Verb):
 
         require_new(out, self.overwrite)
         fields = [self.field, *([self.field_pair] if self.field_pair is not None else [])]
-        lines, pairs = _read(texts, fields)
+        lines, given = _read(texts, fields)
         asked = {"from": folder_hash(folder), **self.model_dump(include={"dtype", "merge"}), "fields": fields}
         model, tokenizer = load(folder, self.device, self.merge, self.dtype)
         began = time.monotonic()
@@ -105,14 +119,14 @@ class Classify(Verb):
                 status(f"{done:,} of {counted(len(lines), 'text')} classified")
 
         try:
-            n = classify_file(model, tokenizer, lines, pairs, out, asked, told, self.overwrite)
+            n = classify_file(model, tokenizer, lines, given, out, asked, told, self.overwrite)
         except KeyboardInterrupt:
             note(f"{self.out}: what is classified is kept, and the same command goes on behind it.")
             raise
         note(f"{self.out}: {counted(len(lines), 'text')} classified, {n:,} now.")
 
 
-def _rows(given: list[Given], found: list[dict[str, float]]) -> list[list[str]]:
+def _rows(given: list[tuple[str, ...]], found: list[dict[str, float]]) -> list[list[str]]:
     """Returns a table with a column for each label; of many labels the likeliest of each text."""
     texts = [" | ".join(text[: _SHOWN // len(each)] for text in each) for each in given]
     if len(found[0]) <= _COLUMNS:
@@ -123,23 +137,36 @@ def _rows(given: list[Given], found: list[dict[str, float]]) -> list[list[str]]:
     return [["likeliest", "text"], *([likeliest, text] for likeliest, text in zip(told, texts, strict=True))]
 
 
-def _read(path: Path, fields: list[str]) -> tuple[list[Tree], list[Given]]:
-    """Returns the lines of a file of texts, and the texts. Raises ConfigError for one that is none."""
-    from lm.data.records.fields import BadRecord, value_of
+def _read(path: Path, fields: list[str | None]) -> "tuple[list[Tree], list[Given]]":
+    """Returns the lines of a file of texts, and the texts, pairs or chats. Raises ConfigError for one that is none."""
     from lm.generation.answering import read_lines
     from lm.generation.classify import PREDICTED
 
-    lines, pairs = [], list[Given]()
+    lines, found = [], []
     for line, where in read_lines(path, "texts"):
-        texts: list[object] = [None]
-        with suppress(BadRecord):
-            texts = [value_of(line, field, "field", where) for field in fields] if isinstance(line, dict) else texts
-        if not all(isinstance(text, str) for text in texts):
-            raise ConfigError(f"{where}: it is no object with a text in {' and '.join(fields)}. Fix the line, or set field.")
+        found.append(_asked(line, fields, where))
         if PREDICTED in line:
             raise ConfigError(f"{where}: it has the field {PREDICTED} already, which is written here. Rename it.")
         lines.append(line)
-        pairs.append(tuple(map(str, texts)))
     if not lines:
         raise ConfigError(f'{path}: it holds no text. Write a line such as {{"text": "a text"}} for each.')
-    return lines, pairs
+    return lines, found
+
+
+def _asked(line: object, fields: list[str | None], where: str) -> "Given":
+    """Returns the text, pair or chat of a line; without `text`, and without fields that are asked for, of a usual form of a chat."""
+    from lm.data.records.fields import BadRecord, value_of
+    from lm.data.records.forms import CHATS
+    from lm.generation.answering import chat_of
+
+    names, texts = [field or "text" for field in fields], list[object]()
+    if isinstance(line, dict):
+        with suppress(BadRecord):
+            texts = [value_of(line, name, "field", where) for name in names]
+        forms = [form.fields for form in CHATS] + [("chosen", "rejected")]
+        of_form = not texts and fields == [None] and any(line.keys() >= {*form} for form in forms)
+        if of_form or (len(texts) == 1 and (isinstance(texts[0], list) or (fields[0] in forms[-1] and line.keys() >= {*forms[-1]}))):
+            return chat_of(line, fields[0], where)
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise ConfigError(f"{where}: it is no object with a text in {' and '.join(names)}. Fix the line, or set field.")
+    return tuple(map(str, texts))

@@ -54,6 +54,13 @@ class ChatRecord(MessagesRecord):
         return self.model_copy(update=named), told
 
     def turns(self, values: Values, where: str) -> list[Turn]:
+        turns = self.said(values, where)
+        if not any(turn.role == ASSISTANT and _weighs(turn) for turn in turns):
+            raise bad_record(f"{where}: no message is the assistant's, or none has weight, so there is nothing to learn. Fix the record")
+        return turns
+
+    def said(self, values: Values, where: str) -> list[Turn]:
+        """As `turns`, whoever speaks."""
         if self.messages is not None:
             turns = self.messages_of(values, self.messages, "data.record.messages", where)
         else:
@@ -61,8 +68,6 @@ class ChatRecord(MessagesRecord):
             asked = self.asked(values, self.user, "data.record.user", where)
             answer = self.turns_of(values, self.assistant, ASSISTANT, "data.record.assistant", where)
             turns = [*self.behind_earlier(values, asked, where), *answer]
-        if not any(turn.role == ASSISTANT and _weighs(turn) for turn in turns):
-            raise bad_record(f"{where}: no message is the assistant's, or none has weight, so there is nothing to learn. Fix the record")
         return [*tools_of(values, where), *self.after_system(values, turns, where)]
 
     def runs(self, turns: Sequence[Turn], template: "ChatTemplate") -> list[list[tuple["Run", int]]]:

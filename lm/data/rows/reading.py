@@ -49,6 +49,10 @@ class Reading:
         behind_first = np.arange(len(ids)) >= sum(map(len, first))
         return Read(ids, behind_first.astype(np.int64) if self._segmented else None)
 
+    def as_it_is(self, ids: Ids) -> Read:
+        """Returns what `read` does of all that a model is to read, such as a chat."""
+        return Read(ids, np.zeros_like(ids) if self._segmented else None)
+
     def added(self, pair: bool) -> int:
         """Returns how many ids stand beside the texts and what they begin with."""
         return len(self._behind) + (len(self._between) if pair else 0)

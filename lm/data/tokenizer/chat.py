@@ -67,6 +67,11 @@ class ChatTemplate:
         own = self.with_tools if _has_tools(turns) else self
         return own._asked(*own._named(turns), goes_on)
 
+    def whole(self, turns: Sequence[Turn]) -> list[int | str]:
+        """Returns texts and special ids of a chat as it stands."""
+        own = self.with_tools if _has_tools(turns) else self
+        return own._asked(*own._named(turns), goes_on=False, ask=False)
+
     def asking(self, messages: Sequence[Tree], names: Tree, goes_on: bool = False) -> list[int | str]:
         """Returns the same as `question`, of messages with further fields.  names: other variables for the template, such as tools."""
         own = self.with_tools if TOOLS in names else self
@@ -82,8 +87,8 @@ class ChatTemplate:
         behind = text.rpartition(_HERE)[2].replace(CLOSE, "")
         return [*dropwhile(lambda part: isinstance(part, str), self._split(behind))]
 
-    def _asked(self, messages: Sequence[Tree], names: Tree, goes_on: bool) -> list[int | str]:
-        text = self._begun(messages, names) if goes_on else self._text(messages, names, ask=True)
+    def _asked(self, messages: Sequence[Tree], names: Tree, goes_on: bool, ask: bool = True) -> list[int | str]:
+        text = self._begun(messages, names) if goes_on else self._text(messages, names, ask)
         return self._split(text.replace(OPEN, "").replace(CLOSE, ""))
 
     def _begun(self, messages: Sequence[Tree], names: Tree) -> str:

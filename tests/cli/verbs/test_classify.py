@@ -104,6 +104,11 @@ def test_a_file_that_a_kill_has_left_is_gone_on_with(made: str, lm: Lm, tmp_path
         (["text=a", "texts=a.jsonl", "out=b"], "give text=TEXT, or"),
         (["texts=a.jsonl"], "needs out=FILE"),
         (["text=a", "out=b"], "needs out=FILE"),
+        (["text=a", "chat=true"], "texts: the model's tokenizer has no chat template"),
+        (["texts=a.jsonl", "out=b", "chat=true"], "chat: lines of a file tell by their fields"),
+        (["texts=chat.jsonl", "out=b"], "texts: the model's tokenizer has no chat template"),
+        (["texts=two.jsonl", "out=b"], "two.jsonl, line 1: chosen and rejected are two chats. Set field=chosen, or field=rejected."),
+        (["texts=odd.jsonl", "out=b"], "odd.jsonl, line 1: message 1: field 'content' is missing; the fields are role. Fix the line."),
         (["texts=gone.jsonl", "out=b"], "texts=gone.jsonl: there is no such file"),
         (["texts=bad.jsonl", "out=b"], "bad.jsonl, line 1: it is no object with a text in text"),
         (["texts=empty.jsonl", "out=b"], "it holds no text"),
@@ -114,6 +119,9 @@ def test_a_file_that_a_kill_has_left_is_gone_on_with(made: str, lm: Lm, tmp_path
 def test_what_cannot_be_classified_is_told(made: str, lm: Lm, tmp_path: Path, given: list[str], said: str) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     (tmp_path / "bad.jsonl").write_text('{"prompt": "a"}\n')
+    (tmp_path / "chat.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    (tmp_path / "two.jsonl").write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n')
+    (tmp_path / "odd.jsonl").write_text('{"messages": [{"role": "user"}]}\n')
     (tmp_path / "empty.jsonl").write_text("\n")
     (tmp_path / "half.jsonl").write_text('{"text": "a"}\n{"text": "a\\ud800"}\n')  # of a pair of surrogates
     code, _, error = lm("classify", made, *given)

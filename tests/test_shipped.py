@@ -43,7 +43,7 @@ CORPORA = (  # 11 MB, which are prepared anew here
     "stdlib_labels",
 )
 OF_DATA = {
-    "pair": "seq2seq", "chat": "sft", "preference": "dpo", "recall": "sft", "prompt": "grpo", "label": "classify",
+    "pair": "seq2seq", "chat": "sft", "preference": "dpo", "recall": "sft", "prompt": "grpo", "label": "classify", "rated": "kto",
 }  # fmt: skip  # kind of record -> objective
 WORDS = ["".join(random.Random(n).choices("abcdefghij", k=3 + n % 5)) for n in range(200)]  # enough for a small vocabulary
 
@@ -58,7 +58,8 @@ def record(draw: random.Random) -> dict[str, Any]:
     chat = [{"role": "user", "content": asked}, {"role": "assistant", "content": better}]
     return {
         "text": words(draw, 12), "source": asked, "target": better, "messages": chat, "prompt": asked, "article": asked,
-        "highlights": better, "label": draw.choice(("no", "yes")), "translation": {"de": asked, "en": better}, "instruction": asked,
+        "highlights": better, "label": draw.choice(("no", "yes")), "good": bool(draw.getrandbits(1)),
+        "translation": {"de": asked, "en": better}, "instruction": asked,
         "input": worse, "output": better, "chosen": chat, "rejected": [chat[0], {"role": "assistant", "content": worse}],
     }  # fmt: skip
 
@@ -69,7 +70,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder, draw = tmp_path_factory.mktemp("shipped"), random.Random(0)
     (folder / "a.txt").write_text("\n".join(words(draw, 8) for _ in range(300)))
     rows = [record(draw) for _ in range(150)]
-    kept = ("text", "source", "target", "messages", "prompt", "label")
+    kept = ("text", "source", "target", "messages", "prompt", "label", "good")
     local = [{key: row[key] for key in kept} | {"chosen": row["target"], "rejected": row["input"]} for row in rows]
     (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in local))
     (folder / "a" / "b").mkdir(parents=True)
@@ -113,9 +114,10 @@ def for_data(option: str) -> list[str]:
     values = catalog.values("data", option)
     hub = local_hub(values)
     shape = values.get("data.record.kind", {"stdlib_docstrings": "pair", "arithmetic": "chat", "mqar": "recall"}.get(option))
-    start = PARENT if shape in ("preference", "prompt") else [*WIDTH, "tokenizer=bytes"]
+    start = PARENT if shape in ("preference", "prompt", "rated") else [*WIDTH, "tokenizer=bytes"]
     start = [*start, "data.record.prompt=prompt", "objective.rewards={ended:{}}", "objective.max_tokens=4"] if shape == "prompt" else start
     start = [*start, f"objective.labels=[{'nothing,value' if option == 'stdlib_labels' else 'no,yes'}]"] if shape == "label" else start
+    start = [*start, "data.record.label=good", "data.record.messages=messages"] if shape == "rated" else start
     long = (
         ["data.seq_len=4096"] if option in ("stdlib_chat", "stdlib_code", "stdlib_preferences") else []
     )  # in bytes, most functions are longer than other rows here
@@ -152,6 +154,8 @@ def beside(group: str, option: str) -> list[str]:
             return [*WIDTH, "data=labels", "data.files=a.jsonl", "objective.labels=[no,yes]", "tokenizer=bytes"]
         case "objective", "dpo" | "ipo" | "simpo" | "orpo" | "reward":
             return [*PARENT, "data=preferences", "data.files=a.jsonl"]
+        case "objective", "kto":
+            return [*for_data("rated")[1:], "data=rated"]
         case "objective", "grpo" | "rloo":
             return [*PARENT, "data=arithmetic", "data.problems=50", "data.val_frac=0.3", "objective.max_tokens=4"]
         case "strategy", _ if option != "single":
@@ -184,7 +188,7 @@ def for_recipe(recipe: str) -> list[str]:
 # each of the first line is the data of an objective, which is tried; of the second line, read from a hub as fineweb_edu and wmt14_de_en are
 # (but preferences, from files as chats are); objectives that differ from grpo or dpo in a formula are trained in test_objectives.py
 ALIKE = (
-    *("stdlib_docstrings", "stdlib_chat", "stdlib_code", "pairs", "chat"),
+    *("stdlib_docstrings", "stdlib_chat", "stdlib_code", "pairs", "chat", "rated"),
     *("c4", "tinystories", "wikitext103", "cnn_dailymail", "alpaca", "preferences", "ultrafeedback", "fineweb_edu", "wmt14_de_en"),
 )
 

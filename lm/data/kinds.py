@@ -8,6 +8,7 @@ from lm.data.records.label import LabelRecord
 from lm.data.records.pair import PairRecord
 from lm.data.records.preference import PreferenceRecord
 from lm.data.records.prompt import PromptRecord
+from lm.data.records.rated import RatedRecord
 from lm.data.rewards.base import Answer, RewardConfig
 from lm.data.rewards.compiles import CompilesReward
 from lm.data.rewards.model import LearnedReward
@@ -20,6 +21,7 @@ from lm.data.rows.mlm import MLMConfig
 from lm.data.rows.policy import GRPOConfig, RLOOConfig
 from lm.data.rows.preference import DPOConfig, IPOConfig, ORPOConfig, SimPOConfig
 from lm.data.rows.prefix import PrefixConfig
+from lm.data.rows.rated import KTOConfig
 from lm.data.rows.reward import RewardModelConfig
 from lm.data.rows.seq2seq import Seq2SeqConfig
 from lm.data.rows.sft import SFTConfig
@@ -57,9 +59,9 @@ class RowsOf(Corpus):
 
 __all__ = [
     "Answer", "ArithmeticConfig", "BPEConfig", "BytesConfig", "CausalConfig", "ChatRecord", "ClassifyConfig", "CompilesReward",
-    "Corpus", "DPOConfig", "DataConfig", "FIMConfig", "GRPOConfig", "HubConfig", "IPOConfig", "LabelRecord", "LearnedReward",
-    "MLMConfig", "MQARConfig", "MixConfig", "ORPOConfig", "ObjectiveConfig", "PairRecord", "PreferenceRecord", "PrefixConfig",
-    "PromptRecord", "RLOOConfig", "RecordConfig", "RewardConfig", "RewardModelConfig", "RowsOf", "SFTConfig", "Seq2SeqConfig",
-    "SimPOConfig", "SourceConfig", "SpansConfig", "StdlibConfig", "StdlibDocstringsConfig", "TextConfig", "TokenizerConfig",
-    "TokenizerFileConfig", "UL2Config", "UnigramConfig", "WordPieceConfig",
+    "Corpus", "DPOConfig", "DataConfig", "FIMConfig", "GRPOConfig", "HubConfig", "IPOConfig", "KTOConfig", "LabelRecord",
+    "LearnedReward", "MLMConfig", "MQARConfig", "MixConfig", "ORPOConfig", "ObjectiveConfig", "PairRecord", "PreferenceRecord",
+    "PrefixConfig", "PromptRecord", "RLOOConfig", "RatedRecord", "RecordConfig", "RewardConfig", "RewardModelConfig", "RowsOf",
+    "SFTConfig", "Seq2SeqConfig", "SimPOConfig", "SourceConfig", "SpansConfig", "StdlibConfig", "StdlibDocstringsConfig",
+    "TextConfig", "TokenizerConfig", "TokenizerFileConfig", "UL2Config", "UnigramConfig", "WordPieceConfig",
 ]  # fmt: skip

@@ -179,10 +179,12 @@ def _without_program() -> Iterator[None]:
 
 
 def _counted(batches: list[Batch]) -> list[Batch]:
-    """Sets the `step_tokens` of each batch of a step to their sum over all: of label tokens, or of the count that the rows have set."""
+    """Sets the `step_tokens` of each batch of a step to their sum over all: of label tokens, or of the count that the rows have set. The
+    first one gets what stands beside all of them."""
     step_tokens = sum(batch.step_tokens or int((batch.labels != IGNORED).sum()) for batch in batches if batch.labels is not None)
-    for batch in batches:
-        batch.step_tokens = step_tokens
+    beside = [each for batch in batches for each in batch.beside]
+    for number, batch in enumerate(batches):
+        batch.step_tokens, batch.beside = step_tokens, [] if number else beside
     return batches
 
 

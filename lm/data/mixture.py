@@ -179,7 +179,8 @@ def merged(parts: Sequence[Batch], places: Sequence[Ids], pad: int) -> Batch:
         found[name] = torch.full(shape, pad if fill is None else fill, dtype=whole[0].dtype)
         for field, at in zip(whole, places, strict=True):
             found[name][torch.from_numpy(at), : field.shape[1]] = field
-    return Batch(**found, step_tokens=sum(part.step_tokens for part in parts))
+    beside = [each for part in parts for each in part.beside]
+    return Batch(**found, step_tokens=sum(part.step_tokens for part in parts), beside=beside)
 
 
 def _default(name: str, part: Batch) -> Tensor:

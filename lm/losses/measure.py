@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lm.losses.cross_entropy import LossSums, mean_of
+from lm.losses.kto import KTOLoss
 from lm.losses.likelihoods import row_likelihoods, row_scores
 from lm.losses.pairs import PairLoss
 from lm.losses.rewards import bradley_terry, told_apart
@@ -151,6 +152,31 @@ class Pairs(OfPairs):
         told = sums.told | ({"pair_loss": mean_of(sums.nll, len(after) // 2)} if "margin" in sums.told else {})
         nats = -after[0::2].sum()
         return LossSums(nats, nats, told=told)
+
+
+class Rated(Measure):
+    """The likelihood of all answers, and how much more likely the model has made good ones and bad ones. The loss is told with a reference
+    point of 0, so that it is a sum over rows.  parent: as in `Pairs`."""
+
+    less = ("answer_loss",)
+
+    def __init__(self, loss: KTOLoss, parent: Callable[[], LM] | None) -> None:
+        self._loss, self._reference = loss, None if parent is None else Reference(parent)
+
+    def closely(self, model: LM, batch: Batch) -> tuple[LossSums, Tensor]:
+        found: Tensor = model(batch, read=guesses(self.places(batch)))
+        return self(model, batch), found
+
+    def __call__(self, model: LM, batch: Batch) -> LossSums:
+        labels = self.labels(batch)
+        assert batch.answers is not None
+        reader = row_likelihoods(labels, n=batch.most(labels))
+        after: Tensor = model(batch, read=reader)
+        nats = -after.sum()
+        if self._reference is None:
+            return LossSums(nats, nats)
+        sums = self._loss(after - self._reference(batch, reader), (batch.answers != IGNORED).any(-1), after.new_zeros(()))
+        return LossSums(nats, nats, told=sums.told | {"answer_loss": mean_of(sums.nll, len(after))})
 
 
 class Rewards(OfPairs):

@@ -1,7 +1,7 @@
 """The one input type of every model and objective. It lives beside the models, since lm/nn imports nothing above itself."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -37,6 +37,7 @@ class Batch:
     padded: bool = True  # positions may be -1; False: none is, so that code that handles padding is skipped
     segments: Tensor | None = None  # (b, s) int64, which of several texts a token belongs to (BERT); None: all 0
     held: Whole = WHOLE  # how this rank holds the rows
+    beside: "list[Batch]" = field(default_factory=list)  # what a loss reads before a step's first rows; `_counted` in lm/data/loader.py
     counted: tuple[Tensor, int] | None = None  # labels that `to` has copied from a CPU, and how many of them are not IGNORED
 
     @classmethod
@@ -68,6 +69,7 @@ class Batch:
     def to(self, device: torch.device) -> "Batch":
         """The same batch on another device, copied without waiting where its memory is pinned."""
         moved = self._each(lambda x: x.to(device, non_blocking=True))
+        moved.beside = [each.to(device) for each in self.beside]
         if self.labels is not None and moved.labels is not None and self.labels.is_cpu and not moved.labels.is_cpu:
             moved.counted = moved.labels, int((self.labels != IGNORED).sum())
         return moved
@@ -78,7 +80,7 @@ class Batch:
 
     def pin_memory(self) -> "Batch":
         """The same batch in pinned memory, which a GPU copies by itself. Torch's loaders call it by this name."""
-        return self._each(Tensor.pin_memory)
+        return replace(self._each(Tensor.pin_memory), beside=[each.pin_memory() for each in self.beside])
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         tensors = {field.name: getattr(self, field.name) for field in fields(self)}

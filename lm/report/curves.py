@@ -22,12 +22,13 @@ INK, FIRST, SECOND = "#010101", "#010102", "#010103"
 PAGE = {INK: "currentColor", FIRST: "var(--first)", SECOND: "var(--second)"}
 PLAIN_AXES: dict[Any, Any] = {"axes.grid": True, "grid.alpha": 0.12, "axes.spines.top": False, "axes.spines.right": False}
 ZLIB = "zlib level 9"
+_LOSSES = {"val_pair_loss": "nats per pair", "val_answer_loss": "per answer", "val_loss": "nats per token"}
 
 
 def curves(run: Run) -> list[tuple[str, str]]:
     """Returns (title, inline SVG) of each quantity that the run's metrics contain."""
     charts = {
-        ("Loss, nats per pair" if run.series("val_pair_loss")[0] else "Loss, nats per token"): (_with_held_out, "loss"),
+        f"Loss, {_LOSSES[_held_out_loss(run)]}": (_with_held_out, "loss"),
         "Reward": (_with_held_out, "reward"),
         "Accuracy": (_with_held_out, "accuracy"),
         "Margin of pairs": (_with_held_out, "margin"),
@@ -114,11 +115,15 @@ def _limit(axes: "Axes", values: list[float]) -> None:
         axes.set_ylim(min(values) - margin, max(values) + margin)
 
 
+def _held_out_loss(run: Run) -> str:
+    return next((name for name in _LOSSES if run.series(name)[0]), "val_loss")
+
+
 def _with_held_out(axes: "Axes", run: Run, key: str) -> None:
-    """Draws a figure of training with that of the held-out rows; of the loss this is that of pairs, where training is on pairs."""
+    """Draws a figure of training with that of the held-out rows; of the loss this is what training is on."""
     _smoothed(axes, run, key, "train")
     seen = settled(*run.series(key), 0.02)
-    x, y = run.series("val_pair_loss" if key == "loss" and run.series("val_pair_loss")[0] else f"val_{key}")
+    x, y = run.series(_held_out_loss(run) if key == "loss" else f"val_{key}")
     if x:
         axes.plot(x, y, color=SECOND, linewidth=1.2, marker=_marker(x, 30), markersize=3.5, label="validation")
     _limit(axes, seen + settled(x, y, 0.02))

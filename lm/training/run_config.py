@@ -42,7 +42,8 @@ class CheckpointConfig(Config):
     keep_steps: list[Annotated[int, Field(gt=0)]] = []
     """Steps that are saved and kept beside those, such as where a run of another length is to branch off."""
     best: bool = False
-    """Hand on the model of the best validation (val_loss, val_pair_loss or val_reward), whose checkpoint is kept too, not the last one."""
+    """Hand on the model of the best validation (val_loss, val_pair_loss, val_answer_loss or val_reward), whose checkpoint is kept too, not
+    the last one."""
     background: bool = False
     """Training goes on while a checkpoint is written; takes a copy of weights and optimizer in the host's memory."""
 

@@ -8,6 +8,7 @@ import torch
 
 from lm.data.rows.causal import CausalConfig
 from lm.data.rows.preference import DPOConfig, ORPOConfig
+from lm.data.rows.rated import KTOConfig
 from lm.data.rows.reward import RewardModelConfig
 from lm.losses.measure import Reference, answers
 from lm.losses.tokens import causal_reader
@@ -16,6 +17,7 @@ from lm.nn.transformer import LM, build_model, model_config
 from lm.schema import Tree
 from lm.training.numerics import StepJudge
 from lm.training.objectives.base import Objective
+from lm.training.objectives.kto import KTO
 from lm.training.objectives.likelihood import Likelihood
 from lm.training.objectives.preferences import Preferences, RewardModel
 from lm.training.objectives.scheduled_sampling import with_sampled_inputs
@@ -120,6 +122,20 @@ def test_what_compares_with_another_model_never_waits(name: str) -> None:
     """The number of labels is known from the batch on the CPU."""
     batch = Batch(IDS, IDS, positions=IDS, documents=IDS.int(), counted=(IDS, IDS.numel()))
     COMPARED[name](model(FEW["dense"]), batch, 0, 0).total.backward()
+
+
+def test_rated_answers_never_wait() -> None:
+    """Nor does what stands beside them.  Seen to fail where that is counted on the GPU."""
+    loss, built = KTO(KTOConfig(), other), model(FEW["dense"])
+    beside = Batch(IDS, IDS, positions=IDS, documents=IDS.int(), counted=(IDS, IDS.numel()))
+    loss(built, replace(beside, answers=IDS, beside=[beside]), 0, 0).total.backward()
+
+
+def test_what_stands_beside_a_batch_goes_with_it() -> None:
+    """With the number of its labels, for which a GPU need not be waited."""
+    ids = torch.zeros(2, 4, dtype=torch.int64)
+    [moved] = Batch(ids, ids, beside=[Batch(ids, ids)]).to(META).beside
+    assert moved.labels is not None and moved.tokens.is_meta and moved.most(moved.labels) == 8
 
 
 def test_a_reward_model_never_waits() -> None:

@@ -18,6 +18,7 @@ from lm.units import table
 
 _UNITS = {
     "val_loss": "nats/token", "tokens": "predicted", "zlib_bits_per_byte": "(level 9)", "val_label_loss": "nats/token of answers",
+    "val_good_gain": "nats/answer", "val_bad_gain": "nats/answer", "val_answer_loss": "per answer",
     "val_pair_loss": "nats/pair", "val_chosen_logp": "nats/answer", "val_rejected_logp": "nats/answer", "val_ece": "of the likeliest token",
     "val_exposure": "nats/token", "val_own_entropy": "nats/token", "val_true_entropy": "nats/token",
     "val_macro_f1": "of all labels alike", "val_mcc": "of labels (Matthews)",

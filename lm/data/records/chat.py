@@ -42,7 +42,7 @@ class ChatRecord(MessagesRecord):
             return self, ""
         form, system = chat_form(values, where), self.system or system_field(values)
         if "completion" in form.fields and values.get("label") is False:
-            remedy = "Pair it with a better one for objective=dpo, name data.record.user and data.record.assistant to learn it all the same"
+            remedy = "Learn from it by data=rated objective=kto, name data.record.user and data.record.assistant to learn it all the same"
             raise bad_record(f"{where}: its label is false, as of a bad completion in KTO's form, which is not to be learned. {remedy}")
         history = None if len(form.fields) == 1 else self.history or history_field(values)
         told = f"{form.name} ({', '.join([*form.fields, *(name for name in (history, system) if name)])})"

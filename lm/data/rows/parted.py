@@ -31,8 +31,10 @@ class PartedRows(Rows):
         learned = np.repeat(parts[low:high, 1] % OTHER == LEARNED, np.diff(parts[low:high, 0], append=end))
         return Example(self._store.read(begin, end).astype(np.int64), learned)
 
-    def _require_most(self, n_kept: int, what: str, fault: str, remedy: str) -> None:
-        n, most = self._store.n_documents, most_dropped(self._store.n_documents)
+    def _require_most(self, n_kept: int, what: str, fault: str, remedy: str, n: int | None = None) -> None:
+        """n: how many there are. None: one of each record."""
+        n = self._store.n_documents if n is None else n
+        most = most_dropped(n)
         if n - n_kept > most or not n_kept:
             raise ConfigError(
                 f"data.seq_len={self._seq_len}: {n - n_kept:,} of {n:,} {what} of the {self._store.split} split {fault} a row, and at most"

@@ -28,6 +28,7 @@ _COLUMNS = (
 _HELD_OUT = (
     ("bits_per_byte", "{:.4f} bits/byte"),
     ("pair_loss", "{:.4f} pair loss"),
+    ("answer_loss", "{:.4f} answer loss"),
     ("accuracy", "{:.1%} accuracy"),
     ("macro_f1", "{:.3f} macro F1"),
     ("reward", "{:.4f} reward"),

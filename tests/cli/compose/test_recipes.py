@@ -27,6 +27,7 @@ NEEDED = {
     "chat": ["data.files=a.jsonl"],
     "preferences": ["data.files=a.jsonl"],
     "prompts": ["data.files=a.jsonl"],
+    "rated": ["data.files=a.jsonl"],
     "labels": ["data.files=a.jsonl"],
     "hub": ["data.name=a/b"],
     "file": ["tokenizer.path=tokenizer.json"],
@@ -42,6 +43,7 @@ BESIDE = {
     "data=arithmetic": ["objective=sft"],
     "data=stdlib_preferences": ["objective=dpo", "init_from=runs/pretrain-tiny"],
     "data=preferences": ["objective=dpo", "init_from=runs/pretrain-tiny"],
+    "data=rated": ["objective=kto", "init_from=runs/pretrain-tiny"],
     "data=prompts": ["objective=grpo", "objective.rewards={ended:{}}", "init_from=runs/pretrain-tiny"],
     **{f"strategy={name}": ["optim=adamw"] for name in catalog.groups()["strategy"] if name not in ("single", "ddp")},
     "data=wmt14_de_en": ["objective=seq2seq"],
@@ -56,6 +58,7 @@ BESIDE = {
     "objective=mlm": ["model=bert_base"],
     "objective=seq2seq": ["data=stdlib_docstrings"],
     "objective=sft": ["data=stdlib_chat"],
+    "objective=kto": ["data=rated", "data.files=a.jsonl", "init_from=runs/pretrain-tiny"],
     "objective=classify": ["data=stdlib_labels", "objective.labels=[nothing,value]"],
     **{f"objective={name}": ["data=arithmetic", "init_from=runs/pretrain-tiny"] for name in ("grpo", "rloo")},
     **{

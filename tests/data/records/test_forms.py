@@ -169,7 +169,7 @@ def test_a_prompt_is_read_by_its_fields() -> None:
 def test_a_completion_that_its_label_calls_bad_is_not_learned(tmp_path: Path) -> None:
     """As of KTO's data. Seen to fail: it was learned as the good ones are."""
     bad = {"prompt": Q, "completion": WORSE, "label": False}
-    with pytest.raises(ConfigError, match=r"^here: its label is false, .* objective=dpo, .* or set data.on_bad_record=skip\.$"):
+    with pytest.raises(ConfigError, match=r"^here: its label is false, .* data=rated objective=kto, .* or set data.on_bad_record=skip\.$"):
         turns(ChatRecord(), bad)
     for good in ({"label": True}, {"label": None}, {"label": 0}, {"label": "false"}):
         assert turns(ChatRecord(), {"prompt": Q, "completion": A, **good}) == ASKED

@@ -1,0 +1,58 @@
+"""The loss of rated answers (lm/losses/kto.py), with one reference point for all rows of a step."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from lm.data.rows.rated import KTOConfig
+from lm.losses.cross_entropy import LossSums, mean_of
+from lm.losses.likelihoods import row_likelihoods
+from lm.losses.measure import Reference
+from lm.nn.batch import IGNORED, Batch
+from lm.nn.transformer import LM
+from lm.training.config import TrainConfig
+from lm.training.objectives.base import loss_of
+from lm.training.weights.initial import parent, tokenizer_of
+
+
+class KTO:
+    """The loss of a config on a batch.
+
+    What the rows of a step are compared with is known before the first of them is learned from, since its micro-batch has what all of this
+    rank's have beside them: so the loss is the same however a step is split.
+    """
+
+    def __init__(self, cfg: KTOConfig, start: Callable[[], LM]) -> None:
+        self._loss, self._reference = cfg.loss(), Reference(start)
+        self._kl = torch.zeros(())  # mean gain of answers to other prompts, in this step
+
+    def __call__(self, model: LM, batch: Batch, step: int, first_row: int) -> LossSums:
+        assert batch.answers is not None
+        if batch.beside:
+            self._kl = self._mean_gain(model, batch.beside)
+        gain = self._gains(model, batch)
+        sums = self._loss(gain, (batch.answers != IGNORED).any(-1), self._kl.clamp(min=0))
+        sums.told["kl"] = mean_of(self._kl * len(gain), len(gain))
+        return sums
+
+    @torch.no_grad()
+    def _mean_gain(self, model: LM, batches: list[Batch]) -> Tensor:
+        found = torch.cat([self._gains(model, each) for each in batches])
+        total = mean_of(found.sum(), len(found))
+        if torch.distributed.is_initialized():
+            torch.distributed.all_reduce(total)
+        return total[0] / total[1]
+
+    def _gains(self, model: LM, batch: Batch) -> Tensor:
+        """(b,) log(p / p_start) of the labels of each row."""
+        assert batch.labels is not None
+        reader = row_likelihoods(batch.labels, n=batch.most(batch.labels))
+        before = self._reference(batch, reader)
+        after: Tensor = model(batch, read=reader)
+        return after - before
+
+
+@loss_of(KTOConfig)
+def _kto(cfg: KTOConfig, run: TrainConfig) -> KTO:
+    return KTO(cfg, lambda: parent(str(run.init_from), run.adapter, tokenizer_of(run)))

@@ -50,7 +50,8 @@ class PreferenceRecord(MessagesRecord):
         beside = [name for name in (history, system) if name]
         told = [*prompt_fields(values)[:1], *self._between(values), self.chosen, self.rejected, *beside]
         whole = " as dialogues of Human and Assistant" * bool(self._dialogue(values, values.get(self.chosen)))
-        return self.model_copy(update={"system": system, "history": history}), ", ".join(told) + whole
+        unread = "; margin is not read, so that all pairs count alike" * isinstance(values.get("margin"), int | float)  # of TRL's rewards
+        return self.model_copy(update={"system": system, "history": history}), ", ".join(told) + whole + unread
 
     def _between(self, values: Values) -> list[str]:
         """Returns Alpaca's field `input` beside an instruction, where it is not blank."""

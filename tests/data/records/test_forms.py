@@ -117,6 +117,14 @@ def test_the_input_beside_an_instruction_is_part_of_a_preferences_prompt() -> No
     assert turns(PreferenceRecord(), {**pair, "input": " "}) == turns(PreferenceRecord(prompt="instruction"), pair) == PAIR
 
 
+def test_a_margin_beside_a_preference_is_said_to_be_unread() -> None:
+    """TRL's loss of a reward model subtracts it."""
+    pair = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    said = PreferenceRecord().recognised(pair | {"margin": 0.5}, "here")[1]
+    assert said == "prompt, chosen, rejected; margin is not read, so that all pairs count alike"
+    assert PreferenceRecord().recognised(pair | {"margin": None}, "here")[1] == "prompt, chosen, rejected"
+
+
 def test_texts_that_begin_with_the_prompt_are_the_turns_that_they_tell() -> None:
     """As of hh-rlhf, and as TRL's script cuts it. Seen to fail: none of the fields was the prompt."""
     asked = f"\n\nHuman: Hi.\n\nHow are you?\n\nAssistant: Well.\n\nHuman: {Q}\n\nAssistant:"

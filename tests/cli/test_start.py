@@ -266,16 +266,17 @@ import gc
 gc.callbacks.append(lambda phase, info: found.update(name for name in ("torch", "lightning") if busy(sys.modules.get(name))))
 found, busy = set(), lambda module: module is not None and module.__spec__._initializing
 assert main(sys.argv[1:]) == 0
-print(sorted(found), "lightning" in sys.modules)
+print(sorted(found), [name for name in ("lightning", "scipy.signal", "transformers") if name in sys.modules])
 """
 
 
 @pytest.mark.slow
 def test_nothing_is_collected_while_torch_and_lightning_are_imported(tmp_path: Path) -> None:
+    """And nothing is imported that metrics alone need."""
     (tmp_path / "a.txt").write_text("the cat sat on the mat. " * 400)
     program = f"import sys\nfrom lm.cli.main import main\n{COLLECTIONS}"
     done = subprocess.run([sys.executable, "-c", program, "train", *RUN], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.stdout.splitlines()[-1] == "[] True", done.stderr
+    assert done.stdout.splitlines()[-1] == "[] ['lightning']", done.stderr
 
 
 @pytest.mark.slow

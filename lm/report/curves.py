@@ -2,7 +2,7 @@
 
 import re
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ PAGE = {INK: "currentColor", FIRST: "var(--first)", SECOND: "var(--second)"}
 PLAIN_AXES: dict[Any, Any] = {"axes.grid": True, "grid.alpha": 0.12, "axes.spines.top": False, "axes.spines.right": False}
 ZLIB = "zlib level 9"
 _LOSSES = {"val_pair_loss": "nats per pair", "val_answer_loss": "per answer", "val_loss": "nats per token"}
+_PARTS = 4096
 
 
 def curves(run: Run) -> list[tuple[str, str]]:
@@ -141,15 +142,17 @@ def _bits(axes: "Axes", run: Run, key: str) -> None:
 
 def _plain(axes: "Axes", run: Run, key: str) -> None:
     x, y = run.series(key)
-    axes.plot(x, y, color=FIRST, linewidth=1.4, marker=_marker(x), markersize=4)
+    at = visible(y)
+    axes.plot(np.array(x)[at], np.array(y)[at], color=FIRST, linewidth=1.4, marker=_marker(x), markersize=4)
     axes.set_ylim(0, 1.08 * max(y) or 1)
     axes.yaxis.set_major_formatter(_tick)
 
 
 def _smoothed(axes: "Axes", run: Run, key: str, label: str | None = None) -> None:
     x, y = run.series(key)
-    axes.plot(x, y, color=FIRST, linewidth=0.7, alpha=0.35, marker=_marker(x), markersize=4)
-    axes.plot(x, _smooth(y), color=FIRST, linewidth=1.6, label=label)
+    at = visible(y)
+    axes.plot(np.array(x)[at], np.array(y)[at], color=FIRST, linewidth=0.7, alpha=0.35, marker=_marker(x), markersize=4)
+    axes.plot(np.array(x)[at], _smooth(y)[at], color=FIRST, linewidth=1.6, label=label)
     _limit(axes, settled(x, y))
 
 
@@ -165,11 +168,22 @@ def _marker(x: list[float], most: int = 2) -> str:
     return "o" if len(x) <= most else ""
 
 
-def _smooth(y: list[float]) -> list[float]:
+def visible(y: Sequence[float]) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+    """Returns where the points lie that a chart shows of a long curve: the least and the greatest of each of many parts, and its ends."""
+    at = np.arange(len(y))
+    if len(y) <= 2 * _PARTS:
+        return at
+    parts = at[: len(y) // _PARTS * _PARTS].reshape(_PARTS, -1)
+    values = np.array(y)[parts]
+    ends = [found(values, axis=1) + parts[:, 0] for found in (np.argmin, np.argmax)]
+    return np.unique(np.concatenate([*ends, at[parts.size :], at[:1]]))
+
+
+def _smooth(y: Sequence[float]) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
     """Returns the mean over a centred window of a 25th of the curve, shorter at its ends."""
     totals, at, half = np.cumsum([0.0, *y]), np.arange(len(y)), len(y) // 50
     low, high = np.maximum(at - half, 0), np.minimum(at + half + 1, len(y))
-    return list((totals[high] - totals[low]) / (high - low))
+    return (totals[high] - totals[low]) / (high - low)
 
 
 def _svg(title: str, draw: "Callable[[Axes, Run, str], None]", run: Run, key: str) -> str:

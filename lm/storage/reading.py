@@ -5,8 +5,10 @@ import json
 import math
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import yaml
 
@@ -25,19 +27,36 @@ def never_waiting(name: str, flags: int) -> int:
 
 def read_bytes(path: Path, most_mib: int = 256) -> bytes:
     """Returns the content of a regular file of at most `most_mib` MiB."""
+    with _opened(path) as file:
+        data = file.read(most_mib * MIB + 1)
+    _require_size(path, len(data), most_mib)
+    return data
+
+
+def read_lines(path: Path, most_mib: int) -> Iterator[bytes]:
+    """Yields the lines of a regular file of at most `most_mib` MiB, one after the other from the disk."""
+    with _opened(path) as file:
+        _require_size(path, os.fstat(file.fileno()).st_size, most_mib)
+        yield from file
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
     try:
         with open(path, "rb", opener=never_waiting) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise CheckpointError(f"{path}: this is a pipe or a device, and only regular files are read. Replace it.")
-            data = file.read(most_mib * MIB + 1)
+            yield file
     except FileNotFoundError:
         raise CheckpointError(f"{path}: the file is missing, so this folder is not complete. Use another one.") from None
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
         reason = error.strerror if isinstance(error, OSError) else error
         raise CheckpointError(f"{path}: cannot be read ({reason}). Check the path and its permissions.") from None
-    if len(data) > most_mib * MIB:
+
+
+def _require_size(path: Path, size: int, most_mib: int) -> None:
+    if size > most_mib * MIB:
         raise CheckpointError(f"{path}: the file is over {most_mib} MiB, and such files are smaller. Restore the one that lm wrote.")
-    return data
 
 
 def read_text(path: Path, most_mib: int = 256) -> str:

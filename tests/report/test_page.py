@@ -9,6 +9,7 @@ from PIL import Image
 
 from lm.errors import ConfigError, ResourceError
 from lm.report.compare import compare
+from lm.report.curves import visible
 from lm.report.page import write_report
 
 WriteRun = Callable[..., Path]
@@ -112,6 +113,16 @@ def test_one_line_of_metrics_is_enough(tmp_path: Path, write_run: WriteRun, line
     folder = write_run(tmp_path / "young", finished=False)
     (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     assert "nothing is validated yet" in page_of(folder).text
+
+
+@pytest.mark.parametrize("length", [1, 8192, 20_001, 100_000])
+def test_a_chart_of_a_long_curve_has_its_ends_and_extremes_and_few_points(length: int) -> None:
+    """Seen to fail: matplotlib had a million points of each curve, and wrote a warning that its legend is slow."""
+    y = [float((number * 7919) % 10_007) for number in range(length)]
+    y[length // 3], y[length // 2] = 1e9, -1e9
+    at = visible(y).tolist()
+    assert at == sorted({*at}) and {0, length - 1, y.index(max(y)), y.index(min(y))} <= {*at}
+    assert at == [*range(length)] if length <= 8192 else len(at) <= 3 * 4096 + 1
 
 
 def test_reproduce_names_the_config_quoted_for_the_shell(tmp_path: Path, write_run: WriteRun) -> None:

@@ -48,9 +48,10 @@ class HyperConfig(ResidualConfig):
         return self.streams * d_model
 
     def keeps(self, d_model: int, sublayers: int) -> Kept:
-        n = self.streams
-        weights = 2 * n * n + 5 * n + 2 * self.sinkhorn * (n * n + n)
-        return Kept(sublayers * (self.keeps_between(d_model, 1).wide + d_model + weights), 0)
+        n, streams = self.streams, self.width(d_model)
+        weights, divided = 2 * n * n + 5 * n, 2 * self.sinkhorn * (n * n + n)
+        wide = 2 * streams + d_model + weights + divided  # the streams, their norm, and what the sublayer gives
+        return Kept(sublayers * wide, 0, again_wide=sublayers * (streams + divided))
 
     def keeps_between(self, d_model: int, n_layers: int) -> Kept:
         return Kept(2 * self.width(d_model), 0)  # the streams, and their norm

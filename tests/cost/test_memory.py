@@ -51,6 +51,7 @@ FUSED = {  # none has a window, a soft-cap or MLA, for which no kernel on a CPU 
     " model/recurrent=gated_delta model.recurrent.channels=true model.pattern=[recurrent,recurrent,attention]",
     "smollm3_3b": "model.attention.n_heads=4 model.attention.n_kv_heads=4 model.ffn.hidden=256"
     " model/recurrent=rg_lru model.pattern=[recurrent,recurrent,attention]",
+    "micro": "model.attention.n_heads=4 model.ffn.hidden=256 model/residual=hyper model.residual.streams=3",
     "mamba2_130m": "model.recurrent.n_heads=4 model.recurrent.state_dim=32",
     "phi3_mini": "model.attention.n_heads=4 model.ffn.hidden=256 model/recurrent=short_conv model.pattern=[recurrent,recurrent,attention]",
 }
@@ -139,7 +140,7 @@ def test_what_stands_between_layers_is_kept(kind: str, n_layers: int, preset: st
     assert found[1] - found[0] == pytest.approx(held[1] - held[0], rel=0.01 if kind.startswith("hyper") else 0)
 
 
-@pytest.mark.parametrize("preset", ["llama_tiny", "gpt2", "palm_8b", "mixtral_8x7b", "qwen3_0_6b", "granite_3_1_2b"])
+@pytest.mark.parametrize("preset", ["llama_tiny", "gpt2", "palm_8b", "mixtral_8x7b", "qwen3_0_6b", "granite_3_1_2b", "micro"])
 def test_activations_of_slices_by_formula_are_what_autograd_keeps(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank of four that sends to itself. palm_8b has one head of keys, mixtral_8x7b two."""
     monkeypatch.setattr(ulysses, "_exchanged", lambda x, group, n, cut, joined: torch.cat(x.chunk(n, cut), joined))
@@ -178,7 +179,7 @@ def test_a_gpu_holds_a_chunks_logits_once_and_a_cpu_those_of_autocast_in_float32
     assert more - few == (48 - 16) * 96 * each
 
 
-@pytest.mark.parametrize("preset", ["llama_tiny", "gpt2", "palm_8b", "mixtral_8x7b", "phi3_mini", "smollm3_3b"])
+@pytest.mark.parametrize("preset", ["llama_tiny", "gpt2", "palm_8b", "mixtral_8x7b", "phi3_mini", "smollm3_3b", "micro"])
 def test_activations_by_formula_are_what_autocast_keeps(preset: str) -> None:
     model = build_model(composed(f"model={preset}", FUSED[preset], SMALL).model, seed=0).train()
     setting = replace(SETTING, precision="bf16-mixed")

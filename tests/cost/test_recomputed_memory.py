@@ -74,7 +74,7 @@ def test_memory_by_formula_is_what_is_alive_where_products_are_kept(preset: str,
 
 
 @pytest.mark.parametrize("autocast", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("preset", ["llama_tiny", "gpt2", "palm_8b", "mixtral_8x7b", "phi3_mini", "smollm3_3b"])
+@pytest.mark.parametrize("preset", ["llama_tiny", "gpt2", "palm_8b", "mixtral_8x7b", "phi3_mini", "smollm3_3b", "micro"])
 def test_memory_by_formula_is_what_is_alive_where_inputs_of_blocks_are_kept(preset: str, autocast: bool) -> None:
     expected, found = held(preset, Recompute("block"), autocast)
     assert expected == pytest.approx(found, rel=0.1)

@@ -96,6 +96,15 @@ def test_a_model_is_the_plain_one_at_first(kind: str, doubles: None) -> None:
     torch.testing.assert_close(other(ids), plain(ids), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize(("kind", "expected"), [("decoder", [0, 1, 2, 0, 1, 2]), ("encoder_decoder", [0, 1, 2, 0, 1, 2, 0, 1, 2])])
+def test_each_sublayer_reads_the_next_stream_at_first(kind: str, expected: list[int]) -> None:
+    model = build_model(model_config(BASE | {"kind": kind, "residual": {"kind": "hyper", "streams": 3}}), seed=0)
+    found = {name: module for name, module in model.blocks.named_modules() if isinstance(module, HyperConnection)}
+    order = ["attention_residual", "cross_residual", "ffn_residual"]
+    at = sorted(found, key=lambda name: (int(name.split(".")[0]), order.index(name.split(".")[1])))
+    assert [int(found[name].weights.bias[:3].argmax()) for name in at] == expected
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

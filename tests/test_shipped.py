@@ -58,7 +58,7 @@ def record(draw: random.Random) -> dict[str, Any]:
     chat = [{"role": "user", "content": asked}, {"role": "assistant", "content": better}]
     return {
         "text": words(draw, 12), "source": asked, "target": better, "messages": chat, "prompt": asked, "article": asked,
-        "highlights": better, "label": draw.choice(("no", "yes")), "good": bool(draw.getrandbits(1)),
+        "highlights": better, "label": draw.choice(("no", "yes")), "good": bool(draw.getrandbits(1)), "number": draw.random(),
         "translation": {"de": asked, "en": better}, "instruction": asked,
         "input": worse, "output": better, "chosen": chat, "rejected": [chat[0], {"role": "assistant", "content": worse}],
     }  # fmt: skip
@@ -70,7 +70,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder, draw = tmp_path_factory.mktemp("shipped"), random.Random(0)
     (folder / "a.txt").write_text("\n".join(words(draw, 8) for _ in range(300)))
     rows = [record(draw) for _ in range(150)]
-    kept = ("text", "source", "target", "messages", "prompt", "label", "good")
+    kept = ("text", "source", "target", "messages", "prompt", "label", "good", "number")
     local = [{key: row[key] for key in kept} | {"chosen": row["target"], "rejected": row["input"]} for row in rows]
     (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in local))
     (folder / "a" / "b").mkdir(parents=True)
@@ -152,6 +152,10 @@ def beside(group: str, option: str) -> list[str]:
             return [*WIDTH, "data=chat", "data.files=a.jsonl", "tokenizer=bytes"]
         case "objective", "classify":
             return [*WIDTH, "data=labels", "data.files=a.jsonl", "objective.labels=[no,yes]", "tokenizer=bytes"]
+        case "objective", "multi_label":
+            return [*WIDTH, "data=labels", "data.files=a.jsonl", "objective.labels=[no,yes]", "tokenizer=bytes"]
+        case "objective", "regression":
+            return [*WIDTH, "data=labels", "data.files=a.jsonl", "data.record.label=number", "tokenizer=bytes"]
         case "objective", "dpo" | "ipo" | "simpo" | "orpo" | "reward":
             return [*PARENT, "data=preferences", "data.files=a.jsonl"]
         case "objective", "kto":

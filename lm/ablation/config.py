@@ -32,7 +32,7 @@ class RunsConfig(Config):
     """Runs of each variant, with the seeds 0, 1, ...; more may be asked for later."""
     metric: str = "test_bits_per_byte"
     """A figure of the runs' summary of which less is better, such as test_ece, or test_loss/512 with eval.seq_len=[512]. Where it begins
-    with test_, tuning reads val_loss for test_loss and val_bits_per_byte for all others."""
+    with test_, tuning reads val_loss for test_loss, and where labels are no text, and val_bits_per_byte for all others."""
     threads: int = Field(1, ge=1, le=1024)
     """Threads of each run: another number gives other bits."""
 
@@ -52,12 +52,12 @@ class RunsConfig(Config):
         """Returns whether variants are judged on the test split, so that tuning needs another split."""
         return self.metric.startswith(TEST)
 
-    @property
-    def tuning_metric(self) -> str:
-        """Returns the metric by which a tuned setting is chosen: on validation text where variants are judged on test text."""
+    def tuning_metric(self, of_text: bool) -> str:
+        """Returns the metric by which a tuned setting is chosen: on validation text where variants are judged on test text.  of_text:
+        labels are text, so that runs tell bits per byte."""
         if not self.tests:
             return self.metric
-        return "val_loss" if self.metric.partition("/")[0] == "test_loss" else "val_bits_per_byte"
+        return "val_bits_per_byte" if of_text and self.metric.partition("/")[0] != "test_loss" else "val_loss"
 
 
 class StudyConfig(RunsConfig):

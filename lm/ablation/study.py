@@ -121,6 +121,7 @@ def _refuse_other_tokens(config: StudyConfig, variants: Mapping[str, TrainConfig
     """Raises ConfigError where the metric is per token but the variants have different tokenizers."""
     of_baseline = variants[config.baseline].tokenizer
     for name, cfg in variants.items():
-        if not config.metric.partition("/")[0].endswith("bits_per_byte") and cfg.tokenizer != of_baseline:
+        per_token = cfg.objective.measure(None).of_text and not config.metric.partition("/")[0].endswith("bits_per_byte")
+        if per_token and cfg.tokenizer != of_baseline:
             given = f"metric={config.metric} is per token, and variants.{name} has other tokens than {config.baseline}"
             raise ConfigError(f"{given}, so that they do not compare. Say metric=test_bits_per_byte.")

@@ -57,6 +57,11 @@ class TunedRuns(Runs):
         cfg = self.variants[variant] if found is None else moved(self.variants[variant], str(self.config.tune), found.best)
         return [self._job(f"{variant}-seed-{seed}", variant, seed, cfg) for seed in range(self.config.seeds)]
 
+    @property
+    def tuning_metric(self) -> str:
+        """Returns what the tuning runs are compared by."""
+        return self.config.tuning_metric(all(cfg.objective.measure(None).of_text for cfg in self.variants.values()))
+
     def results(self, jobs: Sequence[Job]) -> dict[int, float]:
         """Returns the metric by seed, of the jobs that have ended."""
         return {job.seed: value for job in jobs if (value := self.result(job)) is not None}
@@ -99,7 +104,7 @@ class TunedRuns(Runs):
         return self._job(f"tune-{variant}-{value:.4g}-seed-{seed}", variant, seed, cfg, value)
 
     def _job(self, name: str, variant: str, seed: int, cfg: TrainConfig, tuned: float | None = None) -> Job:
-        metric = self.config.metric if tuned is None else self.config.tuning_metric
+        metric = self.config.metric if tuned is None else self.tuning_metric
         return Job(name, variant, seed, cfg.replace(seed=seed, run={"name": name, "dir": str(self.folder)}), metric, tuned)
 
 

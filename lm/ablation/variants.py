@@ -40,10 +40,13 @@ def plain_config(where: str, cfg: TrainConfig, metric: str) -> TrainConfig:
 
 def _require_metric(where: str, cfg: TrainConfig, metric: str) -> None:
     """Raises ConfigError for a metric that no run of the config has, or of which less is not better."""
-    own = cfg.objective.measure(None).less
+    measure = cfg.objective.measure(None)
+    common = ("loss", "bits_per_byte", "ece") if measure.of_text else ("loss",)
     further = [name for name in cfg.eval.figures() if not name.endswith("entropy")]
-    known = [f"test_{name}" for name in ("loss", "bits_per_byte", "ece", *own, *further)]
-    known += [f"val_{name}" for name in ("loss", "bits_per_byte")]
+    known = [f"test_{name}" for name in (*common, *measure.less, *further)] + [f"val_{name}" for name in common[:2]]
+    if metric not in known and metric.partition("/")[0].endswith("bits_per_byte") and not measure.of_text:
+        rule = f"objective={cfg.objective.kind} learns no text, whose bits could be counted"
+        raise ConfigError(f"metric={metric}: {rule}. Say one of {', '.join(known)}.")
     if metric not in known:
         remedy = "Set eval.seq_len or eval.own_tokens for what is asked beside the loss"
         raise ConfigError(

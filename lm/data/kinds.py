@@ -25,6 +25,7 @@ from lm.data.rows.rated import KTOConfig
 from lm.data.rows.reward import RewardModelConfig
 from lm.data.rows.seq2seq import Seq2SeqConfig
 from lm.data.rows.sft import SFTConfig
+from lm.data.rows.targets import MultiLabelConfig, RegressionConfig
 from lm.data.sources.arithmetic import ArithmeticConfig
 from lm.data.sources.docstrings import StdlibDocstringsConfig
 from lm.data.sources.files import TextConfig
@@ -53,15 +54,16 @@ class RowsOf(Corpus):
     def reader(self) -> ModelConfig | None:
         """Returns the model where the rows are told for it: the one that training starts from, an encoder-decoder, or a classifier. None
         where any model that the objective trains will do."""
-        told = self.init_from is not None or self.model.kind == "encoder_decoder" or isinstance(self.objective, ClassifyConfig)
+        told = self.init_from is not None or self.model.kind == "encoder_decoder" or self.objective.reads_model
         return self.model if told else None
 
 
 __all__ = [
     "Answer", "ArithmeticConfig", "BPEConfig", "BytesConfig", "CausalConfig", "ChatRecord", "ClassifyConfig", "CompilesReward",
     "Corpus", "DPOConfig", "DataConfig", "FIMConfig", "GRPOConfig", "HubConfig", "IPOConfig", "KTOConfig", "LabelRecord",
-    "LearnedReward", "MLMConfig", "MQARConfig", "MixConfig", "ORPOConfig", "ObjectiveConfig", "PairRecord", "PreferenceRecord",
-    "PrefixConfig", "PromptRecord", "RLOOConfig", "RatedRecord", "RecordConfig", "RewardConfig", "RewardModelConfig", "RowsOf",
-    "SFTConfig", "Seq2SeqConfig", "SimPOConfig", "SourceConfig", "SpansConfig", "StdlibConfig", "StdlibDocstringsConfig",
-    "TextConfig", "TokenizerConfig", "TokenizerFileConfig", "UL2Config", "UnigramConfig", "WordPieceConfig",
+    "LearnedReward", "MLMConfig", "MQARConfig", "MixConfig", "MultiLabelConfig", "ORPOConfig", "ObjectiveConfig", "PairRecord",
+    "PreferenceRecord", "PrefixConfig", "PromptRecord", "RLOOConfig", "RatedRecord", "RecordConfig", "RegressionConfig",
+    "RewardConfig", "RewardModelConfig", "RowsOf", "SFTConfig", "Seq2SeqConfig", "SimPOConfig", "SourceConfig", "SpansConfig",
+    "StdlibConfig", "StdlibDocstringsConfig", "TextConfig", "TokenizerConfig", "TokenizerFileConfig", "UL2Config",
+    "UnigramConfig", "WordPieceConfig",
 ]  # fmt: skip

@@ -18,7 +18,7 @@ _BLOCK = 1 << 12  # places in which each source has its exact share
 _FILL = {
     "tokens": None, "labels": IGNORED, "positions": -1, "documents": -1,
     "source_tokens": None, "source_positions": -1, "source_documents": -1, "prefix": False, "answers": IGNORED,
-    "segments": 0,
+    "segments": 0, "targets": 0.0,
 }  # fmt: skip
 """What stands in the padding of each field of a batch; None: the tokenizer's pad."""
 
@@ -175,7 +175,7 @@ def merged(parts: Sequence[Batch], places: Sequence[Ids], pad: int) -> Batch:
         if all(field is None for field in given):
             continue
         whole: list[Tensor] = [_default(name, part) if field is None else field for field, part in zip(given, parts, strict=True)]
-        shape = sum(map(len, places)), max(field.shape[1] for field in whole)
+        shape = sum(map(len, places)), max(field.shape[1] for field in whole), *whole[0].shape[2:]
         found[name] = torch.full(shape, pad if fill is None else fill, dtype=whole[0].dtype)
         for field, at in zip(whole, places, strict=True):
             found[name][torch.from_numpy(at), : field.shape[1]] = field

@@ -17,7 +17,7 @@ from lm.generation.answering import add_line, digest, gone_on_with, turns_of
 from lm.generation.decode import decoding
 from lm.generation.text import ids_of
 from lm.nn.context import Context
-from lm.nn.head import Head
+from lm.nn.head import Head, HeadConfig
 from lm.nn.transformer import LM
 from lm.ops.defaults import device_unset
 from lm.schema import Tree
@@ -29,8 +29,8 @@ _ROWS, _TOKENS = 32, 1 << 14  # of a batch at the most, so that long texts need 
 
 @device_unset()
 def classify(model: LM, tokenizer: Tokenizer, texts: Sequence[str | tuple[str, ...] | Sequence[Tree]]) -> list[dict[str, float]]:
-    """Returns of each text, or pair of texts, the probability of each label, by its name, from a model that objective=classify has trained;
-    from a reward model the number that it tells.
+    """Returns of each text, or pair of texts, the probability of each label, by its name, from a model that objective=classify or
+    objective=multi_label has trained; from a regression or a reward model the number that it tells.
 
     A list of messages is a chat, which the model reads as its chat template writes it. The end of a text that is longer than the model's
     context is left out; of a pair the longer one loses its end first. Raises ConfigError for a model that is no classifier, and for a chat
@@ -67,17 +67,21 @@ def classify_file(
         so_far = len(done)
         for each in telling.batches(len(done)):
             for i, chances in each:
-                add_line(file, i, lines[i] | {PREDICTED: predicted(chances)})
+                add_line(file, i, lines[i] | {PREDICTED: predicted(chances, model.cfg.head)})
             so_far += len(each)
             told(so_far)
     return len(lines) - len(done)
 
 
-def predicted(chances: dict[str, float]) -> Tree:
-    """Returns the likeliest label, and all probabilities; of a reward model its number, by its name."""
-    if len(chances) == 1:
-        return {name: round(number, 6) for name, number in chances.items()}
-    return {"label": max(chances, key=chances.__getitem__), "probabilities": {name: round(chance, 6) for name, chance in chances.items()}}
+def predicted(chances: dict[str, float], head: HeadConfig) -> Tree:
+    """Returns the likeliest label, or all that are likelier right than not, where several may be, and all probabilities; of a head that
+    tells a number that, by its name."""
+    rounded = {name: round(chance, 6) for name, chance in chances.items()}
+    if head.tells_number():
+        return rounded
+    if head.several:
+        return {"labels": [name for name, chance in chances.items() if chance > 0.5], "probabilities": rounded}
+    return {"label": max(chances, key=chances.__getitem__), "probabilities": rounded}
 
 
 class Telling:
@@ -132,7 +136,7 @@ class Telling:
 
 
 def _chances(model: LM, reading: Reading, texts: list[Read]) -> list[list[float]]:
-    """Returns the probabilities of all labels, for each text; of a single one the logit, which is a number of its own.
+    """Returns what the head answers, for each text.
 
     texts: as `reading` has read them.
     """
@@ -141,8 +145,7 @@ def _chances(model: LM, reading: Reading, texts: list[Read]) -> list[list[float]
     at = torch.tensor([reading.place(length) for length in lengths], device=device)
 
     def read(hidden: Tensor, head: Head, ctx: Context) -> Tensor:
-        logits: Tensor = head(hidden[torch.arange(len(texts), device=device), at])
-        return logits.float() if logits.shape[-1] == 1 else logits.float().softmax(-1)
+        return model.cfg.head.answer(head(hidden[torch.arange(len(texts), device=device), at]))
 
     found: list[list[float]] = model(batch.to(device), read=read).tolist()
     return found

@@ -28,10 +28,11 @@ class Curves:
     def add(self, batch: Batch, labels: Tensor, guesses: Tensor) -> None:
         """Adds a batch.  labels: (b, s); guesses: (n, 3), as `guesses` of lm.losses.measure reads them of the n labels."""
         nats, sure, right = guesses.double().cpu().numpy().T
+        certain = ~np.isnan(sure)  # a number is told with no probability
         place = torch.arange(labels.shape[1]).expand(labels.shape) if batch.positions is None else batch.positions
         ones = np.ones_like(nats)
-        bins = np.clip(np.nan_to_num(np.ceil(sure * BINS)), 1, BINS).astype(np.int64) - 1
-        np.add.at(self.calibration, bins, np.stack([ones, sure, right], -1))
+        bins = np.clip(np.ceil(sure[certain] * BINS), 1, BINS).astype(np.int64) - 1
+        np.add.at(self.calibration, bins, np.stack([ones, sure, right], -1)[certain])
         powers = np.frexp(place.to(labels.device)[labels != IGNORED].cpu().numpy())[1]  # 0 -> 0, 1 -> 1, 2 and 3 -> 2
         np.add.at(self.places, powers, np.stack([ones, nats], -1))
 
@@ -48,10 +49,11 @@ class Curves:
         n = BINS * 3
         return cls(np.array(sums[:n]).reshape(BINS, 3), np.array(sums[n:]).reshape(_PLACES, 2))
 
-    def ece(self) -> float:
-        """Expected calibration error, sum over bins of n / N * |right / n - sure / n|.  Guo et al. 2017, arXiv:1706.04599, equation 3."""
+    def ece(self) -> float | None:
+        """Expected calibration error, sum over bins of n / N * |right / n - sure / n|.  Guo et al. 2017, arXiv:1706.04599, equation 3. None
+        where no probabilities were told."""
         n, sure, right = self.calibration.T
-        return float(np.abs(right - sure).sum() / n.sum())
+        return float(np.abs(right - sure).sum() / n.sum()) if n.any() else None
 
     def reliability(self) -> list[Tree]:
         """Returns of each bin that is not empty the mean probability, how often the token was right, and how many there are."""

@@ -16,7 +16,7 @@ from lm.generation.curves import Curves
 from lm.generation.decode import eval_mode
 from lm.generation.documents import Documents
 from lm.losses.cross_entropy import LossSums
-from lm.losses.measure import Measure, balanced
+from lm.losses.measure import Measure
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import LM
 from lm.schema import Tree
@@ -27,18 +27,21 @@ class Evaluation(TypedDict):
     calibration error of the likeliest token, where it was evaluated closely. The further figures come from the objective's `Measure`: of
     chats the answers' loss, and how often an answer's token is the likeliest one; of pairs the pair loss (DPO's, say), the part of pairs
     that is ranked rightly, their margin, and the log-likelihood of a better and of a worse answer, in nats; of labels of texts
-    what `balanced` returns of them."""
+    what `balanced` returns of them, and F1 over all; of numbers their mean absolute error and Pearson's correlation."""
 
-    val_loss: float  # nats per predicted token
-    val_bits_per_byte: float
+    val_loss: float  # nats per predicted token, or what the objective's `Measure` says
+    val_bits_per_byte: NotRequired[float]  # of labels that are text
     tokens: int
-    bytes: int
+    bytes: NotRequired[int]
     val_ece: NotRequired[float]
     val_label_loss: NotRequired[float]
     val_accuracy: NotRequired[float]
     val_error: NotRequired[float]
     val_macro_f1: NotRequired[float]
     val_mcc: NotRequired[float]
+    val_micro_f1: NotRequired[float]
+    val_mae: NotRequired[float]
+    val_pearson: NotRequired[float]
     val_pair_loss: NotRequired[float]
     val_answer_loss: NotRequired[float]
     val_good_gain: NotRequired[float]
@@ -51,34 +54,32 @@ class Evaluation(TypedDict):
 @dataclass(frozen=True)
 class Totals:
     """Sums over rows, so that parts add up.  told: by the name of a figure its sum, and over how many.  curves: None unless evaluated
-    closely.  classes: as in LossSums."""
+    closely.  counts: as in LossSums, of which `measure` makes figures."""
 
     nats: float
     tokens: float
     n_bytes: float
     told: dict[str, tuple[float, float]]
+    measure: Measure
     curves: Curves | None = None
-    classes: Tensor | None = None
+    counts: Tensor | None = None
 
     def __add__(self, other: Self) -> Self:
         told = {name: (total + other.told[name][0], n + other.told[name][1]) for name, (total, n) in self.told.items()}
         curves = None if self.curves is None or other.curves is None else self.curves + other.curves
-        classes = None if self.classes is None or other.classes is None else self.classes + other.classes
-        return type(self)(self.nats + other.nats, self.tokens + other.tokens, self.n_bytes + other.n_bytes, told, curves, classes)
+        counts = None if self.counts is None or other.counts is None else self.counts + other.counts
+        sums = self.nats + other.nats, self.tokens + other.tokens, self.n_bytes + other.n_bytes
+        return type(self)(*sums, told, self.measure, curves, counts)
 
     def figures(self) -> Evaluation:
-        """Returns the means; bits per byte = nats / ln 2 / bytes, so that tokenizers compare."""
-        bits = self.nats / math.log(2) / self.n_bytes
+        """Returns the means; of text also bits per byte = nats / ln 2 / bytes, so that tokenizers compare."""
         told = {f"val_{name}": total / n for name, (total, n) in self.told.items() if n}
-        told |= {} if self.classes is None else {f"val_{name}": value for name, value in balanced(self.classes).items()}
-        found: Tree = {
-            "val_loss": self.nats / self.tokens,
-            "val_bits_per_byte": bits,
-            "tokens": int(self.tokens),
-            "bytes": int(self.n_bytes),
-        }
-        ece = {} if self.curves is None else {"val_ece": self.curves.ece()}
-        return cast(Evaluation, found | ece | told)
+        told |= {} if self.counts is None else {f"val_{name}": value for name, value in self.measure.figures(self.counts).items()}
+        found: Tree = {"val_loss": self.nats / self.tokens}
+        found |= {"val_bits_per_byte": self.nats / math.log(2) / self.n_bytes} if self.n_bytes else {}
+        found |= {"tokens": int(self.tokens)} | ({"bytes": int(self.n_bytes)} if self.n_bytes else {})
+        ece = None if self.curves is None else self.curves.ece()
+        return cast(Evaluation, found | ({} if ece is None else {"val_ece": ece}) | told)
 
 
 class EvalRanks(Protocol):
@@ -125,15 +126,15 @@ class Evaluator:
         mine = self._sums(rows, ids, Curves() if closely else None, documents)
         flat = [number for pair in mine.told.values() for number in pair]
         seen = mine.curves.flat() if mine.curves is not None else []
-        by_class = [] if mine.classes is None else mine.classes.flatten().tolist()
-        nats, tokens, n_bytes, *further = self.ranks.total(mine.nats, mine.tokens, mine.n_bytes, *by_class, *seen, *flat)
-        counts, further = further[: len(by_class)], further[len(by_class) :]
-        classes = None if mine.classes is None else torch.tensor(counts, dtype=torch.float64).view_as(mine.classes)
+        counted = [] if mine.counts is None else mine.counts.flatten().tolist()
+        nats, tokens, n_bytes, *further = self.ranks.total(mine.nats, mine.tokens, mine.n_bytes, *counted, *seen, *flat)
+        summed, further = further[: len(counted)], further[len(counted) :]
+        counts = None if mine.counts is None else torch.tensor(summed, dtype=torch.float64).view_as(mine.counts)
         curves, told = Curves.of_flat(further[: len(seen)]) if seen else None, further[len(seen) :]
         if rows.label_bytes(self.tokenizer) is None:
             n_bytes = round(rows.bytes_per_label * tokens)
         pairs = dict(zip(mine.told, zip(told[0::2], told[1::2], strict=True), strict=True))
-        return Totals(nats, tokens, n_bytes, pairs, curves, classes)
+        return Totals(nats, tokens, n_bytes, pairs, self.measure, curves, counts)
 
     def _sums(self, rows: Rows, ids: Ids, curves: Curves | None, documents: Documents | None) -> Totals:
         """Returns the sums over this process's part of the rows. A process with fewer batches than others makes up for them by forwards
@@ -155,13 +156,13 @@ class Evaluator:
                 each.append(sums)
             for _ in range(idle):
                 sums, _ = self._seen(rows.batch(ids[:1]).to(device), Curves() if curves else None)
-                none = None if sums.classes is None else sums.classes * 0
+                none = None if sums.counts is None else sums.counts * 0
                 each.append(LossSums(sums.total * 0, sums.nll * 0, None, {name: pair * 0 for name, pair in sums.told.items()}, none))
         told = {name: torch.stack([sums.told[name] for sums in each]).double().sum(0) for name in each[0].told}
         pairs = {name: (float(pair[0]), float(pair[1])) for name, pair in told.items()}
-        counts = [sums.classes for sums in each if sums.classes is not None]
-        classes = torch.stack(counts).double().sum(0) if counts else None
-        return Totals(torch.stack([sums.nll for sums in each]).double().sum().item(), tokens, n_bytes, pairs, curves, classes)
+        nats, counted = torch.stack([sums.nll for sums in each]).double().sum().item(), [s.counts for s in each if s.counts is not None]
+        counts = torch.stack(counted).double().sum(0) if counted else None
+        return Totals(nats, tokens, n_bytes, pairs, self.measure, curves, counts)
 
     def _seen(self, batch: Batch, curves: Curves | None) -> tuple[LossSums, Tensor | None]:
         """Returns the sums of one forward; with `curves`, to which it is added, also what its labels were guessed to be."""

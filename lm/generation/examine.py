@@ -41,9 +41,9 @@ Split = Literal["val", "train", "test", "all"]
 
 
 class Examination(Evaluation):
-    """An `Evaluation`, and `zlib_bits_per_byte`: of the validation text under zlib at level 9, where no other split was read;
-    `reliability`: how often the likeliest token is right, by its probability; `loss_by_place`: the loss at the places 0, 1, 2-3, 4-7 ... of
-    documents."""
+    """An `Evaluation`, and `zlib_bits_per_byte`: of the validation text under zlib at level 9, where bits are told and no other split was
+    read; `reliability`: how often the likeliest token is right, by its probability; `loss_by_place`: the loss at the places 0, 1, 2-3, 4-7
+    ... of documents."""
 
     zlib_bits_per_byte: NotRequired[float]
     reliability: list[Tree]
@@ -148,7 +148,8 @@ def evaluate(
     if not math.isfinite(found["val_loss"]):
         said = f"the loss is {found['val_loss']} over {found['tokens']:,} tokens"
         raise NumericsError(f"eval: {said}, and only finite ones compare. Use an earlier checkpoint.")
-    return found if split != "val" else {**found, "zlib_bits_per_byte": prepared.zlib_bits_per_byte}
+    compares = split == "val" and "val_bits_per_byte" in found
+    return {**found, "zlib_bits_per_byte": prepared.zlib_bits_per_byte} if compares else found
 
 
 def _require_arguments(model: object, data: object, objective: object, wanted: object, split: object, micro_batch: int) -> None:
@@ -172,9 +173,9 @@ def _require_fit(model: LM, data: DataConfig, objective: ObjectiveConfig, wanted
     """Raises ConfigError where the model cannot be asked this, or not on these data."""
     try:
         objective.require_fit(model.cfg.kind, data)
-        if (labels := objective.headed(model.cfg).head.labels) != model.cfg.head.labels:
-            its = model.cfg.head.labels
-            raise ValueError(f"objective={objective.kind} asks for {labels}, and the model's labels are {its}. Leave out what asks so.")
+        if (head := objective.headed(model.cfg).head).told() != (its := model.cfg.head).told():
+            rule = f"asks for {head.labels}, and the model's labels are {its.labels}" + (", any number at once" if its.several else "")
+            raise ValueError(f"objective={objective.kind} {rule}. Leave out what asks so.")
     except ValueError as error:
         raise ConfigError(f"objective: {error}") from None
     no_places = why_no_places("data.seq_len", data.seq_len, model.cfg, model.max_seq_len)

@@ -21,7 +21,7 @@ class LossSums:
     nll: Tensor
     loads: Tensor | None = None  # (MoE layers, e), tokens per expert of this forward; None where there are no experts
     told: dict[str, Tensor] = field(default_factory=dict)  # further figures to report, by name: `mean_of` each
-    classes: Tensor | None = None  # (labels, 3), how often each was guessed rightly, guessed and given; None where they are tokens
+    counts: Tensor | None = None  # sums over labels, from which the `figures` of a `Measure` follow; None: it has none
 
 
 def mean_of(total: Tensor, n: int) -> Tensor:

@@ -79,6 +79,19 @@ def row_likelihoods(labels: Tensor, chunk: int = CHUNK, n: int | None = None) ->
     return read
 
 
+def label_logits(labels: Tensor, n: int | None = None) -> Callable[[Tensor, Head, Context], Tensor]:
+    """A reader: (n, labels of the head) the logits at each label that is not IGNORED, row by row, in float32 or wider.  n: as in
+    `label_likelihoods`."""
+    n = int((labels != IGNORED).sum()) if n is None else n
+
+    def read(hidden: Tensor, head: Head, ctx: Context) -> Tensor:
+        first = labelled_first(labels.flatten())[: recurring(max(n, 1))]
+        logits: Tensor = head(hidden.flatten(0, -2).index_select(0, first))[:n]  # (b, s, d) -> (n, d)
+        return logits.to(wide_dtype(logits))
+
+    return read
+
+
 def row_scores(labels: Tensor) -> Reader:
     """A reader: (b,) the only logit at the label of each row, in float32 or wider."""
 

@@ -27,6 +27,8 @@ class Measure:
 
     less: ClassVar[tuple[str, ...]] = ()
     """Names of what it tells more of which less is better, so that a study can compare by them."""
+    of_text: ClassVar[bool] = True
+    """Whether labels are text, so that their loss is told in bits per byte too."""
 
     def labels(self, batch: Batch) -> Tensor:
         """Returns the labels whose likelihood is measured."""
@@ -41,6 +43,10 @@ class Measure:
         """Returns the reader that computes the sums from hidden states."""
         labels = self.labels(batch)
         return causal_reader(labels, most=batch.most(labels))
+
+    def figures(self, counts: Tensor) -> dict[str, float]:
+        """Returns further figures of the `counts` of all batches together, which are no means over labels."""
+        return {}
 
     def __call__(self, model: LM, batch: Batch) -> LossSums:
         """Returns sums over `labels`, with no gradient."""
@@ -72,7 +78,11 @@ class Choices(Answers):
     """Reports how often another label than the right one is the likeliest, too: less of it is better, by which studies compare; and counts
     of each label, from which `balanced` follows."""
 
-    less = (*Answers.less, "error")
+    less = (*Answers.less, "ece", "error")
+    of_text = False
+
+    def figures(self, counts: Tensor) -> dict[str, float]:
+        return balanced(counts)
 
     def reader(self, batch: Batch) -> Reader:
         sums, labels = super().reader(batch), self.labels(batch)
@@ -82,20 +92,28 @@ class Choices(Answers):
             right, n = found.told["accuracy"]
             logits = head(hidden)[labels != IGNORED].float()  # (n, labels); ranks that share a head read equally many places
             guessed, given = (F.one_hot(each, logits.shape[-1]) for each in (logits.log_softmax(-1).argmax(-1), labels[labels != IGNORED]))
-            classes = torch.stack([(guessed * given).sum(0), guessed.sum(0), given.sum(0)], -1)
-            return replace(found, told=found.told | {"error": torch.stack([n - right, n])}, classes=classes)
+            counts = torch.stack([(guessed * given).sum(0), guessed.sum(0), given.sum(0)], -1)
+            return replace(found, told=found.told | {"error": torch.stack([n - right, n])}, counts=counts)
 
         return read
 
 
-def balanced(classes: Tensor) -> dict[str, float]:
-    """Returns figures in which rare labels count: the mean over those guessed or given of F1 = 2 right / (guessed + given), and the
-    correlation of guesses with labels (Gorodkin 2004, eq. 8), 0 where either are all the same.  classes: as in LossSums."""
-    right, guessed, given = classes.double().unbind(-1)
-    there, n = guessed + given > 0, given.sum()
+def balanced(counts: Tensor) -> dict[str, float]:
+    """Returns figures in which rare labels count: `macro_f1`, and the correlation of guesses with labels (Gorodkin 2004, eq. 8), 0 where
+    either are all the same.  counts: as in `macro_f1`."""
+    right, guessed, given = counts.double().unbind(-1)
+    n = given.sum()
     spread = ((n**2 - guessed.square().sum()) * (n**2 - given.square().sum())).sqrt()
     mcc = (right.sum() * n - guessed @ given) / spread if spread > 0 else spread
-    return {"macro_f1": float((2 * right[there] / (guessed + given)[there]).mean()), "mcc": float(mcc)}
+    return {"macro_f1": macro_f1(counts), "mcc": float(mcc)}
+
+
+def macro_f1(counts: Tensor) -> float:
+    """Returns the mean over labels that were guessed or given of F1 = 2 right / (guessed + given); 0 where none was.  counts: (labels, 3),
+    how often each was guessed rightly, guessed and given."""
+    right, guessed, given = counts.double().unbind(-1)
+    there = guessed + given > 0
+    return float((2 * right[there] / (guessed + given)[there]).mean()) if there.any() else 0.0
 
 
 class Reference:
@@ -182,7 +200,8 @@ class Rated(Measure):
 class Rewards(OfPairs):
     """How the rewards of the two answers of each pair compare."""
 
-    less = ("error",)
+    less = ("ece", "error")
+    of_text = False
 
     def __call__(self, model: LM, batch: Batch) -> LossSums:
         return bradley_terry(self._told(model, batch))

@@ -42,8 +42,10 @@ class HeadConfig(Config):
     transform_norm: bool = True
     """A norm follows it (false in BERT's head for labels)."""
     labels: list[str] | None = None
-    """Names of what a classifier tells apart, or of the number that a reward model tells: its logits are of these instead of tokens. null:
-    it is a language model."""
+    """Names of what a classifier tells apart, or of the one number that a reward model or a regression tells: its logits are of these
+    instead of tokens. null: it is a language model."""
+    several: bool = False
+    """Any number of labels may be right at once, each with a probability of its own (sigmoid); else one is, among all (softmax)."""
     pooling: Literal["token", "mean"] = "token"
     """Whether labels are read off at one token, the first of an encoder and the last of a decoder, or off the mean of all (as in published
     classifiers of ModernBERT)."""
@@ -57,6 +59,8 @@ class HeadConfig(Config):
 
     @model_validator(mode="after")
     def _labels_are_told_apart(self) -> Self:
+        if self.labels is None and self.several:
+            raise ValueError("several=true is of labels, and there are none. Set labels, or objective=multi_label, which sets both.")
         if self.labels is None:
             return self
         names = [name.strip() for name in self.labels]
@@ -67,21 +71,32 @@ class HeadConfig(Config):
         return self
 
     def tells_number(self) -> bool:
-        """Returns whether it is a reward model's, whose only logit is what it tells."""
-        return len(self.labels or []) == 1
+        """Returns whether its only logit is what it tells, as of a reward model."""
+        return len(self.labels or []) == 1 and not self.several
+
+    def told(self) -> tuple[list[str] | None, bool]:
+        """Returns what it tells: the labels, and whether several may be right; another answer is another meaning of its weights."""
+        return self.labels, self.several
+
+    def answer(self, logits: Tensor) -> Tensor:
+        """(..., labels): the number that it tells, or the probability of each label."""
+        logits = logits.float()
+        if self.tells_number():
+            return logits
+        return logits.sigmoid() if self.several else logits.softmax(-1)
 
     def unlike(self, other: "HeadConfig") -> set[str]:
         """Returns the names of weights that have another meaning in a model with the other head, which tells other things apart; none
         where both tell the same."""
-        if self.labels == other.labels:
+        if self.told() == other.told():
             return set()
         before = all(getattr(self, name) == getattr(other, name) for name in _BEFORE)
         return {f"{at}.{name}" for at in (["head"] if before else ["head", "head.dense", "head.norm"]) for name in ("weight", "bias")}
 
-    def telling(self, labels: list[str], bias: bool) -> Self:
-        """Returns a head that tells these apart, with the layer before it, if any."""
+    def telling(self, labels: list[str], bias: bool, several: bool = False) -> Self:
+        """Returns a head that tells these, with the layer before it, if any."""
         kept = {name: getattr(self, name) for name in (*_BEFORE, "pooling")}
-        return self if self.labels == labels else type(self)(**kept, labels=labels, tied=False, bias=bias)
+        return self if self.told() == (labels, several) else type(self)(**kept, labels=labels, several=several, tied=False, bias=bias)
 
     def size(self, vocab_size: int) -> int:
         """Returns how many logits there are."""

@@ -15,7 +15,8 @@ from lm.report.statistics import ALPHA, Difference, differences
 from lm.schema import Tree, did_you_mean, flatten
 from lm.units import ABSENT, fixed, shown, si
 
-TOLD = {"val accuracy": "val_accuracy", "val macro F1": "val_macro_f1"}  # columns that are there where all runs tell them
+TOLD = {"val accuracy": "val_accuracy", "val macro F1": "val_macro_f1", "val Pearson": "val_pearson"}
+"""Columns that are there where all runs tell them."""
 # Keys that are no difference between two variants.
 _INERT = (
     "seed", "run.", "logger.", "resume.", "checkpoint.", "traceback", "data.cache_dir", "data.remote", "trainer.sample_",
@@ -203,7 +204,8 @@ def _notes(runs: list[Run], keys: list[str], metric: str) -> list[str]:
         notes.append(f"Unfair: the runs read different data ({', '.join(sources)}).")
     if len(tokens := {run.number("tokens") or 0 for run in runs}) > 1:
         notes.append(f"Unfair: the runs saw different numbers of tokens ({', '.join(si(count) for count in sorted(tokens))}).")
-    if metric == "val_loss" and any(key.startswith("tokenizer.") for key in keys):
+    bits = any(run.number("val_bits_per_byte") is not None for run in runs)  # else labels are no text
+    if metric == "val_loss" and bits and any(key.startswith("tokenizer.") for key in keys):
         notes.append("Not comparable: the tokenizers differ, and the loss per token depends on the tokenizer.")
     notes += other_rows([flatten(run.config) for run in runs])
     for key in ("device", "torch"):

@@ -28,8 +28,11 @@ _PARTS = 4096
 
 def curves(run: Run) -> list[tuple[str, str]]:
     """Returns (title, inline SVG) of each quantity that the run's metrics contain."""
+    held_out = _held_out_loss(run)
+    of_text = run.series("val_bits_per_byte")[0] or not run.series(held_out)[0]
+    unit = f", {_LOSSES[held_out]}" if of_text or held_out != "val_loss" else ""
     charts = {
-        f"Loss, {_LOSSES[_held_out_loss(run)]}": (_with_held_out, "loss"),
+        f"Loss{unit}": (_with_held_out, "loss"),
         "Reward": (_with_held_out, "reward"),
         "Accuracy": (_with_held_out, "accuracy"),
         "Margin of pairs": (_with_held_out, "margin"),
@@ -84,7 +87,7 @@ def _compare(figure: "Figure", comparison: Comparison) -> None:
         near = late and abs(bits - statistics.fmean(late)) < max(late) - min(late)
         late += [bits] if near else []
     _limit(axes, late)
-    axes.set_ylabel({"val_loss": "validation loss, nats/token"}.get(comparison.metric, "validation bits/byte"))
+    axes.set_ylabel({"val_loss": "validation loss"}.get(comparison.metric, "validation bits/byte"))
     axes.set_xlabel(AXES[comparison.x])
     axes.xaxis.set_major_formatter(_time_tick if comparison.x == "time" else _tick)
     figure.legend(loc="outside lower center", ncols=1, frameon=False, fontsize="small")

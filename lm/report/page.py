@@ -4,6 +4,7 @@ import re
 import shlex
 from pathlib import Path
 
+from lm.report.collect import TOLD
 from lm.report.curves import curves
 from lm.report.frame import render
 from lm.report.run import Run, read_run
@@ -41,7 +42,7 @@ def _result(run: Run) -> str:
     start += f" {si(run.number('tokens'))} tokens"
     bits, loss, zlib = (run.number(key) for key in ("val_bits_per_byte", "val_loss", "zlib_bits_per_byte"))
     if bits is None:
-        known = f"the validation loss is {loss:.3f} nats per token" if loss is not None else "nothing is validated yet"
+        known = f"the validation loss is {loss:.3f}" if loss is not None else "nothing is validated yet"
         return f"{start}, {known}."
     beside = f"; zlib at level 9 needs {zlib:.3f}" if zlib is not None else ""
     return f"{start}, the validation text takes {bits:.3f} bits per byte{beside}."
@@ -75,12 +76,11 @@ def _about(run: Run) -> list[tuple[str, str]]:
 def _numbers(run: Run) -> list[tuple[str, str, str]]:
     number, summary = run.number, run.summary
     zlib, inner, per_token = number("zlib_bits_per_byte"), number("parameters_non_embedding"), number("cache_bytes_per_token")
-    mfu = number("mfu_pct")
+    mfu, bits = number("mfu_pct"), number("val_bits_per_byte")
     cards = [
-        ("val bits per byte", fixed(number("val_bits_per_byte")), f"zlib level 9: {zlib:.4f}" if zlib is not None else ""),
-        ("val loss", fixed(number("val_loss")), "nats per token"),
-        ("val accuracy", fixed(number("val_accuracy")), ""),
-        ("val macro F1", fixed(number("val_macro_f1")), ""),
+        ("val bits per byte", fixed(bits), f"zlib level 9: {zlib:.4f}" if zlib is not None else ""),
+        ("val loss", fixed(number("val_loss")), "nats per token" if bits is not None else ""),
+        *((name, fixed(number(key)), "") for name, key in TOLD.items()),
         ("parameters", si(number("parameters")), f"{si(inner)} without embeddings" if inner is not None else ""),
         ("FLOPs per token", si(number("flops_per_token")), f"{si(per_token)}B cache per token" if per_token is not None else ""),
         ("tokens", si(number("tokens")), f"seed {run.config.get('seed', 0)}"),

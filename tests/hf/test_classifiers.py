@@ -215,13 +215,11 @@ def test_a_pair_of_texts_is_read_as_transformers_reads_it(named: str, tmp_path: 
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"problem_type": "multi_label_classification"}, "problem_type=multi_label_classification"),
-        ({"problem_type": "regression"}, "problem_type=regression"),
         ({"id2label": {"0": "one", "1": "one", "2": "two"}}, "are not different names"),
         ({"architectures": ["LlamaForTokenClassification"]}, "score"),
     ],
 )
-def test_what_is_no_choice_of_one_label_is_refused(keys: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_what_is_no_classifier_is_refused(keys: dict[str, Any], said: str, tmp_path: Path) -> None:
     config = transformers.LlamaConfig(
         vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, num_labels=3
     )
@@ -274,8 +272,8 @@ def test_a_head_of_one_number_is_read_and_written(problem: str | None, tmp_path:
             ids = torch.tensor([[*tokenizer.prefix, *tokenizer.encode(text)]])
             assert [found] == [{"LABEL_0": pytest.approx(each(ids).logits.item(), abs=1e-5)} for each in (theirs,)]
             assert again(ids).logits.item() == pytest.approx(found["LABEL_0"], abs=1e-5)
-            assert predicted(found) == {"LABEL_0": pytest.approx(found["LABEL_0"], abs=1e-6)}
-    assert json.loads((tmp_path / "again" / "config.json").read_text()).get("problem_type") is None
+            assert predicted(found, model.cfg.head) == {"LABEL_0": pytest.approx(found["LABEL_0"], abs=1e-6)}
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["problem_type"] == "regression"
 
 
 def test_other_programs_are_not_handed_a_classifier(folder: Path, lm: Lm) -> None:

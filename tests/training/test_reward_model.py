@@ -62,6 +62,7 @@ def test_it_learns_what_is_better_and_is_measured_as_it_is_used(of_pairs: Made, 
     with torch.no_grad():
         told = torch.stack([model(torch.tensor([text]))[0, -1, 0] for text in texts])
     margin = told[0::2] - told[1::2]
+    assert summary["val_bits_per_byte"] is None, "labels are no text"
     last = read(folder / "metrics.jsonl")[-1]
     assert summary["val_loss"] == pytest.approx(-F.logsigmoid(margin).mean().item(), rel=1e-5)
     assert last["val_accuracy"] == pytest.approx((margin > 0).float().mean().item()) and last["val_accuracy"] > 0.9

@@ -123,7 +123,7 @@ def _row(study: Study, name: str, runs: dict[int, float], difference: Difference
         "mean": sum(known) / len(runs) if known and len(known) == len(runs) else None,
         "tuned": {
             "key": study.config.tune,
-            "metric": study.config.tuning_metric,
+            "metric": study.tuning_metric,
             "value": tuned.best,
             "at_edge": tuned.at_edge,
             "tried": tried,

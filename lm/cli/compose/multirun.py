@@ -43,10 +43,13 @@ class Job:
         """Whether the job's run is complete, by this sweep or an earlier one."""
         return self.status in ("ok", "skipped")
 
-    @property
-    def row(self) -> tuple[str, ...]:
-        """The job's row in the table."""
-        return self.name, self.status, _bits_per_byte(self.folder), f"{self.train_s:.0f}"
+    def told(self, metric: str) -> str:
+        """Returns a figure of the job's run, as text."""
+        try:
+            value = RunFolder(self.folder).summary().get(metric) if self.folder is not None else None
+        except LmError:
+            return "-"
+        return f"{value:.4f}" if isinstance(value, int | float) else "-"
 
 
 def multirun(jobs: Sequence[Sequence[str]]) -> None:
@@ -60,7 +63,10 @@ def multirun(jobs: Sequence[Sequence[str]]) -> None:
                 say(f"[{number}/{len(planned)}] {job.name}")
                 with quiet():
                     _run(job, children)
-    for line in table([("job", "status", "val_bits_per_byte", "seconds"), *(job.row for job in planned)], indent="").split("\n"):
+    of_text = any(job.told("val_bits_per_byte") != "-" for job in planned) or all(job.told("val_loss") == "-" for job in planned)
+    metric = "val_bits_per_byte" if of_text else "val_loss"
+    rows = [(job.name, job.status, job.told(metric), f"{job.train_s:.0f}") for job in planned]
+    for line in table([("job", "status", metric, "seconds"), *rows], indent="").split("\n"):
         say(line)
     if len(done := [str(job.folder) for job in planned if job.complete]) > 1:
         say(f"compare them: lm compare {shlex.join(done)}")
@@ -127,11 +133,3 @@ def _judge(jobs: Sequence[Job], caught: int | None) -> None:
     if codes := [job.exit_code for job in jobs if job.in_use]:
         said = f"sweep: {len(codes)} of {len(jobs)} jobs were in use by other processes"
         raise SweepError(f"{said}. When these have ended, the same command runs what is missing.", codes[0])
-
-
-def _bits_per_byte(path: Path | None) -> str:
-    try:
-        value = RunFolder(path).summary().get("val_bits_per_byte") if path is not None else None
-    except LmError:
-        return "-"
-    return f"{value:.4f}" if isinstance(value, int | float) else "-"

@@ -85,10 +85,12 @@ class Classify(Verb):
         from lm.generation.load import load
 
         chats = [[{"role": role, "content": text} for role, text in zip(_SPEAKERS, each, strict=False)] for each in given]
-        found = classify(*load(folder, self.device, self.merge, self.dtype), chats if self.chat else given)
+        model, tokenizer = load(folder, self.device, self.merge, self.dtype)
+        found = classify(model, tokenizer, chats if self.chat else given)
         if self.format == "json":
             told = [
-                dict(zip(("text", "text_pair"), texts, strict=False)) | predicted(each) for texts, each in zip(given, found, strict=True)
+                dict(zip(("text", "text_pair"), texts, strict=False)) | predicted(each, model.cfg.head)
+                for texts, each in zip(given, found, strict=True)
             ]
             answer(json.dumps(told, ensure_ascii=False))
             return

@@ -21,7 +21,8 @@ _UNITS = {
     "val_good_gain": "nats/answer", "val_bad_gain": "nats/answer", "val_answer_loss": "per answer",
     "val_pair_loss": "nats/pair", "val_chosen_logp": "nats/answer", "val_rejected_logp": "nats/answer", "val_ece": "of the likeliest token",
     "val_exposure": "nats/token", "val_own_entropy": "nats/token", "val_true_entropy": "nats/token",
-    "val_macro_f1": "of all labels alike", "val_mcc": "of labels (Matthews)",
+    "val_macro_f1": "of all labels alike", "val_mcc": "of labels (Matthews)", "val_micro_f1": "of all labels together",
+    "val_mae": "mean absolute error",
     "val_reward": "of the likeliest answers", "val_answer_tokens": "in each",
 }  # fmt: skip
 _OF_TASKS = {"limit", "n_shots", "chat", "system", "samples", "overwrite"}
@@ -92,9 +93,10 @@ class Eval(Verb):
         if self.format == "json":
             answer(json.dumps(found, allow_nan=False))
         else:
+            units = _UNITS | ({} if "val_bits_per_byte" in found else {"val_loss": ""})  # which is of no tokens
             numbers = {name: value for name, value in found.items() if isinstance(value, int | float)}
             shown = {name: f"{value:,}" if isinstance(value, int) else f"{value:.4f}" for name, value in numbers.items()}
-            answer(table([(name, value, _UNITS.get(name.partition("/")[0], "")) for name, value in shown.items()], ""))
+            answer(table([(name, value, units.get(name.partition("/")[0], "")) for name, value in shown.items()], ""))
             answer("\n" + table([("place", "val_loss", "tokens"), *map(_place, found["loss_by_place"])], ""))
 
     def _ask_tasks(self, model: Path, tasks: list[str]) -> Tree:

@@ -20,7 +20,7 @@ def further(run: RunFolder) -> list[str]:
         lines = [f"talk to it: lm generate {given}"]
     if config.get("objective.kind") == "reward":
         lines = [f"learn from it: lm train objective=grpo init_from=FOLDER objective.reward_model={shlex.quote(str(run.path))} data=..."]
-    if config.get("objective.kind") == "classify":
+    if config.get("objective.kind") in ("classify", "multi_label", "regression"):
         second = " text_pair=TEXT" if config.get("data.record.text_pair") else ""
         lines = [f"try it: lm classify {given} text=TEXT{second}"]
     beside = shlex.quote(str(run.path.parent))

@@ -28,7 +28,15 @@ def _row(batch: Batch, row: int, tokenizer: Tokenizer, names: Sequence[str] | No
             yield [(f"  source {number}: ", ""), *_spans(batch.source_tokens[row][sources[number]], None, tokenizer)]
         prefix = batch.prefix[row][places] if batch.prefix is not None else None
         yield [(f"  reads {number}:  ", ""), *_spans(batch.tokens[row][places], prefix, tokenizer)]
-        yield [(f"  says {number}:   ", ""), *_spans(batch.labels[row][places], None, tokenizer, names)]
+        told = names if batch.targets is None or names is None else [_told(batch.targets[row][number].tolist(), names)]
+        yield [(f"  says {number}:   ", ""), *_spans(batch.labels[row][places], None, tokenizer, told)]
+
+
+def _told(targets: list[float], names: Sequence[str]) -> str:
+    """Returns a number, or the names of the labels that are right."""
+    if len(names) == 1:
+        return f"{targets[0]:g}"
+    return f"[{', '.join(name for name, target in zip(names, targets, strict=True) if target)}]"
 
 
 def _documents(tokens: Tensor, positions: Tensor | None, documents: Tensor | None, row: int) -> list[Tensor]:

@@ -1,5 +1,7 @@
 """Records that are a text, or two, and the label of what kind of text it is."""
 
+import json
+import math
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
@@ -21,15 +23,18 @@ class LabelRecord(RecordConfig):
     text_pair: str | None = None
     """Field of a second text (hypothesis, sentence2). null: there is none."""
     label: str = "label"
-    """Field of the label: its name, or its number, counted from 0; true and false are names. A record where it is null is left out."""
+    """Field of the label: its name, or its number, counted from 0; a list of these where several may be right at once; or the number that
+    is to be told. true and false are names. A record where it is null is left out."""
 
     def turns(self, values: Values, where: str) -> list[Turn]:
         label = value_of(values, self.label, "data.record.label", where)
         if label is None or label != label:  # or NaN, as which a table may have a gap
             label = ""
-        if not isinstance(label, str | int) and not (isinstance(label, float) and label.is_integer()):  # a column with gaps has floats
-            raise bad_record(f"{where}: field '{self.label}' holds {shown(label)}, neither a name nor a whole number. Fix the record")
-        name = shown(label) if isinstance(label, bool) else label.strip() if isinstance(label, str) else str(int(label))
+        names = [_name(each) for each in label] if isinstance(label, list) else [_name(label)]
+        if any(name is None or (not name and isinstance(label, list)) for name in names):
+            rule = "neither a name, nor a number, nor a list of names"
+            raise bad_record(f"{where}: field '{self.label}' holds {shown(label)}, {rule}. Fix the record")
+        name = json.dumps(names, ensure_ascii=False) if isinstance(label, list) else str(names[0])
         texts = [text_of(values, self.text, "data.record.text", where)]
         if self.text_pair is not None:
             texts.append(text_of(values, self.text_pair, "data.record.text_pair", where))
@@ -45,3 +50,14 @@ class LabelRecord(RecordConfig):
                 yield Passage(document.split, source.text, begun, [], not number, False, GIVEN, counted=False)
             name = np.frombuffer(label.text.encode(), np.uint8).astype(np.int64)
             yield Passage(document.split, label.text, [], [], False, True, LEARNED, ids=name)
+
+
+def _name(label: object) -> str | None:
+    """Returns a label as text, whole numbers without a point, which columns with gaps give them; None of what is no label."""
+    if isinstance(label, bool):
+        return shown(label)
+    if isinstance(label, str):
+        return label.strip()
+    if isinstance(label, float):
+        return str(int(label)) if label.is_integer() else repr(label) if math.isfinite(label) else None
+    return str(label) if isinstance(label, int) else None

@@ -28,7 +28,7 @@ class Rows(ABC):
     """Rows by id. Their randomness is a function of (seed, draw, row id, column); draw is the step, and 0 in a validation."""
 
     n_labels: int  # of this split
-    bytes_per_label: float  # mean bytes of text per label in this split: for tokenizers whose tokens are not bytes
+    bytes_per_label: float = 0.0  # mean bytes of text per label in this split, for tokenizers whose tokens are not bytes; 0: no text
 
     def label_bytes(self, tokenizer: Tokenizer) -> NDArray[np.int32] | None:
         """Returns (v,) how many bytes of text each label stands for; None where only their mean is known, `bytes_per_label`."""
@@ -106,6 +106,8 @@ class ObjectiveConfig(Slot, group="objective"):
     """Whether the loss compares with the model that training starts from."""
     trains_mtp: ClassVar[bool] = True
     """Whether its loss is of the further tokens of model.mtp too; else these blocks stay as they are."""
+    reads_model: ClassVar[bool] = False
+    """Whether its rows depend on the model, in whatever way it is built."""
     own_answers: ClassVar[bool] = False
     """Whether it learns from what the model itself has drawn."""
     usual_for: ClassVar[tuple[str, ...]] = ()
@@ -139,7 +141,7 @@ class ObjectiveConfig(Slot, group="objective"):
 
     def why_not_from(self, its: HeadConfig, own: HeadConfig) -> str | None:
         """Returns why nothing can be learned from it by its head; None where it can."""
-        return None if its.labels == own.labels else f"it tells other things apart than the model (model.head.labels={its.labels})"
+        return None if its.told() == own.told() else f"it tells other things apart than the model (model.head.labels={its.labels})"
 
     def why_not_context_parallel(self) -> str | None:
         """Returns why ranks cannot share a row in slices, with the remedy; None where they can, as the loss is a sum over tokens."""

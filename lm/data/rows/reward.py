@@ -54,7 +54,7 @@ class RewardRows(PreferenceRows):
 
     def __init__(self, store: TokenStore, tokenizer: Tokenizer, seq_len: int) -> None:
         super().__init__(store, tokenizer, seq_len)
-        self.n_labels, self.bytes_per_label = len(self), store.n_bytes / store.n_documents
+        self.n_labels, self.bytes_per_label = len(self), 0.0
 
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
         """`step_tokens` counts pairs, not labels."""
@@ -63,7 +63,7 @@ class RewardRows(PreferenceRows):
         return batch
 
     def label_bytes(self, tokenizer: Tokenizer) -> None:
-        """Of pairs, which are what is told apart."""
+        """Of pairs, which are what is told apart, and no text."""
 
     def label_names(self) -> Sequence[str]:
         return [REWARD]

@@ -4,7 +4,7 @@ import ast
 import inspect
 import textwrap
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -28,7 +28,8 @@ class StdlibDocstringsConfig(SourceConfig):
 
     record: RecordConfig = PairRecord()
     """Of the fields source, target, brief, which is the first paragraph of the target, head, which is the function up to and with its
-    docstring, and returns, which is value or nothing: a pair, a chat, a preference or a label."""
+    docstring, and returns, which is value or nothing; n_arguments, and does, a list of those of returns, raises and loops that it does: a
+    pair, a chat, a preference or a label."""
 
     @property
     def records(self) -> RecordConfig | None:
@@ -48,7 +49,10 @@ class StdlibDocstringsSource(StdlibFileSource):
     def _of_file(self, text: str, where: str, split: Split) -> Iterator[Document]:
         """Leaves out a record whose last two turns are equal: a preference between equal answers, as of a one-paragraph docstring."""
         for found in functions(text):
-            values = found._asdict() | {"brief": found.target.split("\n\n")[0], "returns": "value" if found.returns else "nothing"}
+            values = found._asdict() | {
+                "brief": found.target.split("\n\n")[0],
+                "returns": "value" if "returns" in found.does else "nothing",
+            }
             turns = self._record.turns(values, where)
             if turns[-1].text != turns[-2].text and (document := turns_document(turns, split)):
                 yield document
@@ -60,7 +64,8 @@ class Function(NamedTuple):
     head: str  # the lines up to the end of the docstring
     source: str  # without the docstring
     target: str  # the docstring
-    returns: bool  # a value other than None
+    n_arguments: int  # *args and **kwargs included
+    does: list[str]  # names in `_DOES`
 
 
 def functions(module: str) -> Iterator[Function]:
@@ -78,10 +83,22 @@ def functions(module: str) -> Iterator[Function]:
             if first > node.lineno and not lines[first - 1][: node.body[0].col_offset].strip() and node.body[1].lineno > last:
                 head = textwrap.dedent("".join(lines[node.lineno - 1 : last]))
                 source = textwrap.dedent("".join([*lines[node.lineno - 1 : first - 1], *lines[last : node.end_lineno]]))
-                yield Function(head, source, inspect.cleandoc(doc), any(map(_returns, ast.walk(node))))
+                does = [name for name, is_so in _DOES.items() if any(map(is_so, ast.walk(node)))]
+                yield Function(head, source, inspect.cleandoc(doc), _n_arguments(node.args), does)
 
 
 def _returns(node: ast.AST) -> bool:
     """Whether this is a return, or a yield, of a value that is not the constant None."""
     given = node.value if isinstance(node, ast.Return | ast.Yield) else node if isinstance(node, ast.YieldFrom) else None
     return given is not None and not (isinstance(given, ast.Constant) and given.value is None)
+
+
+def _n_arguments(given: ast.arguments) -> int:
+    return len([*given.posonlyargs, *given.args, *given.kwonlyargs, *filter(None, (given.vararg, given.kwarg))])
+
+
+_DOES: dict[str, Callable[[ast.AST], bool]] = {
+    "returns": _returns,
+    "raises": lambda node: isinstance(node, ast.Raise),
+    "loops": lambda node: isinstance(node, ast.For | ast.AsyncFor | ast.While | ast.comprehension),
+}

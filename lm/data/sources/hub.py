@@ -112,8 +112,13 @@ def _named(features: Mapping[str, Any]) -> Callable[[dict[str, Any]], Row]:
     """Returns what puts into a row the names of labels that `datasets` has as numbers; of -1, a text without a label, null."""
     import datasets
 
-    names = {key: dict(enumerate(kind.names)) for key, kind in features.items() if isinstance(kind, datasets.ClassLabel)}
-    return lambda row: {**row, **{key: of.get(row[key]) for key, of in names.items()}} if names else row
+    each = {key: getattr(kind, "feature", kind) for key, kind in features.items()}  # of a list that of its elements
+    names = {key: dict(enumerate(kind.names)) for key, kind in each.items() if isinstance(kind, datasets.ClassLabel)}
+
+    def named(value: Any, of: Mapping[int, str]) -> Any:
+        return [of.get(one) for one in value] if isinstance(value, list) else of.get(value)
+
+    return lambda row: {**row, **{key: named(row[key], of) for key, of in names.items()}} if names else row
 
 
 def _without_filled(value: Any, within: bool = False) -> Any:

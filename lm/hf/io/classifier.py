@@ -12,7 +12,7 @@ from lm.schema import Tree
 
 TASK = "ForSequenceClassification"
 _LANGUAGE = re.compile("(ForCausalLM|LMHeadModel|ForMaskedLM)$")
-_NEITHER = ("regression", "multi_label_classification")
+_ONE, _SEVERAL, _NUMBER = "single_label_classification", "multi_label_classification", "regression"
 
 
 class _Head(NamedTuple):
@@ -78,22 +78,22 @@ class _Classifier(Family):
 
     def read(self, hf: Tree) -> Tree:
         names = hf.get("id2label") or {i: f"LABEL_{i}" for i in range(hf.get("num_labels", 2))}
-        if (problem := hf.get("problem_type")) in _NEITHER and not (problem == "regression" and len(names) == 1):
-            raise ConfigError(
-                f"config.json: problem_type={problem}, and lm's classifiers tell which one of several labels fits. Import another."
-            )
+        if (problem := hf.get("problem_type")) == _NUMBER and len(names) > 1:
+            raise ConfigError(f"config.json: problem_type={problem} of {len(names)} numbers, and lm's models tell one. Import another.")
         found = {ours: value for ours, value in self.body.read(self, hf).items() if not _of_tokens(ours) or self._keeps(ours)}
         before: Tree = {"head.transform": self.head.act, "head.transform_norm": False} if self.head.act is not None else {}
         if "classifier_pooling" in self.further:
             before["head.pooling"] = "mean" if hf.get("classifier_pooling", "cls") == "mean" else "token"
-        return found | before | {"head.labels": [str(name) for _, name in sorted((int(i), name) for i, name in names.items())]}
+        labels = [str(name) for _, name in sorted((int(i), name) for i, name in names.items())]
+        return found | before | {"head.labels": labels, "head.several": problem == _SEVERAL}
 
     def write(self, ours: Tree) -> Tree:
         names = dict(enumerate(ours["head.labels"] or []))
         told = {"id2label": {str(i): name for i, name in names.items()}, "label2id": {name: i for i, name in names.items()}}
         pooling = "mean" if ours["head.pooling"] == "mean" else "cls"
         pooled: Tree = {"classifier_pooling": pooling} if "classifier_pooling" in self.further else {}
-        return {**self.body.write(self, ours), **told, **pooled, "problem_type": "single_label_classification" if len(names) > 1 else None}
+        problem = _SEVERAL if ours["head.several"] else _ONE if len(names) > 1 else _NUMBER
+        return {**self.body.write(self, ours), **told, **pooled, "problem_type": problem}
 
     def hf(self, cfg: ModelConfig) -> Tree:
         return self.body.hf(self, cfg) | ({"tie_word_embeddings": False} if "tie_word_embeddings" in self.idle else {})

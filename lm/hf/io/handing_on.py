@@ -38,7 +38,8 @@ def uses_of_hf(source: str, folder: Path, family: Family, model: LM, tokenizer: 
     """Returns the uses of a folder in the format of transformers.  source: what it was exported from; imported: the family that this was
     imported from."""
     there, kind = shlex.quote(str(folder)), model.cfg.kind
-    told = "m(input_ids=x['input_ids']).logits" + ("" if model.cfg.head.tells_number() else ".argmax(-1)")
+    head = model.cfg.head
+    told = "m(input_ids=x['input_ids']).logits" + ("" if head.tells_number() else ".sigmoid()" if head.several else ".argmax(-1)")
     shown = _GENERATED if model.cfg.continues() else told
     found = [Use("transformers", _python(_PYTHON.format(auto=family.auto, folder=str(folder), shown=shown)))]
     if model.cfg.head.labels is not None:

@@ -31,6 +31,7 @@ _HELD_OUT = (
     ("answer_loss", "{:.4f} answer loss"),
     ("accuracy", "{:.1%} accuracy"),
     ("macro_f1", "{:.3f} macro F1"),
+    ("pearson", "{:.3f} Pearson"),
     ("reward", "{:.4f} reward"),
 )
 

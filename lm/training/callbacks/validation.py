@@ -63,10 +63,10 @@ class Validation(RunCallback):
             with run.journal.console.during("Validating"):
                 found = self._losses(module, self._held_out(module))
             _require_finite(module, "val_loss", found["val_loss"])
-            counters.val_loss, counters.val_bits_per_byte = found["val_loss"], found["val_bits_per_byte"]
+            counters.val_loss, counters.val_bits_per_byte = found["val_loss"], found.get("val_bits_per_byte")
             judged = module.cfg.objective.judged(found)
             if counters.best is None or judged < counters.best:
-                counters.best, counters.best_val_loss, counters.best_bits_per_byte = judged, found["val_loss"], found["val_bits_per_byte"]
+                counters.best, counters.best_val_loss, counters.best_bits_per_byte = judged, counters.val_loss, counters.val_bits_per_byte
                 counters.best_step, counters.worse_validations = step if module.cfg.checkpoint.best else None, 0
             else:
                 counters.worse_validations += 1

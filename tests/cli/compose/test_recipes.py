@@ -60,6 +60,8 @@ BESIDE = {
     "objective=sft": ["data=stdlib_chat"],
     "objective=kto": ["data=rated", "data.files=a.jsonl", "init_from=runs/pretrain-tiny"],
     "objective=classify": ["data=stdlib_labels", "objective.labels=[nothing,value]"],
+    "objective=multi_label": ["data=stdlib_labels", "objective.labels=[nothing,value]"],
+    "objective=regression": ["data=stdlib_labels"],
     **{f"objective={name}": ["data=arithmetic", "init_from=runs/pretrain-tiny"] for name in ("grpo", "rloo")},
     **{
         f"objective={name}": ["data=preferences", "data.files=a.jsonl", "init_from=runs/pretrain-tiny"]

@@ -145,7 +145,7 @@ def test_counts_of_labels_are_sums_over_ranks(rows: Callable[..., Rows]) -> None
         alone.rank, alone.world = rank, 2
         each.append(replace(whole, ranks=alone).totals(found, ids))
     total = whole.totals(found, ids)
-    assert total.classes is not None and total.classes[:, 2].sum() == total.classes[:, 1].sum() == 9
+    assert total.counts is not None and total.counts[:, 2].sum() == total.counts[:, 1].sum() == 9
     assert (each[0] + each[1]).figures() == pytest.approx(total.figures()) and "val_macro_f1" in total.figures()
 
 
@@ -214,7 +214,10 @@ def test_labels_are_told_as_they_can_be_typed(rows: Callable[..., Rows]) -> None
             r"'so-so' .* not in objective.labels=\[bad,good,grim\].*those of",
         ),
         ([{"text": "a", "label": 3}] * 9 + TEXTS, "label '3'"),
-        ([*TEXTS, {"text": "a", "label": 0.5}], "field 'label' holds 0.5, neither a name nor a whole number"),
+        ([*TEXTS, {"text": "a", "label": 0.5}], "the label '0.5' of the train split is not in"),
+        ([*TEXTS, {"text": "a", "label": ["bad", "good"]}], r"set objective=multi_label for several at once; those of"),
+        ([*TEXTS, {"text": "a", "label": {"bad": 1}}], "neither a name, nor a number, nor a list of names"),
+        ([*TEXTS, {"text": "a", "label": float("inf")}], "neither a name, nor a number, nor a list of names"),
         ([*TEXTS, {"text": "a", "label": True}], "the label 'true' of"),
         ([{"text": record["text"], "label": i % 3 - 1} for i, record in enumerate(TEXTS)], "the label '-1' of"),
         ([{"text": record["text"], "label": -1} for record in TEXTS], "the label '-1' of"),

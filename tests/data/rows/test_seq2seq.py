@@ -184,6 +184,9 @@ def test_functions_are_parted_from_their_docstrings() -> None:
     assert next(functions(MODULE))[0] == 'def first(a):\n    """Adds one.\n\n    And no more.\n    """\n'
     for head, source, *_ in functions(MODULE):  # what data=stdlib_code asks for, and what it answers
         assert CompilesReward().score(Answer(head, source, source, 1, True)) == 1.0
+    assert next((each.n_arguments, each.does) for each in functions(MODULE)) == (1, ["returns"])
+    more = 'def f(a, /, *b, c=1, **d):\n    """Doc."""\n    while a:\n        raise ValueError\n'
+    assert [(each.n_arguments, each.does) for each in functions(more)] == [(4, ["raises", "loops"])]
     assert list(functions("def broken(:")) == [] == list(functions("\0"))
     assert [each.target for each in functions("def f():\n    x = '\x0c'\n\x0c\ndef g():\n    'Doc.'\n    return 1\n")] == ["Doc."]
 

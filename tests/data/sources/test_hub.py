@@ -240,6 +240,17 @@ def test_labels_that_datasets_has_as_numbers_are_read_by_their_names(form: str, 
     assert source.skipped == 1
 
 
+def test_lists_of_labels_are_read_by_their_names(tmp_path: Path) -> None:
+    """As in go_emotions."""
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.Sequence(datasets.ClassLabel(names=["neg", "pos"]))})
+    (tmp_path / "set").mkdir()
+    datasets.Dataset.from_dict({"text": ["a", "b", "c"], "label": [[0, 1], [], [1]]}, features=features).to_parquet(
+        tmp_path / "set/a.parquet"
+    )
+    source = HubSource(HubConfig(name=str(tmp_path / "set"), record=LabelRecord(), val_frac=0.5))
+    assert [document.turns[1].text for document in source.documents()] == ['["neg", "pos"]', "[]", '["pos"]']
+
+
 @pytest.mark.parametrize(
     ("parts", "options"), [(2, {}), (3, {"max_documents": 50}), (3, {"max_documents": 2}), (2, {"max_documents": 999})]
 )

@@ -75,15 +75,16 @@ class SquaredError(TargetLoss):
     def figures(self, counts: Tensor) -> dict[str, float]:
         """Pearson's correlation, 0 where either are all the same."""
         n, guess, number, guesses, numbers, both = counts.tolist()
-        spread = (guesses - guess**2 / n) * (numbers - number**2 / n)
-        return {"pearson": (both - guess * number / n) / spread**0.5 if spread > _ROUNDING * guesses * numbers else 0.0}
+        guessed, given = guesses - guess**2 / n, numbers - number**2 / n
+        spread = guessed > _ROUNDING * guesses and given > _ROUNDING * numbers
+        return {"pearson": (both - guess * number / n) / (guessed * given) ** 0.5 if spread else 0.0}
 
     def guessed(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         none = torch.full_like(logits[:, 0], torch.nan)
         return none, none
 
 
-_ROUNDING = 1e-24  # of a product of sums of squares in float64, which is below that where one is of equal numbers
+_ROUNDING = 1e-12  # part of a sum of squares that float64 may lose: no more is left of the spread of equal numbers
 
 
 class BinaryCrossEntropy(TargetLoss):

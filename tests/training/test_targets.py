@@ -119,7 +119,7 @@ def test_a_resumed_run_is_the_one_that_was_left_alone(
 def test_ranks_and_micro_batches_learn_as_one(
     of_targets: Told, learns_as_one: Callable[..., None], told: tuple[str, ...], where: list[str]
 ) -> None:
-    learns_as_one(of_targets, *told, *where)
+    learns_as_one(lambda *more: of_targets(*told, *more, "optim.lr=0.02"), *where)  # at 0.5 a regression diverges
 
 
 def test_a_head_is_kept_where_it_tells_the_same(of_targets: Told, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Rows of texts of several kinds: which one a text, or a pair of texts, is of."""
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -13,6 +14,7 @@ from lm.data.store.shards import TokenStore
 from lm.losses.measure import Choices, Measure
 from lm.nn.transformer import LM, ModelConfig
 
+_OTHER = {r"\[": ", or set objective=multi_label for several at once", r"-?\d*\.\d": ", or set objective=regression for numbers"}
 _NONE = "-1"  # the label of a text that has none, in what `datasets` writes
 
 
@@ -90,6 +92,6 @@ def _classes(store: TokenStore, labels: Sequence[str]) -> Ids:
         }
         known |= {} if {*range(len(labels))} - there else {_NONE: -1}
     if strange := [name for name in found.tolist() if name not in known]:
-        other = ", or set objective=multi_label for several at once" if strange[0].startswith("[") else ""
+        other = next((said for starts, said in _OTHER.items() if re.match(starts, strange[0])), "")
         raise no_label(strange[0], store.split, labels, found.tolist(), other)
     return np.array([known[name] for name in found.tolist()])[which]

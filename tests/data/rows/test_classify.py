@@ -214,7 +214,7 @@ def test_labels_are_told_as_they_can_be_typed(rows: Callable[..., Rows]) -> None
             r"'so-so' .* not in objective.labels=\[bad,good,grim\].*those of",
         ),
         ([{"text": "a", "label": 3}] * 9 + TEXTS, "label '3'"),
-        ([*TEXTS, {"text": "a", "label": 0.5}], "the label '0.5' of the train split is not in"),
+        ([*TEXTS, {"text": "a", "label": 0.5}], "the label '0.5' of .*, or set objective=regression for numbers; those of"),
         ([*TEXTS, {"text": "a", "label": ["bad", "good"]}], r"set objective=multi_label for several at once; those of"),
         ([*TEXTS, {"text": "a", "label": {"bad": 1}}], "neither a name, nor a number, nor a list of names"),
         ([*TEXTS, {"text": "a", "label": float("inf")}], "neither a name, nor a number, nor a list of names"),

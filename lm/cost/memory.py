@@ -13,7 +13,7 @@ from lm.nn.kept import Kept, Precision, together
 from lm.nn.linear import Out
 from lm.nn.stack import ModelConfig
 from lm.nn.transformer import LM
-from lm.ops.ranks.columns import Divisible
+from lm.ops.ranks.tensor_parallel import Divisible
 from lm.ops.recompute import NOTHING, Recompute
 
 

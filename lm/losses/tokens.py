@@ -82,7 +82,7 @@ class _Chunk:
         self.wide: Tensor | None = None
 
     def __call__(self, rows: Rows, hidden: Tensor, labels: Tensor, answers: Tensor | None) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        gathered = self.head.vocabulary.gathered
+        gathered = self.head.vocabulary.all_gather
         with torch.enable_grad():
             piece = hidden.detach().requires_grad_()
             logits = self.head.part(piece, self.weight)

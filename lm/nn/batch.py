@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lm.errors import ConfigError, expect
-from lm.ops.ranks.ulysses import WHOLE, Slices, Whole
+from lm.ops.ranks.ulysses import UNSHARDED, RowSharding, ShardedRows
 
 IGNORED = -100  # the label of a place where nothing is predicted; no other label is negative
 
@@ -37,7 +37,7 @@ class Batch:
     padded: bool = True  # positions may be -1; False: none is, so that code that handles padding is skipped
     segments: Tensor | None = None  # (b, s) int64, which of several texts a token belongs to (BERT); None: all 0
     targets: Tensor | None = None  # (b, m, k) float32, the numbers to tell at each of up to m labels of a row; None: labels are all
-    held: Whole = WHOLE  # how this rank holds the rows
+    sharding: RowSharding = UNSHARDED  # whether ranks share the rows, and how
     beside: "list[Batch]" = field(default_factory=list)  # what a loss reads before a step's first rows; `_counted` in lm/data/loader.py
     counted: tuple[Tensor, int] | None = None  # labels that `to` has copied from a CPU, and how many of them are not IGNORED
 
@@ -75,6 +75,11 @@ class Batch:
             moved.counted = moved.labels, int((self.labels != IGNORED).sum())
         return moved
 
+    @property
+    def row_len(self) -> int:
+        """Tokens of a whole row, of which this rank may have a shard."""
+        return self.sharding.row_len(self.tokens.shape[1])
+
     def most(self, labels: Tensor) -> int | None:
         """Returns how many of the labels are not IGNORED, where that is known without waiting for a GPU."""
         return self.counted[1] if self.counted is not None and self.counted[0] is labels else None
@@ -88,12 +93,12 @@ class Batch:
         changed: dict[str, Any] = {name: change(value) for name, value in tensors.items() if isinstance(value, Tensor)}
         return replace(self, **changed)
 
-    def in_slices(self, held: Slices) -> "Batch":
-        """Returns this rank's slice of whole rows, which are padded at their ends so that slices are of equal length. The first rank has
+    def sharded(self, sharding: ShardedRows) -> "Batch":
+        """Returns this rank's shard of whole rows, which are padded at their ends so that shards are of equal length. The first rank has
         the `step_tokens` of all."""
-        whole = self._wider(-self.tokens.shape[1] % held.n)
-        mine: dict[str, Any] = {name: held.here(x) for name, x in whole._by_token().items()}
-        return replace(whole, **mine, step_tokens=0 if held.rank else whole.step_tokens, held=held)
+        whole = self._wider(-self.tokens.shape[1] % sharding.n)
+        mine: dict[str, Any] = {name: sharding.shard(x) for name, x in whole._by_token().items()}
+        return replace(whole, **mine, step_tokens=0 if sharding.rank else whole.step_tokens, sharding=sharding)
 
     def _by_token(self) -> dict[str, Tensor]:
         """Returns the fields of which a rank needs no more than its own tokens'."""

@@ -74,7 +74,7 @@ class Context:
     @property
     def positions(self) -> Tensor:
         """Positions of this rank's tokens, (b or 1, s)."""
-        return self.mask.held.here(self.mask.q_positions)
+        return self.mask.sharding.shard(self.mask.q_positions)
 
     def keys(self, layer: int) -> Mask:
         """Returns the mask over the keys that this layer sees: the input's own, or those in its cache."""

@@ -15,8 +15,8 @@ from lm.nn.linear import Embedding, Linear
 from lm.nn.norm import NormConfig
 from lm.ops.attention.mask import Mask
 from lm.ops.linear import product
-from lm.ops.ranks.columns import Columns, Divisible
-from lm.ops.ranks.ulysses import WHOLE, Whole
+from lm.ops.ranks.tensor_parallel import Divisible, TensorParallel
+from lm.ops.ranks.ulysses import UNSHARDED, RowSharding
 from lm.ops.ranks.vocabulary import Vocabulary, VocabularySlice
 from lm.schema import Config
 
@@ -113,16 +113,16 @@ class OfVocabulary(Divisible):
 
     vocabulary = Vocabulary()
 
-    def join(self, ranks: Columns, sizes: Mapping[str, int]) -> None:
+    def join(self, ranks: TensorParallel, sizes: Mapping[str, int]) -> None:
         self.vocabulary = VocabularySlice(ranks, sizes["weight"])
 
 
 class TokenEmbedding(OfVocabulary, Embedding):
     """A vector for each token."""
 
-    def forward(self, tokens: Tensor, held: Whole = WHOLE) -> Tensor:
-        """(b, s) -> (b, s, d).  held: how this rank holds the rows of the batch."""
-        return self.vocabulary.embedded(self.weight, tokens, held)
+    def forward(self, tokens: Tensor, sharding: RowSharding = UNSHARDED) -> Tensor:
+        """(b, s) -> (b, s, d).  sharding: how ranks share the rows of the batch."""
+        return self.vocabulary.embedded(self.weight, tokens, sharding)
 
 
 class Head(Declares, OfVocabulary, nn.Linear):
@@ -147,7 +147,7 @@ class Head(Declares, OfVocabulary, nn.Linear):
 
         weight: what `cast` returned.
         """
-        return self._capped(product(self.vocabulary.gathered(self._ready(x)), weight, self.bias))
+        return self._capped(product(self.vocabulary.all_gather(self._ready(x)), weight, self.bias))
 
     def cast(self) -> Tensor:
         """Returns the matrix in the dtype of autocast, detached: a leaf of its own to autograd."""

@@ -136,7 +136,7 @@ class LM(Stack):
         ctx = self.context(batch, cache)
         if cache is not None:
             cache.begin(ctx.mask.q_positions)
-        x = self.embedded(self.embed(batch.tokens, batch.held), ctx.positions, batch.segments)  # (b, s) -> (b, s, d)
+        x = self.embedded(self.embed(batch.tokens, batch.sharding), ctx.positions, batch.segments)  # (b, s) -> (b, s, d)
         quick = self.quick(x, ctx) if self.quick is not None else None
         x = self.norm(self.through_blocks(x, ctx)) if quick is None else quick
         self.predict_further(x, batch, ctx)
@@ -149,11 +149,11 @@ class LM(Stack):
         positions = batch.positions if batch.positions is not None else self._next_positions(batch, cache)
         square = batch.positions is None and batch.documents is None and cache is None
         rows = positions, positions, batch.documents, batch.documents
-        mask = Mask(*rows, self.causal, square, batch.prefix, padded=batch.padded, held=batch.held)
-        return Context(self.position, mask, self.position.angles(batch.held.within(positions)), cache)
+        mask = Mask(*rows, self.causal, square, batch.prefix, padded=batch.padded, sharding=batch.sharding)
+        return Context(self.position, mask, self.position.angles(batch.sharding.for_sublayer(positions)), cache)
 
     def _next_positions(self, batch: Batch, cache: Cache | None) -> Tensor:
-        places = self.position.places(batch.held.length(batch.tokens.shape[1]), batch.tokens.device, 0 if cache is None else cache.length)
+        places = self.position.places(batch.row_len, batch.tokens.device, 0 if cache is None else cache.length)
         return places if cache is None else places.expand_as(batch.tokens)
 
     def predict_further(self, hidden: Tensor, batch: Batch, ctx: Context) -> None:
@@ -258,7 +258,7 @@ class EncoderDecoderLM(LM):
         else:
             raise ConfigError("cross-attention needs a source, and batch.source_tokens is None. Give the source tokens.")
         q, square = ctx.mask.q_positions, all(each is None for each in (batch.positions, batch.source_positions, batch.documents, cache))
-        ctx.memory_mask = Mask(q, source, batch.documents, batch.source_documents, causal=False, square=square, held=batch.held)
+        ctx.memory_mask = Mask(q, source, batch.documents, batch.source_documents, causal=False, square=square, sharding=batch.sharding)
         return ctx
 
     def _encode(self, batch: Batch, auxiliary: Auxiliary) -> tuple[Tensor, Tensor]:
@@ -267,7 +267,7 @@ class EncoderDecoderLM(LM):
         tokens, documents, positions = batch.source_tokens, batch.source_documents, batch.source_positions
         encoder, square = self.encoder, positions is None and documents is None
         positions = encoder.position.places(tokens.shape[1], tokens.device) if positions is None else positions
-        mask = Mask(positions, positions, documents, documents, causal=False, square=square, held=batch.held)
+        mask = Mask(positions, positions, documents, documents, causal=False, square=square, sharding=batch.sharding)
         ctx = Context(encoder.position, mask, encoder.position.angles(positions), stack="encoder", auxiliary=auxiliary)
         x = encoder.through_blocks(encoder.embedded(self.embed(tokens), positions, None), ctx)  # (b, m) -> (b, m, d)
         return encoder.norm(x), positions.expand(len(tokens), -1)

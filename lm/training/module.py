@@ -14,10 +14,10 @@ from torch.optim import Optimizer
 from lm.cost.count import Counts
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM
-from lm.ops.ranks.ulysses import Slices
+from lm.ops.ranks.ulysses import ShardedRows
 from lm.storage.checkpoint import CheckpointReader, Piece
 from lm.training.config import TrainConfig
-from lm.training.launch.ranks import slices_of
+from lm.training.launch.ranks import row_sharding_of
 from lm.training.numerics import StepJudge
 from lm.training.objectives.base import build_objective
 from lm.training.optim.base import set_lr
@@ -52,7 +52,7 @@ class TrainModule(LightningModule):
 
     run: RunState  # what the callbacks of a run share; a step needs only its length
     ema: EMA | None = None
-    slices: Slices | None = None  # this rank's slices of rows, where several ranks share each row
+    sharding: ShardedRows | None = None  # this rank's slices of rows, where several ranks share each row
 
     def __init__(self, cfg: TrainConfig, model: LM, strategy: Strategy, fill: Fill, reader: CheckpointReader | None) -> None:
         """fill: writes the weights where the strategy builds the model part by part.  reader: reads the checkpoint to resume from."""
@@ -87,7 +87,7 @@ class TrainModule(LightningModule):
         self.verdicts.to(self.device)
         self._frozen_routers = self._frozen_routers.to(self.device)
         self.model.train()
-        self.slices = self.strategy.slices or slices_of(self.cfg.launch)
+        self.sharding = self.strategy.sharding or row_sharding_of(self.cfg.launch)
         self.strategy.ready(self.trainer.optimizers[0])
         if self.cfg.trainer.ema_decay is not None:
             self.ema = EMA(self.strategy, self.model, self.weights(), self.cfg.trainer.ema_decay)
@@ -95,7 +95,7 @@ class TrainModule(LightningModule):
             self.restore(self.reader)
 
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
-        return (batch if self.slices is None else batch.in_slices(self.slices)).to(device)
+        return (batch if self.sharding is None else batch.sharded(self.sharding)).to(device)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         draw_from(step_seed(self.cfg.seeds.dropout, self.step, self.micro, self.global_rank), self.device)

@@ -12,8 +12,8 @@ from lm.losses.tokens import causal_reader
 from lm.nn.batch import Batch
 from lm.nn.kept import Precision
 from lm.nn.transformer import LM, EncoderDecoderConfig, build_model
-from lm.ops.ranks import columns, dispatch, ulysses, vocabulary
-from lm.ops.ranks.columns import Columns, Divisible
+from lm.ops.ranks import dispatch, tensor_parallel, ulysses, vocabulary
+from lm.ops.ranks.tensor_parallel import Divisible, TensorParallel
 from lm.ops.ranks.ulysses import Ulysses
 from lm.ops.recompute import Recompute
 from lm.training.config import TrainConfig
@@ -77,7 +77,7 @@ def kept_bytes(model: LM, slices: Ulysses | None = None) -> int:
             storages[storage.data_ptr()] = storage  # kept alive, so that no address comes twice
         return x
 
-    batch = batch_of(model) if slices is None else batch_of(model).in_slices(slices)
+    batch = batch_of(model) if slices is None else batch_of(model).sharded(slices)
     with saved_tensors_hooks(pack, lambda x: x):
         model(batch, causal_reader(batch.labels, chunk=SETTING.chunk))
     return sum(storage.nbytes() for storage in storages.values())
@@ -143,7 +143,7 @@ def test_what_stands_between_layers_is_kept(kind: str, n_layers: int, preset: st
 @pytest.mark.parametrize("preset", ["llama_tiny", "gpt2", "palm_8b", "mixtral_8x7b", "qwen3_0_6b", "granite_3_1_2b", "micro"])
 def test_activations_of_slices_by_formula_are_what_autograd_keeps(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank of four that sends to itself. palm_8b has one head of keys, mixtral_8x7b two."""
-    monkeypatch.setattr(ulysses, "_exchanged", lambda x, group, n, cut, joined: torch.cat(x.chunk(n, cut), joined))
+    monkeypatch.setattr(ulysses, "_all_to_all", lambda x, group, n, cut, joined: torch.cat(x.chunk(n, cut), joined))
     monkeypatch.setattr(ulysses, "summed", lambda x, group: x.clone())
     model = build_model(composed(f"model={preset}", FUSED[preset], SMALL).model, seed=0).train()
     found = memory(model, replace(SETTING, context=4))
@@ -154,13 +154,13 @@ def test_activations_of_slices_by_formula_are_what_autograd_keeps(preset: str, m
 @pytest.mark.parametrize("preset", ["llama_tiny", "gpt2", "gpt_neox_20b", "qwen3_0_6b", "mixtral_8x7b"])
 def test_activations_of_slices_of_matrices_by_formula_are_what_autograd_keeps(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank of two that hears itself."""
-    monkeypatch.setattr(columns, "_gathered", lambda x, group, n: torch.cat([x] * n, 1))
-    monkeypatch.setattr(columns, "_scattered", lambda x, group, n: x.chunk(n, 1)[0].clone())
+    monkeypatch.setattr(tensor_parallel, "_all_gather", lambda x, group, n: torch.cat([x] * n, 1))
+    monkeypatch.setattr(tensor_parallel, "_reduce_scatter", lambda x, group, n: x.chunk(n, 1)[0].clone())
     monkeypatch.setattr(dispatch, "_exchanged", lambda x, group, sent, come: torch.cat([x] * 2)[: sum(come)])
     for module in (ulysses, vocabulary):
         monkeypatch.setattr(module, "reduced", lambda x, group, by: x.clone())
     model = build_model(composed(f"model={preset}", FUSED[preset], SMALL).model, seed=0).train()
-    found, half = memory(model, replace(SETTING, context=2, tensor=2)), Columns(None, 1, 2)
+    found, half = memory(model, replace(SETTING, context=2, tensor=2)), TensorParallel(None, 1, 2)
     for module in model.modules():
         if isinstance(module, Divisible):
             half.divide(module)

@@ -9,8 +9,8 @@ from lm.nn.ffn.mlp import ACTIVATIONS, MLPConfig
 from lm.nn.init import Declares, into_residual, matrix
 from lm.ops.experts import Sorting, by_expert
 from lm.ops.linear import product
-from lm.ops.ranks.columns import Columns, Divisible
 from lm.ops.ranks.dispatch import Dispatch
+from lm.ops.ranks.tensor_parallel import Divisible, TensorParallel
 
 
 class Experts(Declares, Divisible):
@@ -42,7 +42,7 @@ class Experts(Declares, Divisible):
         run = self.loop if self.reference else self.grouped
         return run(x, experts, weights) if self.dispatch is None else self.dispatch(run, x, experts, weights)
 
-    def join(self, ranks: Columns, sizes: Mapping[str, int]) -> None:
+    def join(self, ranks: TensorParallel, sizes: Mapping[str, int]) -> None:
         self.dispatch, self.n = Dispatch(ranks, sizes["up"]), len(self.up)
 
     def loop(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:

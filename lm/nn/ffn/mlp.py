@@ -13,7 +13,7 @@ from lm.nn.context import Context
 from lm.nn.ffn.base import FFNConfig
 from lm.nn.kept import Kept
 from lm.nn.linear import Linear, Out
-from lm.ops.ranks.columns import Divisible
+from lm.ops.ranks.tensor_parallel import Divisible
 from lm.schema import MOST, Tree
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "quick_gelu", "silu", "relu2"]

@@ -180,7 +180,7 @@ class MoE(Mixture):
 
     def _report(self, routing: Routing, real: Tensor, ctx: Context) -> None:
         """Reports losses per row, so that no split into micro-batches or slices changes them, and loads of the batch; without padding."""
-        cfg, total = self.cfg, ctx.mask.held.total
+        cfg, total = self.cfg, ctx.mask.sharding.all_reduce
         counts = loads(routing.experts, real, cfg.n_experts)
         if not cfg.balance_loss and not cfg.router_z_loss:
             ctx.report(counts.sum(0), None)

@@ -57,9 +57,9 @@ class Attention(Mixer):
 
     def weighted(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, position: Position | None) -> Tensor:
         """As `Attend`, with the bias of this position; dropout acts in training only. Of shared rows, each rank computes some heads."""
-        how, sinks = self.how if self.training else self.how_in_eval, None if self.sinks is None else mask.held.own(self.sinks)
-        q, k, v = mask.held.by_heads(q, k, v)
-        return mask.held.by_tokens(self.attend(q, k, v, mask, self.bias(mask, position), how, sinks))
+        how, sinks = self.how if self.training else self.how_in_eval, None if self.sinks is None else mask.sharding.own_heads(self.sinks)
+        q, k, v = mask.sharding.by_heads(q, k, v)
+        return mask.sharding.by_tokens(self.attend(q, k, v, mask, self.bias(mask, position), how, sinks))
 
     def bias(self, mask: Mask, position: Position | None) -> Tensor | None:
         """Returns the bias that this position adds to the scores, broadcastable to (b, h, q, k); None: there is none."""

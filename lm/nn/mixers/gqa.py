@@ -19,7 +19,7 @@ from lm.nn.position.base import Position, PositionConfig
 from lm.ops.attention.attend import Scoring
 from lm.ops.attention.mask import Mask
 from lm.ops.cache.cache import PerToken
-from lm.ops.ranks.columns import Divisible
+from lm.ops.ranks.tensor_parallel import Divisible
 from lm.schema import MOST, Tree
 
 
@@ -208,7 +208,7 @@ class GrowingGQA(GQA):
 
     def projected(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = super().projected(x, ctx)
-        return q * self.factor(ctx.mask.held.within(ctx.mask.q_positions)).to(q.dtype), k, v
+        return q * self.factor(ctx.mask.sharding.for_sublayer(ctx.mask.q_positions)).to(q.dtype), k, v
 
     def factor(self, positions: Tensor) -> Tensor:
         """(b, s) -> (b, 1, s, 1), float32."""
@@ -231,14 +231,14 @@ class StreamingGQA(GQA):
         """Returns queries twice, side by side (rotated for keys in the window, and for those of the first tokens), keys and values."""
         q, (k, v) = self.queries(x), self.keys_values(x)
         near = ctx.mask.once(
-            ("angles", self.last), lambda: ctx.position.angles(ctx.mask.held.within(ctx.mask.q_positions).clamp(max=self.last))
+            ("angles", self.last), lambda: ctx.position.angles(ctx.mask.sharding.for_sublayer(ctx.mask.q_positions).clamp(max=self.last))
         )
         turned = [ctx.position.rotate(q, angles, self.layer) for angles in (ctx.angles, near)]
         return torch.cat(turned, -1), ctx.position.rotate(k, ctx.angles, self.layer), v
 
     def weighted(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, position: Position | None) -> Tensor:
         """Each key is zero in one half, and so meets the other half of a query. Values are padded to the same width for fused kernels."""
-        first = mask.held.within(self.is_first(mask.k_positions))[:, None, :, None]  # (b, k) -> (b, 1, k, 1)
+        first = mask.sharding.for_sublayer(self.is_first(mask.k_positions))[:, None, :, None]  # (b, k) -> (b, 1, k, 1)
         halves = torch.cat([k.masked_fill(first, 0.0), k.masked_fill(~first, 0.0)], -1)  # (b, g, k, c) -> (b, g, k, 2c)
         return super().weighted(q, halves, F.pad(v, (0, self.head_dim)), mask, position)[..., : self.head_dim]
 

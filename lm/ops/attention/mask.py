@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from lm.ops.ranks.ulysses import WHOLE, Whole
+from lm.ops.ranks.ulysses import UNSHARDED, RowSharding
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ class Mask:
     explicit: Tensor | None = None
     horizon: int | None = None  # a window of all layers, beside each layer's own
     padded: bool = True  # positions may be -1; False: none is, and each query sees itself
-    held: Whole = WHOLE  # how ranks hold the rows; all fields here are of whole rows
+    sharding: RowSharding = UNSHARDED  # how ranks share the rows; all fields here are of whole rows
     _built: dict[Hashable, Any] = field(default_factory=dict)
 
     @property

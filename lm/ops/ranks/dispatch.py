@@ -11,7 +11,7 @@ from torch import Tensor, distributed
 
 from lm.ops.experts import Sorting
 from lm.ops.once_differentiable import once_differentiable
-from lm.ops.ranks.columns import Columns
+from lm.ops.ranks.tensor_parallel import TensorParallel
 
 Run = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(t, d) tokens, (t, k) their experts and the weights of these -> (t, d)."""
@@ -20,7 +20,7 @@ Run = Callable[[Tensor, Tensor, Tensor], Tensor]
 class Dispatch:
     """Exchanges tokens between ranks, all of which must make each call. It waits for the numbers of tokens that they send each other."""
 
-    def __init__(self, ranks: Columns, n_experts: int) -> None:
+    def __init__(self, ranks: TensorParallel, n_experts: int) -> None:
         self._ranks, parts = ranks, [ranks.part(n_experts, rank) for rank in range(ranks.n)]
         self._sizes, self._n_experts = [part.stop - part.start for part in parts], n_experts
 

@@ -12,22 +12,22 @@ from torch import Tensor, distributed
 from lm.ops.once_differentiable import once_differentiable
 
 
-class Whole:
-    """How a rank holds the rows of a batch: whole, so that nothing is cut and nothing exchanged. The base class of other ways."""
+class RowSharding:
+    """How ranks share the rows of a batch. This class: not at all, each rank has whole rows of its own. Subclasses cut and exchange."""
 
-    def length(self, s: int) -> int:
+    def row_len(self, s: int) -> int:
         """Returns the length of a whole row, of which this rank holds s tokens."""
         return s
 
-    def here(self, x: Tensor) -> Tensor:
-        """Returns this rank's slice of x, which is of whole rows, (b, n*s) -> (b, s)."""
+    def shard(self, x: Tensor) -> Tensor:
+        """Returns this rank's shard of x, which is of whole rows, (b, n*s) -> (b, s)."""
         return x
 
-    def within(self, x: Tensor) -> Tensor:
-        """Returns the part of x, which is of whole rows, for the tokens that a sublayer reads: as `here`, or all of it under `Columns`."""
-        return self.here(x)
+    def for_sublayer(self, x: Tensor) -> Tensor:
+        """Returns the part of x, which is of whole rows, for the tokens that a sublayer reads: `shard`, or all with `TensorParallel`."""
+        return self.shard(x)
 
-    def own(self, x: Tensor) -> Tensor:
+    def own_heads(self, x: Tensor) -> Tensor:
         """Returns the part of x for the heads that this rank computes in attention, (h,) -> (h/n,)."""
         return x
 
@@ -39,36 +39,36 @@ class Whole:
         """Returns all heads for this rank's tokens, undoing `by_heads`, (b, h/n, n*s, c) -> (b, h, s, c)."""
         return heads
 
-    def total(self, x: Tensor) -> Tensor:
+    def all_reduce(self, x: Tensor) -> Tensor:
         """Returns the sum over all ranks of x, each rank's sum over its own tokens; gradients go to all ranks."""
         return x
 
 
-WHOLE = Whole()
+UNSHARDED = RowSharding()
 
 
-class Slices(Whole):
+class ShardedRows(RowSharding):
     """n ranks hold consecutive slices of the same rows, rank i the i-th. All ranks must make each call, in the same order."""
 
     def __init__(self, group: Any, rank: int, n: int) -> None:
         """group: the n ranks, a group of torch.distributed.  rank: within it."""
         self.group, self.rank, self.n = group, rank, n
 
-    def length(self, s: int) -> int:
+    def row_len(self, s: int) -> int:
         return s * self.n
 
-    def here(self, x: Tensor) -> Tensor:
+    def shard(self, x: Tensor) -> Tensor:
         return x.chunk(self.n, 1)[self.rank]  # (b, n*s) -> (b, s)
 
-    def total(self, x: Tensor) -> Tensor:
-        found: Tensor = _Total.apply(x, self.group)
+    def all_reduce(self, x: Tensor) -> Tensor:
+        found: Tensor = _AllReduce.apply(x, self.group)
         return found
 
 
-class Ulysses(Slices):
+class Ulysses(ShardedRows):
     """Attention exchanges tokens for heads: each rank computes its share of the heads over whole rows."""
 
-    def own(self, x: Tensor) -> Tensor:
+    def own_heads(self, x: Tensor) -> Tensor:
         return x.chunk(self.n)[self.rank]  # (h,) -> (h/n,)
 
     def by_heads(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -81,7 +81,7 @@ class Ulysses(Slices):
         return self._sent(heads, 2, 1)
 
     def _sent(self, x: Tensor, cut: int, joined: int) -> Tensor:
-        found: Tensor = _Exchange.apply(x, self.group, self.n, cut, joined)
+        found: Tensor = _AllToAll.apply(x, self.group, self.n, cut, joined)
         return found
 
 
@@ -91,28 +91,28 @@ def repeats(n_kv_heads: int, n: int) -> int:
     return n // gcd(n_kv_heads, n)
 
 
-class _Exchange(torch.autograd.Function):
+class _AllToAll(torch.autograd.Function):
     """Cuts x into n parts along one dimension, sends part i to rank i, joins what is received along another. Its gradient goes back."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any, n: int, cut: int, joined: int) -> Tensor:
         ctx.way = group, n, joined, cut
-        return _exchanged(x, group, n, cut, joined)
+        return _all_to_all(x, group, n, cut, joined)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
-        return _exchanged(grads[0], *ctx.way), None, None, None, None
+        return _all_to_all(grads[0], *ctx.way), None, None, None, None
 
 
-def _exchanged(x: Tensor, group: Any, n: int, cut: int, joined: int) -> Tensor:
+def _all_to_all(x: Tensor, group: Any, n: int, cut: int, joined: int) -> Tensor:
     sent = torch.stack(x.chunk(n, cut))  # (b, h, s, c) -> (n, b, h/n, s, c), say
     come = torch.empty_like(sent)
     distributed.all_to_all_single(come, sent, group=group)
     return torch.cat(come.unbind(), joined)
 
 
-class _Total(torch.autograd.Function):
+class _AllReduce(torch.autograd.Function):
     """The sum over the ranks. Its gradient is the sum of the gradients of all ranks."""
 
     @staticmethod

@@ -10,8 +10,8 @@ from torch import Tensor, distributed
 from torch.nn import functional as F
 
 from lm.errors import ConfigError
-from lm.ops.ranks.columns import Columns
-from lm.ops.ranks.ulysses import WHOLE, Whole, reduced
+from lm.ops.ranks.tensor_parallel import TensorParallel
+from lm.ops.ranks.ulysses import UNSHARDED, RowSharding, reduced
 
 
 class Vocabulary:
@@ -24,8 +24,8 @@ class Vocabulary:
         """Returns how many entries the vocabulary has."""
         return logits.shape[-1]
 
-    def embedded(self, weight: Tensor, tokens: Tensor, held: Whole) -> Tensor:
-        """Returns the embeddings of the tokens, (b, s, d).  held: how this rank holds the rows of the batch."""
+    def embedded(self, weight: Tensor, tokens: Tensor, sharding: RowSharding) -> Tensor:
+        """Returns the embeddings of the tokens, (b, s, d).  sharding: how ranks share the rows of the batch."""
         try:
             return F.embedding(tokens, weight)
         except IndexError:
@@ -33,7 +33,7 @@ class Vocabulary:
             rule = f"token {int(wrong)} is not below vocab_size={len(weight)}" if wrong >= 0 else f"token {int(wrong)} is negative"
             raise ConfigError(f"batch: {rule}. Give ids of the model's own tokenizer.") from None
 
-    def gathered(self, x: Tensor) -> Tensor:
+    def all_gather(self, x: Tensor) -> Tensor:
         """Returns x for the tokens of all ranks, given x for this rank's tokens, (n/ranks, ...) -> (n, ...)."""
         return x
 
@@ -70,24 +70,24 @@ class Vocabulary:
 class VocabularySlice(Vocabulary):
     """This rank holds entries start .. stop - 1, and the other ranks the others; all ranks make each call, in the same order."""
 
-    def __init__(self, columns: Columns, size: int) -> None:
-        self._columns, self._size, part, self.ranks = columns, size, columns.part(size), columns.n
+    def __init__(self, tensor_parallel: TensorParallel, size: int) -> None:
+        self._tensor_parallel, self._size, part, self.ranks = tensor_parallel, size, tensor_parallel.part(size), tensor_parallel.n
         self._start, self._stop = part.start, part.stop
 
     def size(self, logits: Tensor) -> int:
         return self._size
 
-    def embedded(self, weight: Tensor, tokens: Tensor, held: Whole) -> Tensor:
-        tokens = tokens if held is WHOLE else self._columns.gathered(tokens)  # (b, s) -> (b, n*s)
+    def embedded(self, weight: Tensor, tokens: Tensor, sharding: RowSharding) -> Tensor:
+        tokens = tokens if sharding is UNSHARDED else self._tensor_parallel.all_gather(tokens)  # (b, s) -> (b, n*s)
         at, here = self._inside(tokens)
         found = F.embedding(at, weight) * here.unsqueeze(-1)
-        return self._reduced(found) if held is WHOLE else self._columns.scattered(found)  # (b, n*s, d) -> (b, s, d)
+        return self._reduced(found) if sharding is UNSHARDED else self._tensor_parallel.reduce_scatter(found)  # (b, n*s, d) -> (b, s, d)
 
-    def gathered(self, x: Tensor) -> Tensor:
-        return self._columns.gathered(x.unsqueeze(0)).squeeze(0)
+    def all_gather(self, x: Tensor) -> Tensor:
+        return self._tensor_parallel.all_gather(x.unsqueeze(0)).squeeze(0)
 
     def own(self, x: Tensor) -> Tensor:
-        return x.chunk(self._columns.n)[self._columns.rank]
+        return x.chunk(self._tensor_parallel.n)[self._tensor_parallel.rank]
 
     def summed(self, x: Tensor) -> Tensor:
         return self._reduced(x)
@@ -124,4 +124,4 @@ class VocabularySlice(Vocabulary):
         return torch.where(here, tokens - self._start, 0), here
 
     def _reduced(self, x: Tensor, by: Any = distributed.ReduceOp.SUM) -> Tensor:
-        return reduced(x, self._columns.group, by)
+        return reduced(x, self._tensor_parallel.group, by)

@@ -10,7 +10,7 @@ import torch
 from torch import distributed
 
 from lm.errors import ConfigError, LmError
-from lm.ops.ranks.ulysses import Slices, Ulysses
+from lm.ops.ranks.ulysses import ShardedRows, Ulysses
 from lm.training.launch.config import LaunchConfig
 
 T = TypeVar("T")
@@ -126,7 +126,7 @@ class GroupedRanks:
         return [value / self.n for value in self.ranks.total(*values)]
 
 
-def slices_of(launch: LaunchConfig) -> Slices | None:
+def row_sharding_of(launch: LaunchConfig) -> ShardedRows | None:
     """Returns this rank's slices of rows; None where it has whole rows. All ranks must call it.
 
     Neighbouring ranks share rows, so that their exchange stays on one machine where possible.

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lm.nn.transformer import LM
-from lm.ops.ranks.ulysses import Slices
+from lm.ops.ranks.ulysses import ShardedRows
 from lm.storage.checkpoint import Piece
 from lm.training.optim.base import begin_state, named_state
 from lm.training.weights.initial import Fill
@@ -20,7 +20,7 @@ Judge = Callable[[Tensor], Tensor]  # norm of a step's full gradient -> the opti
 class Strategy:
     """Gradients are whole tensors, or sharded ones that act as whole; they are clipped here, before the optimizer's step."""
 
-    slices: Slices | None = None  # this rank's slices of rows and matrices, with tensor parallelism
+    sharding: ShardedRows | None = None  # this rank's slices of rows and matrices, with tensor parallelism
     meta = False  # whether `shard` takes a model on the meta device, so that no rank ever holds all of it
 
     def lightning(self) -> Any:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from lm.errors import ConfigError
 from lm.nn.transformer import LM
-from lm.ops.ranks.columns import Columns, Divisible
+from lm.ops.ranks.tensor_parallel import Divisible, TensorParallel
 from lm.storage.checkpoint import Piece
 from lm.training.optim.base import CUTS, RANKS, Group
 from lm.training.optim.slices import by_slices
@@ -35,7 +35,7 @@ class DividedFSDP(FSDP):
         self._group, self._mesh = grid.get_group("tensor"), grid["copies", "slices"] if self.copies > 1 else grid["slices"]
         info = HSDPMeshInfo(self._mesh, 1, 0) if self.copies > 1 else FSDPMeshInfo(self._mesh, 0)
         self._placement = ShardPlacementResult(Shard(0), info)
-        self.slices: Columns = Columns(self._group, grid.get_local_rank("tensor"), n)
+        self.sharding: TensorParallel = TensorParallel(self._group, grid.get_local_rank("tensor"), n)
         self._copy = mesh_of(mesh.device_type, {"copies": self.copies, "ranks": self.n}, self.launch.timeout_s).get_group("ranks")
         self._shapes = {name: p.shape for name, p in model.named_parameters()}
         self._cut = {name: dim for name, dim in cut_weights(model) if name in self._shapes}
@@ -46,7 +46,7 @@ class DividedFSDP(FSDP):
 
     def _placed(self, part: nn.Module) -> Callable[[nn.Parameter], Any] | None:
         modules = [module for module in part.modules() if isinstance(module, Divisible) and module not in self._joined]
-        mine = {p for module in modules for p in self.slices.divide(module)}
+        mine = {p for module in modules for p in self.sharding.divide(module)}
         self._joined.update(modules)
         self._model.tie()
         return lambda p: self._placement if p in mine else None
@@ -69,7 +69,7 @@ class DividedFSDP(FSDP):
         """Returns the group entries for an optimizer that gathers whole matrices by itself: how they are cut, and over which ranks."""
         if not divided:
             return {}
-        cut = {p: by_slices(self._shapes[name], self._cut[name], self.slices.n, self._mesh.size(-1)) for name, p in named.items()}
+        cut = {p: by_slices(self._shapes[name], self._cut[name], self.sharding.n, self._mesh.size(-1)) for name, p in named.items()}
         return {CUTS: cut, RANKS: self._copy}
 
     def clip(self, model: nn.Module, optimizer: Optimizer, limit: float | None) -> None:
@@ -95,7 +95,7 @@ class DividedFSDP(FSDP):
         if name not in self._cut or not isinstance(tensor, DTensor):
             return found
         dim, offset = self._cut[name], [*found.offset]
-        offset[dim] += self.slices.part(self._shapes[name][dim]).start
+        offset[dim] += self.sharding.part(self._shapes[name][dim]).start
         return replace(found, shape=tuple(self._shapes[name]), offset=tuple(offset))
 
 

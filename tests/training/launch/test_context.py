@@ -17,7 +17,7 @@ from lm.schema import Tree, from_tree
 from lm.testing.models import BASE, Doubles, random_model, tokens
 from lm.training.config import TrainConfig
 from lm.training.launch.config import LaunchConfig
-from lm.training.launch.ranks import slices_of
+from lm.training.launch.ranks import row_sharding_of
 from tests.training.launch.processes import launch
 from tests.training.steps import ENCODER_DECODER, SGD, config
 
@@ -71,14 +71,14 @@ def process(names: list[str]) -> None:
     distributed.init_process_group("gloo")
     torch.set_default_dtype(torch.float64)
     n = distributed.get_world_size()
-    slices = slices_of(LaunchConfig(devices=n, context=n))
+    slices = row_sharding_of(LaunchConfig(devices=n, context=n))
     assert slices is not None
     for name, differs in ((name, MODELS[name]) for name in names or MODELS):
         for packed in (False, True):
             model, batch = random_model(model_config(BASE | differs)).double().train(), whole_rows(packed)
             if model.cfg.embed.segments:
                 batch = replace(batch, segments=(batch.tokens > 30).long())
-            mine = batch.in_slices(slices)
+            mine = batch.sharded(slices)
             assert mine.tokens.shape == (ROWS, -(-LENGTH // n)), mine.tokens.shape
             expected, found = losses(model, batch), losses(model, mine)
             for sums in (found[0], *found[1].values()):

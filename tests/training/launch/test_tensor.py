@@ -12,7 +12,7 @@ from torch import Tensor, distributed
 
 from lm.errors import ConfigError
 from lm.nn.transformer import LM, model_config
-from lm.ops.ranks.columns import Columns, Divisible
+from lm.ops.ranks.tensor_parallel import Divisible, TensorParallel
 from lm.schema import Tree, from_tree
 from lm.testing.models import BASE, VOCAB, Doubles, random_model
 from lm.training.config import TrainConfig
@@ -59,14 +59,14 @@ def process(names: list[str]) -> None:
     for name, differs in ((name, MODELS[name]) for name in names or MODELS):
         for packed in (False, True):
             model, batch = random_model(model_config(BASE | differs)).double().train(), whole_rows(packed)
-            divided, columns = deepcopy(model), Columns(distributed.group.WORLD, rank, n)
+            divided, columns = deepcopy(model), TensorParallel(distributed.group.WORLD, rank, n)
             for module in divided.modules():
                 if isinstance(module, Divisible):
                     columns.divide(module)
             divided.tie()
             cut, mine = dict(cut_weights(divided)), partial(slice_of, columns)
             assert len({key for key, _ in divided.named_parameters()} & cut.keys()) >= 4 * len(model.blocks)
-            expected, found = losses(model, batch), losses(divided, batch.in_slices(columns))
+            expected, found = losses(model, batch), losses(divided, batch.sharded(columns))
             for key, sums in found[1].items():
                 if key not in cut:
                     distributed.all_reduce(sums)
@@ -80,7 +80,7 @@ def process(names: list[str]) -> None:
                 assert size > 0, f"{name}: {key} is nothing"
 
 
-def slice_of(columns: Columns, whole: Tensor, dim: int) -> Tensor:
+def slice_of(columns: TensorParallel, whole: Tensor, dim: int) -> Tensor:
     """This rank's of a weight that is cut."""
     return whole.movedim(dim, 0)[columns.part(whole.shape[dim])].movedim(0, dim)
 

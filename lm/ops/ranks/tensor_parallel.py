@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from lm.ops.once_differentiable import once_differentiable
-from lm.ops.ranks.ulysses import WHOLE, Slices, summed
+from lm.ops.ranks.ulysses import UNSHARDED, ShardedRows, summed
 
 
 class Divisible(nn.Module):
@@ -26,16 +26,16 @@ class Divisible(nn.Module):
         given = {f"{name}.{key}": 0 for name in outputs for key in ("weight", "bias")}
         return given | {f"{name}.weight": 1 for name in inputs}
 
-    def join(self, ranks: "Columns", sizes: Mapping[str, int]) -> None:
+    def join(self, ranks: "TensorParallel", sizes: Mapping[str, int]) -> None:
         """Called when only this rank's slices are left.  sizes: the whole size of the cut dimension, by name of each cut weight."""
         self.register_forward_pre_hook(ranks.enter)
         self.register_forward_hook(ranks.leave)
 
 
-class Columns(Slices):
+class TensorParallel(ShardedRows):
     """Between sublayers a rank has its slice of each row; within a sublayer, all tokens of the row and its slice of the matrices."""
 
-    def within(self, x: Tensor) -> Tensor:
+    def for_sublayer(self, x: Tensor) -> Tensor:
         return x
 
     def part(self, size: int, rank: int | None = None) -> slice:
@@ -59,66 +59,66 @@ class Columns(Slices):
         module.join(self, sizes)
         return mine
 
-    def gathered(self, x: Tensor) -> Tensor:
+    def all_gather(self, x: Tensor) -> Tensor:
         """Returns the tokens of all ranks, (b, s, ...) -> (b, n*s, ...)."""
-        found: Tensor = _Gathered.apply(x, self.group, self.n)
+        found: Tensor = _AllGather.apply(x, self.group, self.n)
         return found
 
-    def scattered(self, x: Tensor) -> Tensor:
+    def reduce_scatter(self, x: Tensor) -> Tensor:
         """Returns this rank's tokens of the sum over all ranks, (b, n*s, ...) -> (b, s, ...)."""
-        found: Tensor = _Scattered.apply(x, self.group, self.n)
+        found: Tensor = _ReduceScatter.apply(x, self.group, self.n)
         return found
 
     def enter(self, module: nn.Module, args: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
         """Hook before a sublayer: where rows are in slices, gathers all tokens."""
         x, ctx = args
-        return (x if ctx.mask.held is WHOLE else self.gathered(x)), ctx
+        return (x if ctx.mask.sharding is UNSHARDED else self.all_gather(x)), ctx
 
     def leave(self, module: nn.Module, args: tuple[Tensor, Any], out: Tensor) -> Tensor:
         """Hook after a sublayer: sums the outputs of all ranks; where rows are in slices, keeps this rank's. In evaluation rows are
         whole."""
-        return summed(out, self.group) if args[1].mask.held is WHOLE else self.scattered(out)
+        return summed(out, self.group) if args[1].mask.sharding is UNSHARDED else self.reduce_scatter(out)
 
     def _with_part_of_bias(self, linear: Any, args: Any, out: Tensor) -> Tensor:
         """Leaves 1/n of the bias in the output of each of n ranks, since their outputs are summed."""
         return out - linear.bias * (1 - 1 / self.n)
 
 
-class _Gathered(torch.autograd.Function):
+class _AllGather(torch.autograd.Function):
     """The tokens of all ranks (all-gather). Its gradient is summed over the ranks (reduce-scatter)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any, n: int) -> Tensor:
         ctx.way = group, n
-        return _gathered(x, group, n)
+        return _all_gather(x, group, n)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return _scattered(grads[0], *ctx.way), None, None
+        return _reduce_scatter(grads[0], *ctx.way), None, None
 
 
-class _Scattered(torch.autograd.Function):
+class _ReduceScatter(torch.autograd.Function):
     """This rank's tokens of the sum over all ranks (reduce-scatter). Its gradient is that of all tokens (all-gather)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any, n: int) -> Tensor:
         ctx.way = group, n
-        return _scattered(x, group, n)
+        return _reduce_scatter(x, group, n)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return _gathered(grads[0], *ctx.way), None, None
+        return _all_gather(grads[0], *ctx.way), None, None
 
 
-def _gathered(x: Tensor, group: Any, n: int) -> Tensor:
+def _all_gather(x: Tensor, group: Any, n: int) -> Tensor:
     come = x.new_empty(n * len(x), *x.shape[1:])
     distributed.all_gather_into_tensor(come, x.contiguous(), group=group)
     return torch.cat(come.chunk(n), 1)  # (n*b, s, d) -> (b, n*s, d)
 
 
-def _scattered(x: Tensor, group: Any, n: int) -> Tensor:
+def _reduce_scatter(x: Tensor, group: Any, n: int) -> Tensor:
     come = x.new_empty(len(x), x.shape[1] // n, *x.shape[2:])
     distributed.reduce_scatter_tensor(come, torch.cat(x.chunk(n, 1)), group=group)  # (b, n*s, d) -> (n*b, s, d)
     return come

@@ -32,6 +32,7 @@ from lm.errors import ConfigError
 from lm.losses.cross_entropy import LossSums
 from lm.losses.measure import Measure
 from lm.losses.tokens import causal_reader
+from lm.nn.activation_memory import Activations
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.block import BlockConfig, BlockParts
 from lm.nn.context import Context
@@ -39,7 +40,6 @@ from lm.nn.ffn.base import FFNConfig
 from lm.nn.ffn.mlp import MLPConfig
 from lm.nn.head import Head
 from lm.nn.init import Declares, Start
-from lm.nn.kept import Kept
 from lm.nn.linear import Linear, Out
 from lm.nn.mixers.base import AttentionConfig, Mixer, RecurrentConfig
 from lm.nn.mixers.gqa import GQA, GQAConfig
@@ -63,10 +63,10 @@ if TYPE_CHECKING:
     from lm.training.module import TrainModule
 
 __all__ = [
-    "GQA", "IGNORED", "LM", "PADDING", "Angles", "Answer", "AttentionConfig", "Batch", "BlockConfig", "BlockParts", "Cache",
+    "GQA", "IGNORED", "LM", "PADDING", "Activations", "Angles", "Answer", "AttentionConfig", "Batch", "BlockConfig", "BlockParts", "Cache",
     "CallbackConfig", "CausalConfig", "CausalRows", "ChatRecord", "Config", "ConfigError", "Context", "DPOConfig", "DataConfig", "Declares",
-    "Dims", "Document", "FFNConfig", "Fixed", "GQAConfig", "Group", "Growth", "Head", "Ids", "Kept", "LikelihoodConfig", "Linear",
-    "LossSums", "MLMConfig", "MLPConfig", "Mask", "Material", "Measure", "MetricConfig", "Mixer", "NamedWeights", "NormConfig", "Objective",
+    "Dims", "Document", "FFNConfig", "Fixed", "GQAConfig", "Group", "Growth", "Head", "Ids", "LikelihoodConfig", "Linear", "LossSums",
+    "MLMConfig", "MLPConfig", "Mask", "Material", "Measure", "MetricConfig", "Mixer", "NamedWeights", "NormConfig", "Objective",
     "ObjectiveConfig", "OptimConfig", "Out", "PackedRows", "PairRecord", "ParametrizationConfig", "PerToken", "Position", "PositionConfig",
     "PreferenceRecord", "RMSNormConfig", "RecordConfig", "RecurrentConfig", "RewardConfig", "Rope", "RopeConfig", "Rows", "RunCallback",
     "ScheduleConfig", "Skippable", "Slot", "Source", "SourceConfig", "Start", "Tokenizer", "TokenizerConfig", "TrainConfig", "TrainModule",

@@ -171,7 +171,7 @@ MUTATIONS = [
     ("kernels that drop weights are kept", "ops/recompute.py", "in _KEPT and not _draws(op, args)", "in _KEPT", ["ops/test_recompute.py"]),
     ("kept products may be changed in place", "ops/recompute.py", " and self._kept & _storages(args[:1])", " and False", ["ops/test_recompute.py"]),
     ("products are computed again", "ops/recompute.py", "_KEPT = PRODUCTS | KERNELS |", "_KEPT = KERNELS |", ["ops/test_recompute.py"]),
-    ("what kernels give is not counted", "cost/memory.py", "parts.gives()]), Kept(0, out)", "Kept(0, 0)]), Kept(0, out)", ["cost/test_recomputed_memory.py"]),
+    ("what kernels give is not counted", "cost/memory.py", "parts.kernel_outputs()]), Activations(0, out)", "Activations(0, 0)]), Activations(0, out)", ["cost/test_recomputed_memory.py"]),
     ("cross-attention does not count as a sublayer", "nn/transformer.py", "super().sublayers(name) + len(self.blocks)", "super().sublayers(name)", ["nn/test_model.py"]),
     ("segments are passed over", "nn/stack.py", "elif segments is not None:", "elif False:", ["nn/test_slot_errors.py"]),
     ("a cache may pass the last learned position", "nn/position/absolute.py", "if start + s > self.max_seq_len:", "if s > self.max_seq_len:", ["nn/test_slot_errors.py"]),

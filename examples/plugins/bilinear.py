@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor, nn
 
-from lm.kinds import Context, FFNConfig, Kept, Linear, Out
+from lm.kinds import Activations, Context, FFNConfig, Linear, Out
 
 
 class BilinearConfig(FFNConfig):
@@ -27,9 +27,9 @@ class BilinearConfig(FFNConfig):
     def build(self, d_model: int, layer: int) -> nn.Module:
         return Bilinear(d_model, self.width(d_model))
 
-    def keeps(self, d_model: int, layer: int) -> Kept:
+    def saved_activations(self, d_model: int, layer: int) -> Activations:
         """Gate, up and their product."""
-        return Kept(0, 3 * self.width(d_model), casts=d_model)
+        return Activations(0, 3 * self.width(d_model), casts=d_model)
 
 
 class Bilinear(nn.Module):

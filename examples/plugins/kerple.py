@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lm.kinds import Dims, Kept, Position, PositionConfig
+from lm.kinds import Activations, Dims, Position, PositionConfig
 
 
 class KerpleConfig(PositionConfig):
@@ -24,9 +24,9 @@ class KerpleConfig(PositionConfig):
     def build(self, dims: Dims) -> Position:
         return Kerple(dims.n_heads, self.scale)
 
-    def keeps(self, n_heads: int, seq_len: int) -> Kept:
+    def saved_activations(self, n_heads: int, seq_len: int) -> Activations:
         """The bias, its distances times the rates, and the logarithm: of each head and key."""
-        return Kept(0, 3 * n_heads * seq_len)
+        return Activations(0, 3 * n_heads * seq_len)
 
 
 class Kerple(Position):

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from lm.kinds import Context, Fixed, Kept, Linear, Mixer, NormConfig, Out, RecurrentConfig
+from lm.kinds import Activations, Context, Fixed, Linear, Mixer, NormConfig, Out, RecurrentConfig
 
 
 class MinGRUConfig(RecurrentConfig):
@@ -26,8 +26,8 @@ class MinGRUConfig(RecurrentConfig):
     def flops(self, d_model: int, layer: int, seq_len: int) -> int:
         return 4 * self.expand * d_model
 
-    def keeps(self, d_model: int, layer: int) -> Kept:
-        return Kept(0, 6 * self.expand * d_model)
+    def saved_activations(self, d_model: int, layer: int) -> Activations:
+        return Activations(0, 6 * self.expand * d_model)
 
     def state(self, d_model: int, layer: int) -> Fixed:
         return Fixed(((self.expand * d_model,),))

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lm.kinds import AttentionConfig, Context, Kept, Linear, Mixer, NormConfig, Out, PerToken, PositionConfig
+from lm.kinds import Activations, AttentionConfig, Context, Linear, Mixer, NormConfig, Out, PerToken, PositionConfig
 
 
 class SigmoidConfig(AttentionConfig):
@@ -31,8 +31,8 @@ class SigmoidConfig(AttentionConfig):
     def flops(self, d_model: int, layer: int, seq_len: int) -> int:
         return 4 * d_model * seq_len
 
-    def keeps(self, d_model: int, layer: int) -> Kept:
-        return Kept(0, 4 * d_model)
+    def saved_activations(self, d_model: int, layer: int) -> Activations:
+        return Activations(0, 4 * d_model)
 
     def state(self, d_model: int, layer: int) -> PerToken:
         return PerToken(((self.n_heads, self.rotary_width(d_model)),) * 2)

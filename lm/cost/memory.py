@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from lm.nn.activation_memory import Activations, Precision, sum_activations
 from lm.nn.block import BlockParts
 from lm.nn.head import WIDE_CPU
-from lm.nn.kept import Kept, Precision, together
 from lm.nn.linear import Out
 from lm.nn.stack import ModelConfig
 from lm.nn.transformer import LM
@@ -42,7 +42,7 @@ class Memory:
     weights: int
     gradients: int
     optimizer: int
-    activations: int  # what autograd keeps of a micro-batch
+    activations: int  # what autograd saves of a micro-batch
     loss: int  # logits of one chunk, over which their gradient is written, those in float32, the head's gradient while it is summed, and
     # what each loss keeps of it
     frozen: int = 0  # weights of the models that the loss compares with, and what a teacher says of a chunk
@@ -120,63 +120,66 @@ def multiplied(model: LM) -> int:
 
 
 class _Unit(NamedTuple):
-    """What autograd keeps of one token in a block."""
+    """What autograd saves of one token in a block."""
 
     layer: int
-    whole: Kept
-    inputs: Kept
-    products: Kept  # outputs of matrix products and fused kernels
-    unread: Kept  # of these, the ones that the backward does not read
+    whole: Activations
+    inputs: Activations
+    products: Activations  # outputs of matrix products and fused kernels
+    unread: Activations  # of these, the ones that the backward does not read
 
 
 def _activations(model: LM, setting: Setting) -> int:
     """Returns the bytes of activations for one token."""
     cfg, d = model.cfg, model.cfg.d_model
-    kept, again = [_ends(d), *([Kept(d, 0)] * len(model.stacks()) if cfg.embed.norm else [])], 0
-    kept += [cfg.residual.keeps_between(d, len(stack.blocks)) for stack in model.stacks()]
+    saved, again = [_ends(d), *([Activations(d, 0)] * len(model.stacks()) if cfg.embed.norm else [])], 0
+    saved += [cfg.residual.saved_between_blocks(d, len(stack.blocks)) for stack in model.stacks()]
     for unit in _units(model, setting):
         what = setting.recompute.of(unit.layer)
-        left = {"none": unit.whole, "block": unit.inputs, "selective": together([unit.inputs, unit.products])}[what]
-        unread = unit.unread if what == "selective" else Kept(0, 0)
+        left = {"none": unit.whole, "block": unit.inputs, "selective": sum_activations([unit.inputs, unit.products])}[what]
+        unread = unit.unread if what == "selective" else Activations(0, 0)
         whole, had, unread_bytes = (part.bytes(setting.precision, setting.compiled) for part in (unit.whole, left, unread))
-        kept, again = [*kept, left], max(again, whole - had + unread_bytes)
-    return together(kept).bytes(setting.precision, setting.compiled) + again
+        saved, again = [*saved, left], max(again, whole - had + unread_bytes)
+    return sum_activations(saved).bytes(setting.precision, setting.compiled) + again
 
 
 def _units(model: LM, setting: Setting) -> Iterator[_Unit]:
     cfg, d, modules = model.cfg, model.cfg.d_model, iter(model.units())
     for stack in model.stacks():
         for parts in stack.parts:
-            yield _Unit(parts.layer, _block(cfg, parts, setting), Kept(cfg.residual.width(d), 0), *_products(next(modules), parts, setting))
+            inputs = Activations(cfg.residual.width(d), 0)
+            yield _Unit(parts.layer, _block(cfg, parts, setting), inputs, *_products(next(modules), parts, setting))
     for layer in range(cfg.n_layers, cfg.n_layers + len(model.mtp) * model.runs_mtp):
-        join, parts = Kept(d, 2 * d), cfg.parts(layer)  # the norm of the embedding, and the matrix that reads it beside the hidden states
-        whole, inputs = together([join, _block(cfg, parts, setting), _ends(d)]), together([Kept(d, 0), _ends(d)])
+        join = Activations(d, 2 * d)  # the norm of the embedding, and the matrix that reads it beside the hidden states
+        parts, inputs = cfg.parts(layer), sum_activations([Activations(d, 0), _ends(d)])
+        whole = sum_activations([join, _block(cfg, parts, setting), _ends(d)])
         yield _Unit(layer, whole, inputs, *_products(next(modules), parts, setting))
 
 
-def _products(module: nn.Module, parts: BlockParts, setting: Setting) -> tuple[Kept, Kept]:
+def _products(module: nn.Module, parts: BlockParts, setting: Setting) -> tuple[Activations, Activations]:
     """Returns the outputs of all products, and of those that are only added to the residual stream; where matrices are in slices, the
     latter are partial sums for the tokens of all ranks."""
     out = sum(m.out_features for m in module.modules() if isinstance(m, Out)) * setting.tensor
     others = [m for m in module.modules() if isinstance(m, nn.Linear) and not isinstance(m, Out)]
     rows = sum(p.shape[0] for m in others for p in m.parameters(recurse=False) if p.ndim == 2)  # those of an adapter too
-    return together([Kept(0, rows + out), parts.gives()]), Kept(0, out)
+    return sum_activations([Activations(0, rows + out), parts.kernel_outputs()]), Activations(0, out)
 
 
-def _ends(d: int) -> Kept:
+def _ends(d: int) -> Activations:
     """Counts the norm before the head, the hidden states, and the loss's gradient of these."""
-    return Kept(d, 2 * d)
+    return Activations(d, 2 * d)
 
 
-def _block(cfg: ModelConfig, parts: BlockParts, setting: Setting) -> Kept:
-    """Counts what autograd keeps of one token in a block, norms and residual branches included."""
-    bias = [cfg.position.keeps(cfg.attention.n_heads, setting.seq_len)] if parts.slot == "attention" else []
-    return together([cfg.block.keeps(parts), parts.keeps(), *bias, _exchanged(cfg, parts, setting)])
+def _block(cfg: ModelConfig, parts: BlockParts, setting: Setting) -> Activations:
+    """Counts what autograd saves of one token in a block, norms and residual branches included."""
+    bias = [cfg.position.saved_activations(cfg.attention.n_heads, setting.seq_len)] if parts.slot == "attention" else []
+    return sum_activations([cfg.block.saved_activations(parts), parts.saved_activations(), *bias, _exchanged(cfg, parts, setting)])
 
 
-def _exchanged(cfg: ModelConfig, parts: BlockParts, setting: Setting) -> Kept:
-    """Counts what autograd keeps of one token in addition, where ranks hold rows in slices; where they hold matrices in slices too, both
+def _exchanged(cfg: ModelConfig, parts: BlockParts, setting: Setting) -> Activations:
+    """Counts what autograd saves of one token in addition, where ranks hold rows in slices; where they hold matrices in slices too, both
     sublayers keep the gathered tokens of all ranks."""
     if setting.tensor > 1:
-        return together([Kept(0, (setting.tensor - 1) * cfg.d_model), cfg.ffn.exchanges(cfg.d_model, parts.layer, setting.tensor)])
-    return parts.mixer.exchanges(cfg.d_model, setting.context) if setting.context > 1 else Kept(0, 0)
+        of_ffn = cfg.ffn.exchanged_activations(cfg.d_model, parts.layer, setting.tensor)
+        return sum_activations([Activations(0, (setting.tensor - 1) * cfg.d_model), of_ffn])
+    return parts.mixer.exchanged_activations(cfg.d_model, setting.context) if setting.context > 1 else Activations(0, 0)

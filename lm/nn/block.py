@@ -7,9 +7,9 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from torch import Tensor, nn
 
+from lm.nn.activation_memory import Activations, sum_activations
 from lm.nn.context import Context
 from lm.nn.ffn.base import FFNConfig
-from lm.nn.kept import Kept, together
 from lm.nn.mixers.base import AttentionConfig, MixerConfig
 from lm.nn.norm import Branch, LayerScale, NormConfig, Place, build_residual
 from lm.nn.residual import ResidualConfig
@@ -42,13 +42,15 @@ class BlockParts:
         """How many there are."""
         return len(self.mixers) + self.ffn.sublayers
 
-    def keeps(self) -> Kept:
-        """Returns what autograd keeps of one token within the sublayers."""
-        return together([*(mixer.keeps(self.d_model, self.layer) for mixer in self.mixers), self.ffn.keeps(self.d_model, self.layer)])
+    def saved_activations(self) -> Activations:
+        """Returns what autograd saves of one token within the sublayers."""
+        d, layer = self.d_model, self.layer
+        return sum_activations([*(mixer.saved_activations(d, layer) for mixer in self.mixers), self.ffn.saved_activations(d, layer)])
 
-    def gives(self) -> Kept:
+    def kernel_outputs(self) -> Activations:
         """Returns the outputs of fused kernels and stacked matrices for one token."""
-        return together([*(mixer.gives(self.d_model, self.layer) for mixer in self.mixers), self.ffn.gives(self.d_model, self.layer)])
+        d, layer = self.d_model, self.layer
+        return sum_activations([*(mixer.kernel_outputs(d, layer) for mixer in self.mixers), self.ffn.kernel_outputs(d, layer)])
 
     def flops(self, seq_len: int) -> int:
         """Returns the FLOPs of one token in a full row, without those of linear layers."""
@@ -71,8 +73,8 @@ class BlockConfig(Slot, group="model/block"):
         """Returns a module that is called with (b, s, d) and the Context."""
 
     @abstractmethod
-    def keeps(self, parts: BlockParts) -> Kept:
-        """Returns what autograd keeps of one token around the sublayers: norms, inputs, and masks of dropout."""
+    def saved_activations(self, parts: BlockParts) -> Activations:
+        """Returns what autograd saves of one token around the sublayers: norms, inputs, and masks of dropout."""
 
     def require(self, norm: NormConfig, ffn: FFNConfig, recurrent: bool) -> None:
         """Raises ValueError where this norm, its place, or this feed-forward does not fit. recurrent: some layer is recurrent."""
@@ -96,13 +98,14 @@ class SequentialConfig(BlockConfig):
     def build(self, parts: BlockParts) -> nn.Module:
         return Block(self, parts) if parts.cross is None else CrossBlock(self, parts)
 
-    def keeps(self, parts: BlockParts) -> Kept:
+    def saved_activations(self, parts: BlockParts) -> Activations:
         norms = 2 if self.norm(parts).place == "sandwich" else 1
         width, missing = parts.sublayers * parts.d_model, 0 if self.first_norm or parts.layer else parts.d_model
         scaled = 0 if self.layer_scale is None else width
         between = width - parts.d_model  # the stream between sublayers: a compiler adds it up again from what they give
-        alone = Kept(norms * width - missing, width + scaled, width if parts.dropout else 0, again_wide=between, again=-between)
-        return together([alone, parts.residual.keeps(parts.d_model, parts.sublayers)])
+        masks = width if parts.dropout else 0
+        alone = Activations(norms * width - missing, width + scaled, masks, recomputed_wide=between, recomputed=-between)
+        return sum_activations([alone, parts.residual.saved_activations(parts.d_model, parts.sublayers)])
 
     def norm(self, parts: BlockParts) -> NormConfig:
         """Returns the norm of the sublayers, with its place in this layer."""
@@ -137,10 +140,10 @@ class ParallelConfig(BlockConfig):
     def build(self, parts: BlockParts) -> nn.Module:
         return ParallelBlock(self, parts)
 
-    def keeps(self, parts: BlockParts) -> Kept:
+    def saved_activations(self, parts: BlockParts) -> Activations:
         d = parts.d_model
         narrow = (1 if self.shared_norm else 2) + (0 if self.layer_scale is None else 1)
-        return Kept(d, narrow * d, d if parts.dropout else 0, d if self.shared_norm else 0)
+        return Activations(d, narrow * d, d if parts.dropout else 0, d if self.shared_norm else 0)
 
     def require(self, norm: NormConfig, ffn: FFNConfig, recurrent: bool) -> None:
         if norm.place != "pre":

@@ -11,8 +11,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lm.nn.activation_memory import Activations
 from lm.nn.init import Declares, Draw, Start, zeros
-from lm.nn.kept import Kept
 from lm.nn.norm import NormConfig, PreNorm, Sublayer
 from lm.nn.residual import LayerFn, Residual, ResidualConfig
 from lm.ops.precision import wide, without_autocast
@@ -47,14 +47,14 @@ class HyperConfig(ResidualConfig):
     def width(self, d_model: int) -> int:
         return self.streams * d_model
 
-    def keeps(self, d_model: int, sublayers: int) -> Kept:
+    def saved_activations(self, d_model: int, sublayers: int) -> Activations:
         n, streams = self.streams, self.width(d_model)
         weights, divided = 2 * n * n + 5 * n, 2 * self.sinkhorn * (n * n + n)
         wide = 2 * streams + d_model + weights + divided  # the streams, their norm, and what the sublayer gives
-        return Kept(sublayers * wide, 0, again_wide=sublayers * (streams + divided))
+        return Activations(sublayers * wide, 0, recomputed_wide=sublayers * (streams + divided))
 
-    def keeps_between(self, d_model: int, n_layers: int) -> Kept:
-        return Kept(2 * self.width(d_model), 0)  # the streams, and their norm
+    def saved_between_blocks(self, d_model: int, n_layers: int) -> Activations:
+        return Activations(2 * self.width(d_model), 0)  # the streams, and their norm
 
     def flops(self, d_model: int, n_layers: int, sublayers: int) -> int:
         n = self.streams

@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from lm.nn.activation_memory import Activations
 from lm.nn.init import Declares, Draw, ones, zeros
-from lm.nn.kept import Kept
 from lm.nn.norm import NormConfig, PreNorm
 from lm.schema import Slot
 
@@ -34,13 +34,13 @@ class ResidualConfig(Slot, group="model/residual"):
         """Returns how many numbers of a token one layer hands to the next."""
         return d_model
 
-    def keeps(self, d_model: int, sublayers: int) -> Kept:
-        """Returns what autograd keeps of one token in a block, beside what a single stream keeps."""
-        return Kept(0, 0)
+    def saved_activations(self, d_model: int, sublayers: int) -> Activations:
+        """Returns what autograd saves of one token in a block, beside what a single stream keeps."""
+        return Activations(0, 0)
 
-    def keeps_between(self, d_model: int, n_layers: int) -> Kept:
-        """Returns what autograd keeps of one token outside of the blocks."""
-        return Kept(0, 0)
+    def saved_between_blocks(self, d_model: int, n_layers: int) -> Activations:
+        """Returns what autograd saves of one token outside of the blocks."""
+        return Activations(0, 0)
 
     def flops(self, d_model: int, n_layers: int, sublayers: int) -> int:
         """Returns the FLOPs of one token in a stack, beside those of the blocks.  sublayers: of a block."""
@@ -64,8 +64,8 @@ class FirstConfig(ResidualConfig):
     def build(self, d_model: int, n_layers: int) -> "Residual":
         return FirstResidual(n_layers)
 
-    def keeps_between(self, d_model: int, n_layers: int) -> Kept:
-        return Kept(n_layers * d_model, 0)
+    def saved_between_blocks(self, d_model: int, n_layers: int) -> Activations:
+        return Activations(n_layers * d_model, 0)
 
 
 class UNetConfig(ResidualConfig):
@@ -77,8 +77,8 @@ class UNetConfig(ResidualConfig):
     def build(self, d_model: int, n_layers: int) -> "Residual":
         return UNetResidual(n_layers)
 
-    def keeps_between(self, d_model: int, n_layers: int) -> Kept:
-        return Kept(0 if n_layers % 2 else d_model, 0)  # the other outputs are the inputs of the layers above them
+    def saved_between_blocks(self, d_model: int, n_layers: int) -> Activations:
+        return Activations(0 if n_layers % 2 else d_model, 0)  # the other outputs are the inputs of the layers above them
 
 
 class DenseConfig(ResidualConfig):
@@ -89,8 +89,8 @@ class DenseConfig(ResidualConfig):
     def build(self, d_model: int, n_layers: int) -> "Residual":
         return DenseResidual(n_layers)
 
-    def keeps_between(self, d_model: int, n_layers: int) -> Kept:
-        return Kept(n_layers * d_model, 0)
+    def saved_between_blocks(self, d_model: int, n_layers: int) -> Activations:
+        return Activations(n_layers * d_model, 0)
 
 
 class Residual(nn.Module):

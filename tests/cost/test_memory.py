@@ -9,8 +9,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from lm.cli.compose.compose import compose
 from lm.cost.memory import Setting, memory, multiplied
 from lm.losses.tokens import causal_reader
+from lm.nn.activation_memory import Precision
 from lm.nn.batch import Batch
-from lm.nn.kept import Precision
 from lm.nn.transformer import LM, EncoderDecoderConfig, build_model
 from lm.ops.ranks import dispatch, tensor_parallel, ulysses, vocabulary
 from lm.ops.ranks.tensor_parallel import Divisible, TensorParallel

@@ -5,8 +5,8 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from lm.nn.activation_memory import Activations
 from lm.nn.init import Declares
-from lm.nn.kept import Kept
 from lm.schema import Slot, Tree
 
 
@@ -25,12 +25,12 @@ class FFNConfig(Slot, group="model/ffn"):
         return residual
 
     @abstractmethod
-    def keeps(self, d_model: int, layer: int) -> Kept:
-        """Returns what autograd keeps of one token for the backward, the input of the layer aside."""
+    def saved_activations(self, d_model: int, layer: int) -> Activations:
+        """Returns what autograd saves of one token for the backward, the input of the layer aside."""
 
-    def gives(self, d_model: int, layer: int) -> Kept:
+    def kernel_outputs(self, d_model: int, layer: int) -> Activations:
         """Returns the outputs of stacked matrices for one token, which selective recomputation keeps; linear layers (nn.Linear) aside."""
-        return Kept(0, 0)
+        return Activations(0, 0)
 
     def flops(self, d_model: int, layer: int) -> int:
         """Returns the FLOPs of one token, 2 per multiply-add, without those of linear layers (nn.Linear)."""
@@ -43,9 +43,9 @@ class FFNConfig(Slot, group="model/ffn"):
         """Returns why ranks cannot hold a row in slices, with the remedy; None where no token depends on another."""
         return None
 
-    def exchanges(self, d_model: int, layer: int, n: int) -> Kept:
-        """Returns what autograd keeps of one token in addition where n ranks hold the matrices in slices: the other ranks' tokens."""
-        return Kept(0, (n - 1) * d_model)
+    def exchanged_activations(self, d_model: int, layer: int, n: int) -> Activations:
+        """Returns what autograd saves of one token in addition where n ranks hold the matrices in slices: the other ranks' tokens."""
+        return Activations(0, (n - 1) * d_model)
 
     def why_not_tensor_parallel(self, d_model: int, n: int) -> str | None:
         """Returns why n ranks cannot hold the matrices in slices, with the remedy; None where they can."""

@@ -9,9 +9,9 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lm.nn.activation_memory import Activations
 from lm.nn.context import Context
 from lm.nn.ffn.base import FFNConfig
-from lm.nn.kept import Kept
 from lm.nn.linear import Linear, Out
 from lm.ops.ranks.tensor_parallel import Divisible
 from lm.schema import MOST, Tree
@@ -53,13 +53,13 @@ class MLPConfig(FFNConfig):
         """Returns how many weights the matrices have."""
         return (3 if self.gated else 2) * d_model * self.width(d_model)
 
-    def keeps(self, d_model: int, layer: int) -> Kept:
+    def saved_activations(self, d_model: int, layer: int) -> Activations:
         """Counts the activation; when gated, up and the product too; with gpt_oss_limit, gate and up before and after clamping. A compiler
         keeps what the matrices give, and what the last one reads; of relu alone the latter, and half a number each for what it cut off."""
         tensors = _STEPS[self.activation] + (2 if self.gated else 0) + (2 if self.gpt_oss_limit is not None else 0)
         width, matrices = self.width(d_model), 3 if self.gated else 2
         again = -width // 2 if tensors < matrices else (tensors - matrices) * width
-        return Kept(0, tensors * width, width if self.dropout else 0, d_model if self.gated else 0, again=again)
+        return Activations(0, tensors * width, width if self.dropout else 0, d_model if self.gated else 0, recomputed=again)
 
     def why_not_tensor_parallel(self, d_model: int, n: int, name: str = "hidden") -> str | None:
         """As in FFNConfig.  name: of the option that sets this width."""

@@ -6,12 +6,12 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from lm.nn.activation_memory import Activations, sum_activations
 from lm.nn.context import Context
 from lm.nn.ffn.base import FFNConfig, Mixture
 from lm.nn.ffn.experts import Experts
 from lm.nn.ffn.mlp import MLPConfig
 from lm.nn.ffn.router import RouterConfig, Routing, SoftmaxRouterConfig
-from lm.nn.kept import Kept, together
 from lm.nn.linear import Linear
 from lm.ops.routing import agreement, capacity_of, loads, squares_of_log_z, tokens, within_capacity
 from lm.schema import MOST, Tree
@@ -101,31 +101,32 @@ class MoEConfig(FFNConfig):
         found = [part.why_not_tensor_parallel(d_model, n, name) for name, part in parts.items() if part is not None]
         return next(filter(None, found), None)
 
-    def exchanges(self, d_model: int, layer: int, n: int) -> Kept:
+    def exchanged_activations(self, d_model: int, layer: int, n: int) -> Activations:
         """Counts the output that comes back from each of a token's experts, and the gathered input of the shared experts."""
         if (plain := self._mlp(layer)) is not None:
-            return plain.exchanges(d_model, layer, n)
+            return plain.exchanged_activations(d_model, layer, n)
         shared = self.shared(d_model)
-        return together([Kept(0, self.top_k * d_model), *([] if shared is None else [shared.exchanges(d_model, layer, n)])])
+        gathered = [] if shared is None else [shared.exchanged_activations(d_model, layer, n)]
+        return sum_activations([Activations(0, self.top_k * d_model), *gathered])
 
     def flops(self, d_model: int, layer: int) -> int:
         """Counts the experts that a token is sent to."""
         return 2 * self.top_k * self.expert.weights(d_model) if self._mlp(layer) is None else 0
 
-    def keeps(self, d_model: int, layer: int) -> Kept:
+    def saved_activations(self, d_model: int, layer: int) -> Activations:
         """Counts, for each chosen expert, its activations, input and output; and the router's input and three rows of scores in float32."""
         if (plain := self._mlp(layer)) is not None:
-            return plain.keeps(d_model, layer)
+            return plain.saved_activations(d_model, layer)
         shared, gated = self.shared(d_model), d_model + 2 if self.shared_gate else 0
         passed = [self.expert] * self.top_k + ([] if shared is None else [shared])
-        routing = Kept(d_model + 3 * self.n_experts, 2 * self.top_k * d_model + gated, again_wide=d_model)
-        return together([routing, *(one.keeps(d_model, layer) for one in passed)])
+        routing = Activations(d_model + 3 * self.n_experts, 2 * self.top_k * d_model + gated, recomputed_wide=d_model)
+        return sum_activations([routing, *(one.saved_activations(d_model, layer) for one in passed)])
 
-    def gives(self, d_model: int, layer: int) -> Kept:
+    def kernel_outputs(self, d_model: int, layer: int) -> Activations:
         """Counts, for each chosen expert, the output of each of its matrices."""
         if self._mlp(layer) is not None:
-            return Kept(0, 0)
-        return Kept(0, self.top_k * ((1 + self.expert.gated) * self.expert.width(d_model) + d_model))
+            return Activations(0, 0)
+        return Activations(0, self.top_k * ((1 + self.expert.gated) * self.expert.width(d_model) + d_model))
 
     def implied(self, d_model: int) -> Tree:
         parts = {"expert": self.expert, "dense": self.dense}

@@ -4,8 +4,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from lm.nn.activation_memory import Activations
 from lm.nn.ffn.base import FFNConfig
-from lm.nn.kept import Kept
 from lm.nn.norm import Sublayer
 
 
@@ -22,14 +22,14 @@ class NoFFNConfig(FFNConfig):
     def connected(self, residual: nn.Module) -> nn.Module:
         return Past()
 
-    def exchanges(self, d_model: int, layer: int, n: int) -> Kept:
-        return Kept(0, 0)
+    def exchanged_activations(self, d_model: int, layer: int, n: int) -> Activations:
+        return Activations(0, 0)
 
     def why_not_tensor_parallel(self, d_model: int, n: int) -> str | None:
         return None
 
-    def keeps(self, d_model: int, layer: int) -> Kept:
-        return Kept(0, 0)
+    def saved_activations(self, d_model: int, layer: int) -> Activations:
+        return Activations(0, 0)
 
 
 class Past(nn.Module):

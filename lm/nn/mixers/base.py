@@ -9,9 +9,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from lm.nn.activation_memory import Activations
 from lm.nn.context import Context
 from lm.nn.init import Declares, zeros
-from lm.nn.kept import Kept
 from lm.nn.norm import NormConfig
 from lm.nn.position.base import Position, PositionConfig
 from lm.ops.attention.attend import Preparing, Scoring, choose
@@ -83,12 +83,12 @@ class MixerConfig(Config):
         """Returns the FLOPs of one token in a full row, 2 per multiply-add, without those of linear layers (nn.Linear)."""
 
     @abstractmethod
-    def keeps(self, d_model: int, layer: int) -> Kept:
-        """Returns what autograd keeps of one token for the backward, the input of the mixer aside."""
+    def saved_activations(self, d_model: int, layer: int) -> Activations:
+        """Returns what autograd saves of one token for the backward, the input of the mixer aside."""
 
-    def gives(self, d_model: int, layer: int) -> Kept:
+    def kernel_outputs(self, d_model: int, layer: int) -> Activations:
         """Returns the outputs of fused kernels for one token, which selective recomputation keeps; linear layers (nn.Linear) aside."""
-        return Kept(0, 0)
+        return Activations(0, 0)
 
     @abstractmethod
     def state(self, d_model: int, layer: int) -> State:
@@ -102,9 +102,9 @@ class MixerConfig(Config):
         """Returns the config of one rank's share, where n ranks hold the mixer's matrices in slices."""
         raise AssertionError("its matrices are whole")
 
-    def exchanges(self, d_model: int, n: int) -> Kept:
-        """Returns what autograd keeps of one token in addition, where n ranks hold its row in slices."""
-        return Kept(0, 0)
+    def exchanged_activations(self, d_model: int, n: int) -> Activations:
+        """Returns what autograd saves of one token in addition, where n ranks hold its row in slices."""
+        return Activations(0, 0)
 
 
 class AttentionConfig(MixerConfig, Slot, group="model/attention"):

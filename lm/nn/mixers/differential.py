@@ -8,8 +8,8 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lm.nn.activation_memory import Activations, sum_activations
 from lm.nn.init import Start
-from lm.nn.kept import Kept, together
 from lm.nn.mixers.base import Mixer
 from lm.nn.mixers.gqa import GQA
 from lm.nn.mixers.grouped import GroupedConfig
@@ -41,14 +41,14 @@ class DifferentialConfig(GroupedConfig):
         """Values are twice as wide as in GQA; that scores are computed again for each half of the values does not count."""
         return super().flops(d_model, layer, seq_len) * 3 // 2
 
-    def keeps(self, d_model: int, layer: int) -> Kept:
+    def saved_activations(self, d_model: int, layer: int) -> Activations:
         """In addition, each half of the values repeated, both halves' outputs and their concatenation, the difference and its norm."""
         q = self.n_heads * self.width(d_model)
-        return together([super().keeps(d_model, layer), Kept(0, self.kv_width(d_model) + 5 * q)])
+        return sum_activations([super().saved_activations(d_model, layer), Activations(0, self.kv_width(d_model) + 5 * q)])
 
-    def gives(self, d_model: int, layer: int) -> Kept:
+    def kernel_outputs(self, d_model: int, layer: int) -> Activations:
         """Attention runs once for each half of the values."""
-        return together([super().gives(d_model, layer)] * 2)
+        return sum_activations([super().kernel_outputs(d_model, layer)] * 2)
 
 
 def tenth(shape: torch.Size, start: Start) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lm.nn.kept import Kept
+from lm.nn.activation_memory import Activations
 from lm.nn.linear import Linear
 from lm.nn.mixers.base import Mixer
 from lm.nn.mixers.heads import Heads, HeadsConfig, low_rank
@@ -36,14 +36,14 @@ class GatedDeltaConfig(HeadsConfig):
         qk, v = self.widths
         return 2 * self.kernel * (2 * qk + v) + 6 * self.n_heads * self.k_dim * self.v_dim
 
-    def keeps(self, d_model: int, layer: int) -> Kept:
+    def saved_activations(self, d_model: int, layer: int) -> Activations:
         """Counts inputs of the convolution and of the operations behind it, both forms of q, k and v, the triangular system and the
         scores of a chunk, and a token's share of a chunk's state."""
         qk, v = self.widths
         size, pairs = (SMALL_CHUNK, SMALL_CHUNK * (3 * self.k_dim + 2)) if self.channels else (CHUNK, 5 * CHUNK)
         state = self.n_heads * self.k_dim * self.v_dim // size
         chunk = self.n_heads * (pairs + 5 * self.k_dim + 4 * self.v_dim)
-        return Kept(chunk + 2 * state + 2 * qk + 2 * v, 3 * (2 * qk + v) + 3 * v)
+        return Activations(chunk + 2 * state + 2 * qk + 2 * v, 3 * (2 * qk + v) + 3 * v)
 
 
 class GatedDelta(Heads):

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lm.nn.kept import Kept
+from lm.nn.activation_memory import Activations
 from lm.nn.linear import Linear
 from lm.nn.mixers.base import Mixer
 from lm.nn.mixers.heads import Heads, HeadsConfig, low_rank
@@ -43,14 +43,14 @@ class GLAConfig(HeadsConfig):
         qk, v = self.widths
         return 2 * self.kernel * (2 * qk + v) + 4 * self.n_heads * self.k_dim * self.v_dim
 
-    def keeps(self, d_model: int, layer: int) -> Kept:
+    def saved_activations(self, d_model: int, layer: int) -> Activations:
         """Counts inputs of the convolution and of the operations behind it, q, k and v by head, decays and scores of a chunk, and a
         token's share of a chunk's state."""
         qk, v = self.widths
         size = SMALL_CHUNK if self.decay == "channel" else CHUNK
         pairs = SMALL_CHUNK * (2 * self.k_dim + 1) + 2 * self.k_dim if self.decay == "channel" else 3 * CHUNK
         state = self.n_heads * self.k_dim * self.v_dim // size
-        return Kept(self.n_heads * (pairs + 4 * self.k_dim + 2 * self.v_dim) + 2 * state + 2 * v, 3 * (2 * qk + v) + 3 * v)
+        return Activations(self.n_heads * (pairs + 4 * self.k_dim + 2 * self.v_dim) + 2 * state + 2 * v, 3 * (2 * qk + v) + 3 * v)
 
 
 class GLA(Heads):

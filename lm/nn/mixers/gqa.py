@@ -8,9 +8,9 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lm.nn.activation_memory import Activations, sum_activations
 from lm.nn.context import Context
 from lm.nn.init import halves
-from lm.nn.kept import Kept, together
 from lm.nn.linear import Linear, Out
 from lm.nn.mixers.base import Attention, Mixer
 from lm.nn.mixers.grouped import GroupedConfig, QueryGrowth
@@ -93,16 +93,16 @@ class GQAConfig(GroupedConfig):
     def _behind(self, layer: int, seq_len: int) -> int:
         return min(self.first(layer), max(0, seq_len - (self.layer_window(layer) or seq_len)))
 
-    def keeps(self, d_model: int, layer: int) -> Kept:
+    def saved_activations(self, d_model: int, layer: int) -> Activations:
         """In addition, v before the value residual; with keep_first, q, k, v and the attention output are twice as wide."""
         q, kv = self.n_heads * self.width(d_model), self.kv_width(d_model)
         mixed, twice = kv if self.value_residual and layer else 0, 2 * q + 2 * kv if self.first(layer) else 0
-        return together([super().keeps(d_model, layer), Kept(0, mixed + twice)])
+        return sum_activations([super().saved_activations(d_model, layer), Activations(0, mixed + twice)])
 
-    def gives(self, d_model: int, layer: int) -> Kept:
+    def kernel_outputs(self, d_model: int, layer: int) -> Activations:
         """With keep_first, attention outputs are twice as wide."""
-        kernel = super().gives(d_model, layer)
-        return together([kernel, Kept(0, kernel.narrow)]) if self.first(layer) else kernel
+        kernel = super().kernel_outputs(d_model, layer)
+        return sum_activations([kernel, Activations(0, kernel.narrow)]) if self.first(layer) else kernel
 
     def why_not_tensor_parallel(self, n: int) -> str | None:
         for name, heads in (("n_heads", self.n_heads), ("n_kv_heads", self.n_kv_heads or self.n_heads)):

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from lm.nn.kept import Kept
+from lm.nn.activation_memory import Activations
 from lm.nn.mixers.base import AttentionConfig
 from lm.nn.position.base import PositionConfig
 from lm.ops.attention.attend import Scoring
@@ -106,21 +106,21 @@ class GroupedConfig(AttentionConfig):
         """Counts scores and weighted values."""
         return 4 * self.n_heads * self.width(d_model) * min(seq_len, self.layer_window(layer) or seq_len)
 
-    def keeps(self, d_model: int, layer: int) -> Kept:
+    def saved_activations(self, d_model: int, layer: int) -> Activations:
         """Counts q, k, v and the attention output; q and k before their norm; the gate before and after its sigmoid, and its product. A
         compiler keeps no sigmoid, and the attention output twice, once as the last matrix reads it."""
         q, kv, gate = self.n_heads * self.width(d_model), self.kv_width(d_model), self.gate_width(d_model)
         normed, gated = q + kv if self.qk_norm != "none" else 0, q + 2 * gate if gate else 0
-        return Kept(0, 2 * q + 2 * kv + normed + gated, 0, 2 * d_model, again=gate - q)
+        return Activations(0, 2 * q + 2 * kv + normed + gated, 0, 2 * d_model, recomputed=gate - q)
 
-    def gives(self, d_model: int, layer: int) -> Kept:
+    def kernel_outputs(self, d_model: int, layer: int) -> Activations:
         """Counts the attention output, and a logsumexp of each head."""
-        return Kept(self.n_heads, self.n_heads * self.width(d_model))
+        return Activations(self.n_heads, self.n_heads * self.width(d_model))
 
-    def exchanges(self, d_model: int, n: int) -> Kept:
+    def exchanged_activations(self, d_model: int, n: int) -> Activations:
         """Counts the attention output once more, on the other side of the exchange back to tokens; and copies of keys and values."""
         copies = repeats(self.n_kv_heads or self.n_heads, n) - 1
-        return Kept(0, self.n_heads * self.width(d_model) + 2 * copies * self.kv_width(d_model))
+        return Activations(0, self.n_heads * self.width(d_model) + 2 * copies * self.kv_width(d_model))
 
     def state(self, d_model: int, layer: int) -> PerToken:
         """Returns one tensor of a token: its heads of keys, and behind these its heads of values."""

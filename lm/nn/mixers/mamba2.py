@@ -10,8 +10,8 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lm.nn.activation_memory import Activations
 from lm.nn.init import ones
-from lm.nn.kept import Kept
 from lm.nn.linear import Linear, Out
 from lm.nn.mixers.base import Mixer, RecurrentConfig
 from lm.nn.mixers.scan import Scan
@@ -63,12 +63,12 @@ class Mamba2Config(RecurrentConfig):
         x, b = self.widths
         return 2 * self.kernel * (x + 2 * b) + 4 * x * self.state_dim
 
-    def keeps(self, d_model: int, layer: int) -> Kept:
+    def saved_activations(self, d_model: int, layer: int) -> Activations:
         """Counts inputs of the convolution and of the operations behind it, B, C and x by head, the scores of a chunk, and a token's
         share of a chunk's state."""
         x, b = self.widths
         chunk = self.n_heads * (3 * CHUNK + 4 * self.state_dim + 2 * self.head_dim)
-        return Kept(chunk + 2 * x * self.state_dim // CHUNK + 3 * x, 3 * (x + 2 * b) + 2 * x)
+        return Activations(chunk + 2 * x * self.state_dim // CHUNK + 3 * x, 3 * (x + 2 * b) + 2 * x)
 
     def state(self, d_model: int, layer: int) -> Fixed:
         """Returns the convolution's inputs of the last tokens, and the state matrix of each head."""

@@ -7,8 +7,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from lm.nn.activation_memory import Activations
 from lm.nn.context import Context
-from lm.nn.kept import Kept
 from lm.nn.linear import AskedLinear, Linear, Out
 from lm.nn.mixers.base import Attention, AttentionConfig, Mixer
 from lm.nn.norm import NormConfig, RMSNorm
@@ -61,18 +61,18 @@ class MLAConfig(AttentionConfig):
         """Counts scores and weighted values, with keys and values expanded from the latent."""
         return 2 * self.n_heads * (self.nope_dim + self.rope_dim + self.v_dim) * seq_len
 
-    def keeps(self, d_model: int, layer: int) -> Kept:
+    def saved_activations(self, d_model: int, layer: int) -> Activations:
         """Counts latents twice (before and after their norm), q, k, v and the weighted values."""
         latents, width = (self.q_rank or 0) + self.kv_rank, self.n_heads * (self.nope_dim + self.rope_dim)
-        return Kept(0, 2 * latents + 2 * width + 2 * self.n_heads * self.v_dim, 0, d_model)
+        return Activations(0, 2 * latents + 2 * width + 2 * self.n_heads * self.v_dim, 0, d_model)
 
-    def gives(self, d_model: int, layer: int) -> Kept:
+    def kernel_outputs(self, d_model: int, layer: int) -> Activations:
         """Counts the weighted values, and a logsumexp of each head."""
-        return Kept(self.n_heads, self.n_heads * self.v_dim)
+        return Activations(self.n_heads, self.n_heads * self.v_dim)
 
-    def exchanges(self, d_model: int, n: int) -> Kept:
+    def exchanged_activations(self, d_model: int, n: int) -> Activations:
         """Counts the attention output once more, on the other side of the exchange back to tokens."""
-        return Kept(0, self.n_heads * self.v_dim)
+        return Activations(0, self.n_heads * self.v_dim)
 
     def state(self, d_model: int, layer: int) -> PerToken:
         """The latent and the rotated key."""

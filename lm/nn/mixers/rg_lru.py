@@ -10,9 +10,9 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lm.nn.activation_memory import Activations
 from lm.nn.context import Context
 from lm.nn.init import Declares, Start, by_inputs, matrix, zeros
-from lm.nn.kept import Kept
 from lm.nn.linear import Linear, Out
 from lm.nn.mixers.base import Mixer, RecurrentConfig
 from lm.nn.norm import NormConfig
@@ -49,9 +49,9 @@ class RGLRUConfig(RecurrentConfig):
         """Counts the convolution, both matrices of each group, the decay and the addition."""
         return self.width * (2 * self.kernel + 4 * self.width // self.n_heads + 4)
 
-    def keeps(self, d_model: int, layer: int) -> Kept:
+    def saved_activations(self, d_model: int, layer: int) -> Activations:
         """Counts input gate, gated input, decay a, sqrt(1 - a^2), the products of a chunk and h; x, and the output gate three times."""
-        return Kept(12 * self.width, 4 * self.width, 0, self.width)
+        return Activations(12 * self.width, 4 * self.width, 0, self.width)
 
     def state(self, d_model: int, layer: int) -> Fixed:
         """Returns the convolution's inputs of the last tokens, and h."""

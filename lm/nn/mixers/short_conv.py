@@ -6,9 +6,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from lm.nn.activation_memory import Activations
 from lm.nn.context import Context
 from lm.nn.init import by_inputs
-from lm.nn.kept import Kept
 from lm.nn.linear import Linear, Out
 from lm.nn.mixers.base import Mixer, RecurrentConfig
 from lm.nn.norm import NormConfig
@@ -30,9 +30,9 @@ class ShortConvConfig(RecurrentConfig):
     def flops(self, d_model: int, layer: int, seq_len: int) -> int:
         return 2 * self.kernel * d_model
 
-    def keeps(self, d_model: int, layer: int) -> Kept:
+    def saved_activations(self, d_model: int, layer: int) -> Activations:
         """Counts the three projections, the convolution's input, its output, and its output times c."""
-        return Kept(0, 6 * d_model)
+        return Activations(0, 6 * d_model)
 
     def state(self, d_model: int, layer: int) -> Fixed:
         """Returns the convolution's inputs of the last tokens."""

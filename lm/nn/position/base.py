@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from lm.nn.activation_memory import Activations
 from lm.nn.init import Declares
-from lm.nn.kept import Kept
 from lm.ops.attention.mask import arange_positions
 from lm.schema import Slot, Tree
 
@@ -43,9 +43,9 @@ class PositionConfig(Slot, group="model/position"):
     def require(self, rotary: int, whence: str = "") -> None:
         """Raises ValueError where this kind does not fit heads with `rotary` dimensions that may rotate.  whence: what made it so many."""
 
-    def keeps(self, n_heads: int, seq_len: int) -> Kept:
-        """Returns what autograd keeps of one token in each layer that attends."""
-        return Kept(0, 0)
+    def saved_activations(self, n_heads: int, seq_len: int) -> Activations:
+        """Returns what autograd saves of one token in each layer that attends."""
+        return Activations(0, 0)
 
     def implied(self, n_layers: int, windows: bool) -> Tree:
         """Returns null for the options that act in no layer.  windows: some layer has a window."""

@@ -6,7 +6,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from lm.nn.kept import Kept
+from lm.nn.activation_memory import Activations
 from lm.nn.linear import Embedding
 from lm.nn.position.base import Dims, Position, PositionConfig
 from lm.ops.distance import alibi_slopes, t5_buckets
@@ -60,9 +60,9 @@ class T5RelativeConfig(PositionConfig):
     def build(self, dims: Dims) -> Position:
         return T5Relative(self, dims)
 
-    def keeps(self, n_heads: int, seq_len: int) -> Kept:
+    def saved_activations(self, n_heads: int, seq_len: int) -> Activations:
         """Counts the scores of all heads: the bias needs a gradient, which no fused kernel computes."""
-        return Kept(0, n_heads * seq_len)
+        return Activations(0, n_heads * seq_len)
 
 
 class T5Relative(Position):

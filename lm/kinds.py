@@ -39,7 +39,7 @@ from lm.nn.context import Context
 from lm.nn.ffn.base import FFNConfig
 from lm.nn.ffn.mlp import MLPConfig
 from lm.nn.head import Head
-from lm.nn.init import Declares, Start
+from lm.nn.init import Declares, InitContext
 from lm.nn.linear import Linear, Out
 from lm.nn.mixers.base import AttentionConfig, Mixer, RecurrentConfig
 from lm.nn.mixers.gqa import GQA, GQAConfig
@@ -65,12 +65,12 @@ if TYPE_CHECKING:
 __all__ = [
     "GQA", "IGNORED", "LM", "PADDING", "Activations", "Angles", "Answer", "AttentionConfig", "Batch", "BlockConfig", "BlockParts", "Cache",
     "CallbackConfig", "CausalConfig", "CausalRows", "ChatRecord", "Config", "ConfigError", "Context", "DPOConfig", "DataConfig", "Declares",
-    "Dims", "Document", "FFNConfig", "Fixed", "GQAConfig", "Group", "Growth", "Head", "Ids", "LikelihoodConfig", "Linear", "LossSums",
-    "MLMConfig", "MLPConfig", "Mask", "Material", "Measure", "MetricConfig", "Mixer", "NamedWeights", "NormConfig", "Objective",
+    "Dims", "Document", "FFNConfig", "Fixed", "GQAConfig", "Group", "Growth", "Head", "Ids", "InitContext", "LikelihoodConfig", "Linear",
+    "LossSums", "MLMConfig", "MLPConfig", "Mask", "Material", "Measure", "MetricConfig", "Mixer", "NamedWeights", "NormConfig", "Objective",
     "ObjectiveConfig", "OptimConfig", "Out", "PackedRows", "PairRecord", "ParametrizationConfig", "PerToken", "Position", "PositionConfig",
     "PreferenceRecord", "RMSNormConfig", "RecordConfig", "RecurrentConfig", "RewardConfig", "Rope", "RopeConfig", "Rows", "RunCallback",
-    "ScheduleConfig", "Skippable", "Slot", "Source", "SourceConfig", "Start", "Tokenizer", "TokenizerConfig", "TrainConfig", "TrainModule",
-    "Traits", "Turn", "causal_reader", "decaying", "document", "grouped", "loss_of", "momentum_state", "turns_document", "uniforms",
+    "ScheduleConfig", "Skippable", "Slot", "Source", "SourceConfig", "Tokenizer", "TokenizerConfig", "TrainConfig", "TrainModule", "Traits",
+    "Turn", "causal_reader", "decaying", "document", "grouped", "loss_of", "momentum_state", "turns_document", "uniforms",
 ]  # fmt: skip
 
 

@@ -29,6 +29,12 @@ COPIES = "plugins"
 """The folder within a run's where copies of the files lie, to be given by a person where the file has changed since."""
 _PACKAGE = "lm_plugins"
 _MOST_BYTES = 1 << 22
+_ACTIVATIONS = {"keeps": "saved_activations", "gives": "kernel_outputs", "exchanges": "exchanged_activations"}
+_RENAMED = {
+    "Declares": {"drawn": "initializers", "draws": "named_initializers", "steered": "self_updated"},
+    **dict.fromkeys(("MixerConfig", "FFNConfig", "PositionConfig", "BlockConfig"), _ACTIVATIONS),
+}
+"""By base class, what a class of a plugin may still define under a name that nobody asks for any more, and its name of today."""
 
 
 @dataclass(frozen=True)
@@ -176,11 +182,20 @@ def _from_file(path: Path) -> Plugin:
     _forget(module)  # a file that was edited need not have the same kinds
     try:
         exec(compile(code, str(path), "exec"), made.__dict__)
+        _require_names_of_today(made)
     except (Exception, SystemExit) as error:
         del sys.modules[module]
         _forget(module)
         raise _refusal(str(path), error) from error
     return plugin
+
+
+def _require_names_of_today(module: ModuleType) -> None:
+    """Raises ConfigError for a class of this module with a name of `_RENAMED`, which would be silently ignored."""
+    for kind in (each for each in vars(module).values() if isinstance(each, type) and each.__module__ == module.__name__):
+        renamed = {old: new for base in kind.__mro__ for old, new in _RENAMED.get(base.__name__, {}).items()}
+        for old in renamed.keys() & vars(kind).keys():
+            raise ConfigError(f"{kind.__name__}: {old} is called {renamed[old]} now, and would not be asked for. Rename it.")
 
 
 def _forget(module: str) -> None:
@@ -192,6 +207,7 @@ def _forget(module: str) -> None:
 def _installed(point: metadata.EntryPoint) -> Plugin:
     try:
         module = import_module(point.module)
+        _require_names_of_today(module)
     except (Exception, SystemExit) as error:
         raise _refusal(f"{point.name} ({GROUP} = {point.value})", error) from error
     file = Path(module.__file__ or "")

@@ -128,7 +128,7 @@ class LoRAConfig(AdapterConfig):
 
     def _whole(self, model: LM) -> set[str]:
         """Returns the names of the weights that are trained whole. Raises ValueError for a pattern that means none."""
-        others = adapting(model).keys() | model.steered().keys()
+        others = adapting(model).keys() | model.self_updated().keys()
         names = [name for name, _ in model.named_parameters() if name not in others]
         for pattern in self.whole:
             if not any(means(pattern, name) for name in names):

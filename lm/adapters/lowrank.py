@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lm.nn.ffn.experts import Experts
-from lm.nn.init import Declares, Start, zeros
+from lm.nn.init import Declares, InitContext, zeros
 from lm.nn.linear import AskedLinear
 from lm.ops.experts import by_expert
 from lm.ops.int8 import int8_rows, of_int8_rows
@@ -30,15 +30,15 @@ def of_lengths(matrix: Tensor, wanted: Tensor) -> Tensor:
     return matrix * (wanted / lengths(matrix).clamp_min(_LEAST)).unsqueeze(1)
 
 
-def _inwards(shape: torch.Size, start: Start) -> Tensor:
+def _inwards(shape: torch.Size, init: InitContext) -> Tensor:
     """N(0, 1 / (3 inputs)), of the same variance as in the code of Hu et al., which draws uniform numbers as torch's linear layers do."""
-    return start.normal(shape, 1 / math.sqrt(3 * shape[-1]))
+    return init.normal(shape, 1 / math.sqrt(3 * shape[-1]))
 
 
 class LoRALinear(Declares, AskedLinear):
     """W x + b + scale B A dropout(x).  A: (r, in); B: (out, r), which starts as 0."""
 
-    drawn = {A: _inwards, B: zeros}
+    initializers = {A: _inwards, B: zeros}
     adapting: ClassVar[tuple[str, ...]] = (A, B)
 
     def __init__(self, base: nn.Linear, rank: int, scale: float, dropout: float) -> None:
@@ -116,7 +116,7 @@ class DoRALinear(LoRALinear):
     """m (W + scale B A) x / |W + scale B A| + b, where |.| are lengths of rows and m = |W| + `lora_m`. To learn the difference is as
     good as to learn m, and it starts as 0. No gradient goes through the divisor (section 4.3)."""
 
-    drawn = {**LoRALinear.drawn, M: zeros}
+    initializers = {**LoRALinear.initializers, M: zeros}
     adapting = (A, B, M)
 
     def __init__(self, base: nn.Linear, rank: int, scale: float, dropout: float) -> None:
@@ -155,8 +155,8 @@ LINEAR: dict[tuple[str, bool], type[LoRALinear]] = {
 class LoRAExperts(Experts):
     """LoRA for each expert of an MoE layer.  A: (e, r, in); B: (e, out, r)."""
 
-    adapting = tuple(f"{name}_{part}" for name in Experts.drawn for part in (A, B))
-    drawn = {**Experts.drawn} | {name: _inwards if name.endswith(A) else zeros for name in adapting}
+    adapting = tuple(f"{name}_{part}" for name in Experts.initializers for part in (A, B))
+    initializers = {**Experts.initializers} | {name: _inwards if name.endswith(A) else zeros for name in adapting}
 
     def __init__(self, base: Experts, names: list[str], rank: int, scale: float, dropout: float) -> None:
         """names: of the matrices that are adapted."""

@@ -65,13 +65,13 @@ def memory(model: LM, setting: Setting) -> Memory:
     """Returns what training takes on each rank. The model may be on the meta device. Attention counts as in fused kernels; DDP's buckets
     come on top.
 
-    Frozen weights have no gradient and no optimizer state; steered parameters stay in float32.
+    Frozen weights have no gradient and no optimizer state; `self_updated` parameters stay in float32.
     """
     cut, n = [setting.world if setting.stage >= stage else 1 for stage in (3, 2, 1)], setting.tensor
     size = 2 if setting.precision == "bf16-true" else 4
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    steered = sum(p.numel() for p in model.steered().values())
-    held = sum(p.numel() * (1 if p.dtype == torch.int8 else size) for p in model.parameters()) + steered * (4 - size)
+    self_updated = sum(p.numel() for p in model.self_updated().values())
+    held = sum(p.numel() * (1 if p.dtype == torch.int8 else size) for p in model.parameters()) + self_updated * (4 - size)
     matrices = model.matrices()
     inner = sum(p.numel() for name, p in model.named_parameters() if name in matrices and p.requires_grad)
     states = round(inner * setting.states[0] + (trained - inner) * setting.states[1])

@@ -128,7 +128,7 @@ class TokenEmbedding(OfVocabulary, Embedding):
 class Head(Declares, OfVocabulary, nn.Linear):
     """softcap(W (scale * transform(x)) + b)."""
 
-    drawn = {"weight": into_logits}
+    initializers = {"weight": into_logits}
 
     def __init__(self, cfg: HeadConfig, norm: NormConfig, d_model: int, vocab_size: int) -> None:
         super().__init__(d_model, cfg.size(vocab_size), bias=cfg.bias)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lm.nn.activation_memory import Activations
-from lm.nn.init import Declares, Draw, Start, zeros
+from lm.nn.init import Declares, InitContext, Initializer, zeros
 from lm.nn.norm import NormConfig, PreNorm, Sublayer
 from lm.nn.residual import LayerFn, Residual, ResidualConfig
 from lm.ops.precision import wide, without_autocast
@@ -71,8 +71,8 @@ class HyperWeights(Declares, nn.Module):
         self.weight = nn.Parameter(torch.empty(sum(sizes), self.width))
         self.bias, self.scale = nn.Parameter(torch.empty(sum(sizes))), nn.Parameter(torch.empty(len(sizes)))
 
-    def draws(self) -> Mapping[str, Draw]:
-        return {"weight": zeros, "bias": lambda shape, start: torch.tensor(self.start), "scale": hundredths}
+    def named_initializers(self) -> Mapping[str, Initializer]:
+        return {"weight": zeros, "bias": lambda shape, init: torch.tensor(self.start), "scale": hundredths}
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """(b, s, n, d) -> (b, s, size) of each size."""
@@ -85,7 +85,7 @@ class HyperWeights(Declares, nn.Module):
         return f"{self.width} -> {sum(self.sizes)}"
 
 
-def hundredths(shape: torch.Size, start: Start) -> Tensor:
+def hundredths(shape: torch.Size, init: InitContext) -> Tensor:
     """1/100: how much weights depend on the token at first (mHC)."""
     return torch.full(shape, 0.01)
 

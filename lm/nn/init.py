@@ -28,8 +28,8 @@ class InitConfig(Config):
 
 
 @dataclass(frozen=True)
-class Start:
-    """What a draw may depend on beside the shape of its parameter."""
+class InitContext:
+    """What an initializer may depend on beside the shape of its parameter."""
 
     cfg: InitConfig
     growth: Growth
@@ -41,83 +41,83 @@ class Start:
         return torch.randn(shape, generator=self.source, device="cpu") * std
 
 
-Draw = Callable[[torch.Size, Start], Tensor]
+Initializer = Callable[[torch.Size, InitContext], Tensor]
 """The initial values of a parameter of this shape."""
 
 
-def zeros(shape: torch.Size, start: Start) -> Tensor:
+def zeros(shape: torch.Size, init: InitContext) -> Tensor:
     """0: a bias, or a weight that is added to 1."""
     return torch.zeros(shape)
 
 
-def ones(shape: torch.Size, start: Start) -> Tensor:
+def ones(shape: torch.Size, init: InitContext) -> Tensor:
     """1: the weight of a norm."""
     return torch.ones(shape)
 
 
-def halves(shape: torch.Size, start: Start) -> Tensor:
+def halves(shape: torch.Size, init: InitContext) -> Tensor:
     """1/2: the shares of two summands."""
     return torch.full(shape, 0.5)
 
 
-def embedding(shape: torch.Size, start: Start) -> Tensor:
+def embedding(shape: torch.Size, init: InitContext) -> Tensor:
     """N(0, std^2): a table whose rows are looked up."""
-    return start.normal(shape, start.cfg.std)
+    return init.normal(shape, init.cfg.std)
 
 
-def by_inputs(shape: torch.Size, start: Start) -> Tensor:
+def by_inputs(shape: torch.Size, init: InitContext) -> Tensor:
     """N(0, 1 / inputs), whatever `fan_in` says: a sum over few inputs gets the variance of one of them.  shape: (.., inputs)."""
-    return start.normal(shape, 1 / math.sqrt(shape[-1]))
+    return init.normal(shape, 1 / math.sqrt(shape[-1]))
 
 
-def matrix(shape: torch.Size, start: Start) -> Tensor:
+def matrix(shape: torch.Size, init: InitContext) -> Tensor:
     """N(0, std^2 / m), or N(0, 1 / inputs) with `fan_in`; m: the width as a multiple of the base width.  shape: (.., outputs, inputs)."""
-    return start.normal(shape, _std(shape, start))
+    return init.normal(shape, _std(shape, init))
 
 
-def into_residual(shape: torch.Size, start: Start) -> Tensor:
+def into_residual(shape: torch.Size, init: InitContext) -> Tensor:
     """`matrix`, times out_scale."""
-    return start.normal(shape, _std(shape, start) * start.out_scale)
+    return init.normal(shape, _std(shape, init) * init.out_scale)
 
 
-def into_logits(shape: torch.Size, start: Start) -> Tensor:
+def into_logits(shape: torch.Size, init: InitContext) -> Tensor:
     """`matrix` as at the base width: at other widths the head has a multiplier."""
-    return start.normal(shape, _std(shape, start) * math.sqrt(start.growth.width))
+    return init.normal(shape, _std(shape, init) * math.sqrt(init.growth.width))
 
 
-def into_scores(shape: torch.Size, start: Start) -> Tensor:
+def into_scores(shape: torch.Size, init: InitContext) -> Tensor:
     """`matrix` / sqrt(m): from the width to a few scores, such as a router's, without a multiplier behind them."""
-    return start.normal(shape, _std(shape, start) / math.sqrt(start.growth.width))
+    return init.normal(shape, _std(shape, init) / math.sqrt(init.growth.width))
 
 
-def _std(shape: torch.Size, start: Start) -> float:
-    return 1 / math.sqrt(shape[-1]) if start.cfg.fan_in else start.cfg.std / math.sqrt(start.growth.width)
+def _std(shape: torch.Size, init: InitContext) -> float:
+    return 1 / math.sqrt(shape[-1]) if init.cfg.fan_in else init.cfg.std / math.sqrt(init.growth.width)
 
 
-_ROLES: dict[Draw, Role] = {matrix: "hidden", into_residual: "hidden", into_scores: "scores"}
+_ROLES: dict[Initializer, Role] = {matrix: "hidden", into_residual: "hidden", into_scores: "scores"}
 _ROLES |= dict.fromkeys((zeros, ones, halves, embedding, by_inputs, into_logits), "vector")
 
 
 class Declares:
     """What a module of ours declares of its parameters, by name, where their shape does not tell."""
 
-    drawn: ClassVar[Mapping[str, Draw]] = {}
-    """How they start, where not as `draw_of` has it."""
-    steered: ClassVar[tuple[str, ...]] = ()
-    """Those that no gradient moves and the model does, from what it counts: they have requires_grad=False and stay float32."""
+    initializers: ClassVar[Mapping[str, Initializer]] = {}
+    """What returns their initial values, where `initializer_of` has another default."""
+    self_updated: ClassVar[tuple[str, ...]] = ()
+    """Those that the model updates itself, from what it counts, and no optimizer: they have requires_grad=False and stay float32."""
     adapting: ClassVar[tuple[str, ...]] = ()
     """Those of an adapter, which are not the model's own."""
 
-    def draws(self) -> Mapping[str, Draw]:
-        """Returns `drawn`; modules whose draws depend on their config override this."""
-        return self.drawn
+    def named_initializers(self) -> Mapping[str, Initializer]:
+        """Returns `initializers`; modules whose initializers depend on their config override this."""
+        return self.initializers
 
 
-def draw_of(module: nn.Module, name: str, parameter: Tensor) -> Draw:
-    """Returns the draw of this parameter: what its module declares, or else zeros for biases, ones for vectors, `matrix` for linear
+def initializer_of(module: nn.Module, name: str, parameter: Tensor) -> Initializer:
+    """Returns the initializer of this parameter: what its module declares, or else zeros for biases, ones for vectors, `matrix` for linear
     layers and `embedding` for tables."""
-    if isinstance(module, Declares) and (draw := module.draws().get(name)):
-        return draw
+    if isinstance(module, Declares) and (declared := module.named_initializers().get(name)):
+        return declared
     if name.endswith("bias"):
         return zeros
     if parameter.ndim == 1:
@@ -126,8 +126,8 @@ def draw_of(module: nn.Module, name: str, parameter: Tensor) -> Draw:
 
 
 def role_of(module: nn.Module, name: str, parameter: Tensor) -> Role | None:
-    """Returns the `Role` of this parameter, which its draw tells; None for a matrix whose draw is a function outside of this file."""
-    return _ROLES.get(draw_of(module, name, parameter), "vector" if parameter.ndim == 1 else None)
+    """Returns the `Role` of this parameter, which its initializer tells; None for a matrix whose initializer is of another file."""
+    return _ROLES.get(initializer_of(module, name, parameter), "vector" if parameter.ndim == 1 else None)
 
 
 def generator(seed: int, *name: object) -> torch.Generator:
@@ -155,5 +155,5 @@ def init_weights(
             full = f"{prefix}.{name}"
             if names is None or full in names:
                 out_scale = cfg.out_scale if cfg.out_scale is not None else 1 / math.sqrt(sublayers(full) / growth.depth)
-                start = Start(cfg, growth, out_scale, generator(seed, full))
-                parameter.copy_(draw_of(module, name, parameter)(parameter.shape, start))
+                init = InitContext(cfg, growth, out_scale, generator(seed, full))
+                parameter.copy_(initializer_of(module, name, parameter)(parameter.shape, init))

@@ -28,7 +28,7 @@ class AskedLinear(Linear):
 class Out(Declares, Linear):
     """A projection that writes to the residual stream; its initial weights are scaled down with depth."""
 
-    drawn = {"weight": into_residual}
+    initializers = {"weight": into_residual}
 
 
 PLAIN = (nn.Linear, Linear, Out)  # classes whose forward is known to be W x + b

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lm.nn.init import Declares, Draw, zeros
+from lm.nn.init import Declares, Initializer, zeros
 from lm.ops.norm import fast_rms_norm
 from lm.schema import Slot
 
@@ -114,7 +114,7 @@ class RMSNorm(BareRMSNorm):
 class ZeroCenteredRMSNorm(Declares, RMSNorm):
     """x / rms(x) * (1 + weight), with weights of zeros at first.  Gemma, arXiv:2403.08295."""
 
-    drawn = {"weight": zeros}
+    initializers = {"weight": zeros}
 
     def gain(self) -> Tensor:
         return 1.0 + self.weight
@@ -123,7 +123,7 @@ class ZeroCenteredRMSNorm(Declares, RMSNorm):
 class ZeroCenteredLayerNorm(Declares, nn.LayerNorm):
     """(x - mean) / std * (1 + weight) + bias, with weights of zeros at first.  Nemotron-4, arXiv:2402.16819."""
 
-    drawn = {"weight": zeros}
+    initializers = {"weight": zeros}
 
     def forward(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, self.normalized_shape, 1.0 + self.weight, self.bias, self.eps)
@@ -153,8 +153,8 @@ class LayerScale(Declares, Branch):
         super().__init__(dropout, scale)
         self.gain, self.d, self.start = nn.Parameter(torch.empty(d)), d, start
 
-    def draws(self) -> Mapping[str, Draw]:
-        return {"gain": lambda shape, start: torch.full(shape, self.start)}
+    def named_initializers(self) -> Mapping[str, Initializer]:
+        return {"gain": lambda shape, init: torch.full(shape, self.start)}
 
     def extra_repr(self) -> str:
         return str(self.d)

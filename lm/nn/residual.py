@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lm.nn.activation_memory import Activations
-from lm.nn.init import Declares, Draw, ones, zeros
+from lm.nn.init import Declares, Initializer, ones, zeros
 from lm.nn.norm import NormConfig, PreNorm
 from lm.schema import Slot
 
@@ -106,7 +106,7 @@ class Residual(nn.Module):
 class FirstResidual(Declares, Residual):
     """x = layer(a x + b x0); a is 1 and b is 0 at first."""
 
-    drawn = {"keep": ones, "first": zeros}
+    initializers = {"keep": ones, "first": zeros}
 
     def __init__(self, n_layers: int) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class FirstResidual(Declares, Residual):
 class UNetResidual(Declares, Residual):
     """x = layer(x + w y); y is the output of the layer as far from the first as this one is from the last, and w is 1 at first."""
 
-    drawn = {"skip": ones}
+    initializers = {"skip": ones}
 
     def __init__(self, n_layers: int) -> None:
         super().__init__()
@@ -148,9 +148,9 @@ class DenseResidual(Declares, Residual):
         self.sizes = [i + 2 for i in range(n_layers)]
         self.shares = nn.Parameter(torch.empty(sum(self.sizes)))
 
-    def draws(self) -> Mapping[str, Draw]:
+    def named_initializers(self) -> Mapping[str, Initializer]:
         newest = torch.tensor(self.sizes).cumsum(0) - 1
-        return {"shares": lambda shape, start: torch.zeros(shape).index_fill(0, newest, 1.0)}
+        return {"shares": lambda shape, init: torch.zeros(shape).index_fill(0, newest, 1.0)}
 
     def forward(self, x: Tensor, layers: Sequence[LayerFn]) -> Tensor:
         outputs = [x]

@@ -190,9 +190,9 @@ class LM(Stack):
         """Returns the `Role` of each weight by name; None for a matrix that is drawn by a function outside of lm.nn.init."""
         return {f"{prefix}.{name}": role_of(module, name, p) for prefix, module, name, p in self._each()}
 
-    def steered(self) -> dict[str, nn.Parameter]:
+    def self_updated(self) -> dict[str, nn.Parameter]:
         """Returns by name the parameters that the model itself updates, in `balance`: no gradient, no optimizer, always float32."""
-        return {f"{at}.{name}": p for at, module, name, p in self._each() if isinstance(module, Declares) and name in module.steered}
+        return {f"{at}.{name}": p for at, module, name, p in self._each() if isinstance(module, Declares) and name in module.self_updated}
 
     def _each(self) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
         """Yields of every parameter the name of its module, the module, and the parameter's name within the module."""
@@ -200,7 +200,7 @@ class LM(Stack):
             yield from ((prefix, module, name, p) for name, p in module.named_parameters(recurse=False))
 
     def balance(self, loads: Tensor) -> None:
-        """Updates the steered parameters of MoE layers.  loads: (MoE layers, e), tokens per expert of one whole optimizer step."""
+        """Updates the `self_updated` ones of MoE layers.  loads: (MoE layers, e), tokens per expert of one whole optimizer step."""
         for layer, load in zip(self.mixtures().values(), loads, strict=True):
             layer.balance(load)
 

@@ -61,7 +61,7 @@ class TrainModule(LightningModule):
         self.step = int(reader.meta["step"]) if reader is not None else 0
         self._saved = {*(dict(model.named_parameters()) if cfg.adapter is None else cfg.adapter.own(model))}  # the rest is the parent's
         frozen = freeze_untrained(model, cfg)
-        self._frozen_routers = _frozen_routers(model, frozen if cfg.adapter is None else frozen | model.steered().keys())
+        self._frozen_routers = _frozen_routers(model, frozen if cfg.adapter is None else frozen | model.self_updated().keys())
         self._traits = traits_of(model, cfg.optim.groups, cfg.optim.layer_decay)  # before the strategy shards the weights
         self.n_trained = sum(p.numel() for p in trainable(model).values())
         self.n_frozen = sum(p.numel() for p in model.parameters()) - self.n_trained
@@ -160,7 +160,7 @@ class TrainModule(LightningModule):
             return
         if self.trainer.world_size > 1:
             torch.distributed.all_reduce(self.loads)
-        if moved := self.model.steered():
+        if moved := self.model.self_updated():
             with self.strategy.writing(list(moved.values())):
                 self.model.balance(self.loads.masked_fill(self.verdicts.refused | self._frozen_routers, 0.0))
 
@@ -203,5 +203,5 @@ class TrainModule(LightningModule):
 
 def _frozen_routers(model: LM, frozen: set[str]) -> Tensor:
     """Returns (MoE layers, 1) bool: True where the router's balancing bias is frozen."""
-    still = frozen & set(model.steered())
+    still = frozen & set(model.self_updated())
     return torch.tensor([any(name.startswith(f"{layer}.") for name in still) for layer in model.mixtures()]).unsqueeze(-1)

@@ -30,7 +30,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lm.nn.norm import NormConfig
+from lm.kinds import NormConfig
 
 
 class {name}(NormConfig):
@@ -124,6 +124,16 @@ WRONG = {
         "Bare: its kind must have its one text as its default. Write kind: L",
     ),
     "has another default": (norm("other").replace('= "other"', '= "others"'), "Other: its kind must have its one text as its default"),
+    "has an older name": (
+        norm("older")
+        .replace("nn.Module):\n", "Declares, nn.Module):\n    drawn = {}\n")
+        .replace("import NormConfig", "import Declares, NormConfig"),
+        "has_an_older_name.py: _Norm: drawn is called initializers now, and would not be asked for. Rename it.",
+    ),
+    "answers by an older name": (
+        DATA.format(module="nn.position.base", slot="PositionConfig", kind="aged") + "    def keeps(self, n_heads, seq_len): return None\n",
+        "Mine: keeps is called saved_activations now",
+    ),
     "named like an option": (
         DATA.format(module="nn.ffn.base", slot="FFNConfig", kind="geglu"),
         "'geglu' is named like lm's option",

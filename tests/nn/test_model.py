@@ -130,11 +130,11 @@ def test_what_a_model_steers_has_a_name_and_what_is_frozen_has_none() -> None:
     model = build_model(config(ffn=MIXTURES[2], mtp={"depth": 1}), seed=0)
     model.embed.requires_grad_(False)
     at = ["blocks.1", "blocks.2", "mtp.0.block"]
-    assert list(model.steered()) == [f"{block}.ffn.router.correction_bias" for block in at]
-    before = {name: p.clone() for name, p in model.steered().items()}
+    assert list(model.self_updated()) == [f"{block}.ffn.router.correction_bias" for block in at]
+    before = {name: p.clone() for name, p in model.self_updated().items()}
     model.balance(torch.arange(6.0).expand(3, -1))
-    assert all((p - before[name]).tolist() == pytest.approx([0.001] * 3 + [-0.001] * 3) for name, p in model.steered().items())
-    assert redrawn(config()).steered() == {}
+    assert all((p - before[name]).tolist() == pytest.approx([0.001] * 3 + [-0.001] * 3) for name, p in model.self_updated().items())
+    assert redrawn(config()).self_updated() == {}
 
 
 @pytest.mark.parametrize("ffn", [*FFNS, GPT_OSS, MIXTURES[0]], ids=str)

@@ -137,7 +137,7 @@ def test_a_pattern_of_nothing_or_of_everything_is_refused(patterns: list[str], m
 
 def test_what_is_steered_alone_is_not_left_to_train() -> None:
     model = build_model(config(SGD, model=MOE).model, device="meta")
-    everything = [name for name, _ in model.named_parameters() if name not in model.steered()]
-    assert everything and model.steered()
+    everything = [name for name, _ in model.named_parameters() if name not in model.self_updated()]
+    assert everything and model.self_updated()
     with pytest.raises(ConfigError, match="all weights are frozen"):
         freeze(model, everything)

@@ -190,7 +190,7 @@ def test_coordinates_change_alike_at_any_depth_under_completep_alone() -> None:
 class Own(Declares, nn.Module):
     """Draws a matrix by a function of its own."""
 
-    drawn = {"weight": lambda shape, start: start.normal(shape, 1.0)}
+    initializers = {"weight": lambda shape, init: init.normal(shape, 1.0)}
 
     def __init__(self) -> None:
         super().__init__()

@@ -50,7 +50,7 @@ def described(composition: Composition, shown: Sized) -> list[str]:
 def _trained(model: LM) -> list[tuple[str, str]]:
     """Returns a row with the number of trained parameters, where some are frozen; else []."""
     n, total = sum(p.numel() for p in trainable(model).values()), sum(p.numel() for p in model.parameters())
-    still = n + sum(p.numel() for p in model.steered().values()) < total
+    still = n + sum(p.numel() for p in model.self_updated().values()) < total
     return [("trained", f"{n:,} of {total:,} parameters, {100 * n / total:.2g} %")] * still
 
 

@@ -65,4 +65,4 @@ class Mixture(Declares, nn.Module):
 
     @abstractmethod
     def balance(self, load: Tensor) -> None:
-        """Updates the layer's steered parameters.  load: (e,), tokens of each expert in a whole optimizer step."""
+        """Updates the layer's `self_updated` parameters.  load: (e,), tokens of each expert in a whole optimizer step."""

@@ -16,7 +16,7 @@ from lm.ops.ranks.tensor_parallel import Divisible, TensorParallel
 class Experts(Declares, Divisible):
     """n MLPs of one shape. Weights are (e, out, in), biases (e, out)."""
 
-    drawn = {"up": matrix, "gate": matrix, "down": into_residual}
+    initializers = {"up": matrix, "gate": matrix, "down": into_residual}
     cut = dict.fromkeys(("up", "gate", "down", "up_bias", "gate_bias", "down_bias"), 0)
 
     dispatch: Dispatch | None = None  # set where other ranks hold other experts

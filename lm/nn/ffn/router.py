@@ -108,14 +108,14 @@ class Routing(NamedTuple):
 class Router(Declares, nn.Linear):
     """From tokens, (b, s, d), to their `Routing`."""
 
-    drawn = {"weight": into_scores}
+    initializers = {"weight": into_scores}
 
     @abstractmethod
     def forward(self, x: Tensor) -> Routing:  # type: ignore[override]
         """(b, s, d) -> (b, s, k) and (b, s, e)."""
 
     def balance(self, load: Tensor) -> None:
-        """Updates the steered parameters, if there are any.  load: (e,), tokens of each expert in a whole optimizer step."""
+        """Updates the `self_updated` parameters, if there are any.  load: (e,), tokens of each expert in a whole optimizer step."""
 
 
 class SoftmaxRouter(Router):
@@ -140,7 +140,7 @@ class SoftmaxRouter(Router):
 class CorrectedRouter(Router):
     """The correction bias affects which experts are chosen, not their weights; it has no gradient, `balance` updates it."""
 
-    steered = ("correction_bias",)
+    self_updated = ("correction_bias",)
 
     def __init__(self, cfg: CorrectedRouterConfig, d_model: int, n_experts: int, top_k: int) -> None:
         super().__init__(d_model, n_experts, bias=False)

@@ -35,7 +35,7 @@ class Mixer(Declares, nn.Module):
 class Attention(Mixer):
     """A mixer that scores all pairs of tokens. Its backend is chosen when its weights move to a device, not in each forward."""
 
-    drawn = {"sinks": zeros}
+    initializers = {"sinks": zeros}
     o: nn.Linear
 
     def __init__(self, layer: int, head_dim: int, how: Scoring, n_sinks: int = 0) -> None:

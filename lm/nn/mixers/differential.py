@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lm.nn.activation_memory import Activations, sum_activations
-from lm.nn.init import Start
+from lm.nn.init import InitContext
 from lm.nn.mixers.base import Mixer
 from lm.nn.mixers.gqa import GQA
 from lm.nn.mixers.grouped import GroupedConfig
@@ -51,9 +51,9 @@ class DifferentialConfig(GroupedConfig):
         return sum_activations([super().kernel_outputs(d_model, layer)] * 2)
 
 
-def tenth(shape: torch.Size, start: Start) -> Tensor:
+def tenth(shape: torch.Size, init: InitContext) -> Tensor:
     """N(0, 0.1^2)."""
-    return start.normal(shape, 0.1)
+    return init.normal(shape, 0.1)
 
 
 class Differential(GQA):
@@ -63,7 +63,7 @@ class Differential(GQA):
     k2, where start grows with depth.
     """
 
-    drawn = {**GQA.drawn, **{f"lambda_{name}": tenth for name in ("q1", "k1", "q2", "k2")}}
+    initializers = {**GQA.initializers, **{f"lambda_{name}": tenth for name in ("q1", "k1", "q2", "k2")}}
 
     def __init__(self, cfg: DifferentialConfig, norm: NormConfig, d_model: int, layer: int) -> None:
         super().__init__(cfg, norm, d_model, layer)

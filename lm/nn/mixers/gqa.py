@@ -266,7 +266,7 @@ class FirstGQA(GQA):
 class ResidualGQA(GQA):
     """GQA with values a v_first + b v, cached in this form; each layer learns a and b.  Zhou et al. 2024, arXiv:2410.17897."""
 
-    drawn = {**GQA.drawn, "shares": halves}
+    initializers = {**GQA.initializers, "shares": halves}
 
     def __init__(self, cfg: GQAConfig, norm: NormConfig, d_model: int, layer: int) -> None:
         super().__init__(cfg, norm, d_model, layer)

@@ -80,7 +80,7 @@ class Mamba2(Scan):
     """x, B and C come from one projection and one convolution; dt and gate from the layer's input."""
 
     kind = "mamba2"
-    drawn = {**Scan.drawn, "skip": ones}
+    initializers = {**Scan.initializers, "skip": ones}
 
     def __init__(self, cfg: Mamba2Config, d_model: int, layer: int) -> None:
         x, b = cfg.widths

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from lm.nn.activation_memory import Activations
 from lm.nn.context import Context
-from lm.nn.init import Declares, Start, by_inputs, matrix, zeros
+from lm.nn.init import Declares, InitContext, by_inputs, matrix, zeros
 from lm.nn.linear import Linear, Out
 from lm.nn.mixers.base import Mixer, RecurrentConfig
 from lm.nn.norm import NormConfig
@@ -58,16 +58,16 @@ class RGLRUConfig(RecurrentConfig):
         return Fixed(((self.kernel - 1, self.width), (self.width,)))
 
 
-def fading(shape: torch.Size, start: Start) -> Tensor:
+def fading(shape: torch.Size, init: InitContext) -> Tensor:
     """softplus^-1(-log(u) / c) of u between 0.9 and 0.999, the decay of a channel where its gate is fully open.  Section 2.4."""
-    left = torch.empty(shape).uniform_(0.9, 0.999, generator=start.source)
+    left = torch.empty(shape).uniform_(0.9, 0.999, generator=init.source)
     return torch.expm1(-left.log() / _SHARPNESS).log()
 
 
 class ByHead(Declares, nn.Module):
     """A block-diagonal linear layer: W x + b of each group of channels by itself. The weight is (h, out, in), the bias (h, out)."""
 
-    drawn = {"weight": matrix, "bias": zeros}
+    initializers = {"weight": matrix, "bias": zeros}
 
     def __init__(self, width: int, n_heads: int) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class RGLRU(Mixer):
     The authors' code bounds the derivative of that root. Here it is the root of -expm1(2 log a), and log a is 0 only where it underflows.
     """
 
-    drawn = {"kernel": by_inputs, "fade": fading}
+    initializers = {"kernel": by_inputs, "fade": fading}
 
     def __init__(self, cfg: RGLRUConfig, d_model: int, layer: int) -> None:
         super().__init__(layer)

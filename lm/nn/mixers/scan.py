@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lm.nn.context import Context
-from lm.nn.init import Start, by_inputs, ones
+from lm.nn.init import InitContext, by_inputs, ones
 from lm.nn.mixers.base import Mixer
 from lm.ops.attention.mask import Mask
 from lm.ops.cache.cache import Cache
@@ -19,21 +19,21 @@ from lm.ops.recurrence.kernels import fastest
 from lm.ops.recurrence.matrix import Flow, by_head, reference
 
 
-def fading(shape: torch.Size, start: Start) -> Tensor:
+def fading(shape: torch.Size, init: InitContext) -> Tensor:
     """log U(1, 16): the logarithm of a head's decay rate, which each token's step multiplies.  Dao & Gu 2024, arXiv:2405.21060."""
-    return torch.empty(shape).uniform_(1, 16, generator=start.source).log()
+    return torch.empty(shape).uniform_(1, 16, generator=init.source).log()
 
 
-def steps(shape: torch.Size, start: Start) -> Tensor:
+def steps(shape: torch.Size, init: InitContext) -> Tensor:
     """softplus^-1(dt) of a step dt that is log-uniform between 0.001 and 0.1.  Gu & Dao 2023, arXiv:2312.00752, section 3.6."""
-    dt = torch.empty(shape).uniform_(math.log(1e-3), math.log(1e-1), generator=start.source).exp()
+    dt = torch.empty(shape).uniform_(math.log(1e-3), math.log(1e-1), generator=init.source).exp()
     return dt + torch.log(-torch.expm1(-dt))
 
 
 class Scan(Mixer):
     """A subclass defines the convolution's inputs, the state update, and the output from what queries read.  channels: convolved ones."""
 
-    drawn = {"kernel": by_inputs, "fade": fading, "step": steps, "norm": ones}
+    initializers = {"kernel": by_inputs, "fade": fading, "step": steps, "norm": ones}
     kind: ClassVar[str]
 
     fade: nn.Parameter  # of subclasses that call `faded`

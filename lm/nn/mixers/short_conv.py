@@ -42,7 +42,7 @@ class ShortConvConfig(RecurrentConfig):
 class ShortConv(Mixer):
     """o(c * conv(b * v)), with a kernel of its own for each channel."""
 
-    drawn = {"kernel": by_inputs}
+    initializers = {"kernel": by_inputs}
 
     def __init__(self, cfg: ShortConvConfig, d_model: int, layer: int) -> None:
         super().__init__(layer)

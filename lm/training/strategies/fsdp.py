@@ -46,8 +46,8 @@ class FSDP(Strategy):
             data_parallel = mesh_of(mesh.device_type, {"copies": self.copies, "slices": self.n}, self.launch.timeout_s)
         device = torch.device("cuda", torch.cuda.current_device()) if mesh.device_type == "cuda" else torch.device("cpu")
         for part in materialized(model, model.units(), device, fill):
-            placed, steered = self._placed(part), set(model.steered().values()) & set(part.parameters())
-            fully_shard(part, mesh=data_parallel, ignored_params=steered, shard_placement_fn=placed)
+            placed, self_updated = self._placed(part), set(model.self_updated().values()) & set(part.parameters())
+            fully_shard(part, mesh=data_parallel, ignored_params=self_updated, shard_placement_fn=placed)
 
     def _placed(self, part: nn.Module) -> Callable[[nn.Parameter], Any] | None:
         """Returns FSDP2's `shard_placement_fn` for a part; None: all its weights are cut over the mesh along their first dimension."""

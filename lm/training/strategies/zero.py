@@ -98,7 +98,7 @@ class Zero(Strategy):
         self._frozen = {name: p.detach().clone() for name, p in self._kept(model)}
 
     def _kept(self, model: LM) -> list[tuple[str, nn.Parameter]]:
-        moved = model.steered()
+        moved = model.self_updated()
         return [(name, p) for name, p in model.named_parameters() if self._casts and not p.requires_grad and name not in moved]
 
     def divisor(self, accumulation: int, world: int) -> int:

@@ -126,7 +126,7 @@ def step(model: LM, loss: Loss, batch: Batch) -> None:
 @torch.inference_mode()
 def decode(model: LM, batch: Batch) -> None:
     """A prompt and a token; one more as ever, and one by the step that a GPU records."""
-    cache, model.quick = model.eval().new_cache(ROWS, batch.tokens.shape[1]), Replayed(model, lambda run: run)
+    cache, model.fast_path = model.eval().new_cache(ROWS, batch.tokens.shape[1]), Replayed(model, lambda run: run)
     source = {name: getattr(batch, f"source_{name}") for name in ("tokens", "positions", "documents")}
     read = Batch(batch.tokens[:, :-3], **{f"source_{name}": value for name, value in source.items()})
     for tokens in (read, *[Batch(batch.tokens[:, :1], padded=False)] * 3):

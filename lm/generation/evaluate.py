@@ -53,33 +53,33 @@ class Evaluation(TypedDict):
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over rows, so that parts add up.  told: by the name of a figure its sum, and over how many.  curves: None unless evaluated
+    """Sums over rows, so that parts add up.  metrics: by the name of a figure its sum, and over how many.  curves: None unless evaluated
     closely.  counts: as in LossSums, of which `measure` makes figures."""
 
     nats: float
     tokens: float
     n_bytes: float
-    told: dict[str, tuple[float, float]]
+    metrics: dict[str, tuple[float, float]]
     measure: Measure
     curves: Curves | None = None
     counts: Tensor | None = None
 
     def __add__(self, other: Self) -> Self:
-        told = {name: (total + other.told[name][0], n + other.told[name][1]) for name, (total, n) in self.told.items()}
+        metrics = {name: (total + other.metrics[name][0], n + other.metrics[name][1]) for name, (total, n) in self.metrics.items()}
         curves = None if self.curves is None or other.curves is None else self.curves + other.curves
         counts = None if self.counts is None or other.counts is None else self.counts + other.counts
         sums = self.nats + other.nats, self.tokens + other.tokens, self.n_bytes + other.n_bytes
-        return type(self)(*sums, told, self.measure, curves, counts)
+        return type(self)(*sums, metrics, self.measure, curves, counts)
 
     def figures(self) -> Evaluation:
         """Returns the means; of text also bits per byte = nats / ln 2 / bytes, so that tokenizers compare."""
-        told = {f"val_{name}": total / n for name, (total, n) in self.told.items() if n}
-        told |= {} if self.counts is None else {f"val_{name}": value for name, value in self.measure.figures(self.counts).items()}
+        metrics = {f"val_{name}": total / n for name, (total, n) in self.metrics.items() if n}
+        metrics |= {} if self.counts is None else {f"val_{name}": value for name, value in self.measure.figures(self.counts).items()}
         found: Tree = {"val_loss": self.nats / self.tokens}
         found |= {"val_bits_per_byte": self.nats / math.log(2) / self.n_bytes} if self.n_bytes else {}
         found |= {"tokens": int(self.tokens)} | ({"bytes": int(self.n_bytes)} if self.n_bytes else {})
         ece = None if self.curves is None else self.curves.ece()
-        return cast(Evaluation, found | ({} if ece is None else {"val_ece": ece}) | told)
+        return cast(Evaluation, found | ({} if ece is None else {"val_ece": ece}) | metrics)
 
 
 class EvalRanks(Protocol):
@@ -124,16 +124,16 @@ class Evaluator:
         """
         require_labels(rows, ids, self.tokenizer, self.micro_batch)
         mine = self._sums(rows, ids, Curves() if closely else None, documents)
-        flat = [number for pair in mine.told.values() for number in pair]
+        pairs_flat = [number for pair in mine.metrics.values() for number in pair]
         seen = mine.curves.flat() if mine.curves is not None else []
         counted = [] if mine.counts is None else mine.counts.flatten().tolist()
-        nats, tokens, n_bytes, *further = self.ranks.total(mine.nats, mine.tokens, mine.n_bytes, *counted, *seen, *flat)
+        nats, tokens, n_bytes, *further = self.ranks.total(mine.nats, mine.tokens, mine.n_bytes, *counted, *seen, *pairs_flat)
         summed, further = further[: len(counted)], further[len(counted) :]
         counts = None if mine.counts is None else torch.tensor(summed, dtype=torch.float64).view_as(mine.counts)
-        curves, told = Curves.of_flat(further[: len(seen)]) if seen else None, further[len(seen) :]
+        curves, pairs_flat = Curves.of_flat(further[: len(seen)]) if seen else None, further[len(seen) :]
         if rows.label_bytes(self.tokenizer) is None:
             n_bytes = round(rows.bytes_per_label * tokens)
-        pairs = dict(zip(mine.told, zip(told[0::2], told[1::2], strict=True), strict=True))
+        pairs = dict(zip(mine.metrics, zip(pairs_flat[0::2], pairs_flat[1::2], strict=True), strict=True))
         return Totals(nats, tokens, n_bytes, pairs, self.measure, curves, counts)
 
     def _sums(self, rows: Rows, ids: Ids, curves: Curves | None, documents: Documents | None) -> Totals:
@@ -157,9 +157,9 @@ class Evaluator:
             for _ in range(idle):
                 sums, _ = self._seen(rows.batch(ids[:1]).to(device), Curves() if curves else None)
                 none = None if sums.counts is None else sums.counts * 0
-                each.append(LossSums(sums.total * 0, sums.nll * 0, None, {name: pair * 0 for name, pair in sums.told.items()}, none))
-        told = {name: torch.stack([sums.told[name] for sums in each]).double().sum(0) for name in each[0].told}
-        pairs = {name: (float(pair[0]), float(pair[1])) for name, pair in told.items()}
+                each.append(LossSums(sums.total * 0, sums.nll * 0, None, {name: pair * 0 for name, pair in sums.metrics.items()}, none))
+        metrics = {name: torch.stack([sums.metrics[name] for sums in each]).double().sum(0) for name in each[0].metrics}
+        pairs = {name: (float(pair[0]), float(pair[1])) for name, pair in metrics.items()}
         nats, counted = torch.stack([sums.nll for sums in each]).double().sum().item(), [s.counts for s in each if s.counts is not None]
         counts = torch.stack(counted).double().sum(0) if counted else None
         return Totals(nats, tokens, n_bytes, pairs, self.measure, curves, counts)

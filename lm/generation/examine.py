@@ -173,7 +173,7 @@ def _require_fit(model: LM, data: DataConfig, objective: ObjectiveConfig, wanted
     """Raises ConfigError where the model cannot be asked this, or not on these data."""
     try:
         objective.require_fit(model.cfg.kind, data)
-        if (head := objective.headed(model.cfg).head).told() != (its := model.cfg.head).told():
+        if (head := objective.headed(model.cfg).head).labelling() != (its := model.cfg.head).labelling():
             rule = f"asks for {head.labels}, and the model's labels are {its.labels}" + (", any number at once" if its.several else "")
             raise ValueError(f"objective={objective.kind} {rule}. Leave out what asks so.")
     except ValueError as error:

@@ -20,7 +20,7 @@ class LossSums:
     total: Tensor
     nll: Tensor
     loads: Tensor | None = None  # (MoE layers, e), tokens per expert of this forward; None where there are no experts
-    told: dict[str, Tensor] = field(default_factory=dict)  # further figures to report, by name: `mean_of` each
+    metrics: dict[str, Tensor] = field(default_factory=dict)  # what else is reported, by name: (2,), as of `mean_of`
     counts: Tensor | None = None  # sums over labels, from which the `figures` of a `Measure` follow; None: it has none
 
 
@@ -83,7 +83,7 @@ def losses_and_gradient(
     log_z = of.log_z(logits) if z_loss else None
     warm = None if soft is None or temperature == 1 else (logits / temperature).log_softmax(-1)
     logs = of.log_softmax_(logits)
-    told = None if answers is None else answered(logs, answers, of)
+    answer_sums = None if answers is None else answered(logs, answers, of)
     counted = (labels != IGNORED).float().unsqueeze(-1)  # (n,) -> (n, 1)
     at, here = of.places(labels)
     nll = -of.own(of.summed(logs.gather(-1, at) * here)).sum()
@@ -104,4 +104,4 @@ def losses_and_gradient(
         gradient.sub_((1 - weight) * uniform * counted)
     if soft is not None:
         gradient.sub_(weight * temperature * counted * (soft if warm is None else soft - warm.exp()))
-    return LossSums(total, nll, told=beside), told, gradient
+    return LossSums(total, nll, metrics=beside), answer_sums, gradient

@@ -23,7 +23,7 @@ class KTOLoss:
         right = good.to(gain.dtype)
         sign, weight = 2 * right - 1, right * self.good_weight + (1 - right) * self.bad_weight
         total, seen, n = (weight * torch.sigmoid(self.beta * sign * (point - gain))).sum(), gain.detach(), len(gain)
-        told = {"accuracy": mean_of((1 + (seen * sign).sign()).sum() / 2, n)}
+        metrics = {"accuracy": mean_of((1 + (seen * sign).sign()).sum() / 2, n)}
         for name, of in (("good_gain", good), ("bad_gain", ~good)):
-            told[name] = torch.stack([(seen * of).sum().float(), of.sum().float()])
-        return LossSums(total, total.detach(), told=told)
+            metrics[name] = torch.stack([(seen * of).sum().float(), of.sum().float()])
+        return LossSums(total, total.detach(), metrics=metrics)

@@ -42,7 +42,7 @@ class Measure:
     def reader(self, batch: Batch) -> Reader:
         """Returns the reader that computes the sums from hidden states."""
         labels = self.labels(batch)
-        return causal_reader(labels, most=batch.most(labels))
+        return causal_reader(labels, n_labels=batch.n_labels(labels))
 
     def figures(self, counts: Tensor) -> dict[str, float]:
         """Returns further figures of the `counts` of all batches together, which are no means over labels."""
@@ -71,7 +71,7 @@ class Answers(Measure):
 
     def reader(self, batch: Batch) -> Reader:
         labels = self.labels(batch)
-        return causal_reader(labels, answers=answers(batch), most=batch.most(labels))
+        return causal_reader(labels, answers=answers(batch), n_labels=batch.n_labels(labels))
 
 
 class Choices(Answers):
@@ -89,11 +89,11 @@ class Choices(Answers):
 
         def read(hidden: Tensor, head: Head, ctx: Context) -> LossSums:
             found: LossSums = sums(hidden, head, ctx)
-            right, n = found.told["accuracy"]
+            right, n = found.metrics["accuracy"]
             logits = head(hidden)[labels != IGNORED].float()  # (n, labels); ranks that share a head read equally many places
             guessed, given = (F.one_hot(each, logits.shape[-1]) for each in (logits.log_softmax(-1).argmax(-1), labels[labels != IGNORED]))
             counts = torch.stack([(guessed * given).sum(0), guessed.sum(0), given.sum(0)], -1)
-            return replace(found, told=found.told | {"error": torch.stack([n - right, n])}, counts=counts)
+            return replace(found, metrics=found.metrics | {"error": torch.stack([n - right, n])}, counts=counts)
 
         return read
 
@@ -163,13 +163,13 @@ class Pairs(OfPairs):
     def __call__(self, model: LM, batch: Batch) -> LossSums:
         labels = batch.labels
         assert labels is not None
-        reader = row_likelihoods(labels, n=batch.most(labels))
+        reader = row_likelihoods(labels, n=batch.n_labels(labels))
         before = self._reference(batch, reader) if self._reference is not None else None
         after: Tensor = model(batch, read=reader)
         sums = self._loss(after, before, (labels != IGNORED).sum(-1))
-        told = sums.told | ({"pair_loss": mean_of(sums.nll, len(after) // 2)} if "margin" in sums.told else {})
+        metrics = sums.metrics | ({"pair_loss": mean_of(sums.nll, len(after) // 2)} if "margin" in sums.metrics else {})
         nats = -after[0::2].sum()
-        return LossSums(nats, nats, told=told)
+        return LossSums(nats, nats, metrics=metrics)
 
 
 class Rated(Measure):
@@ -188,13 +188,13 @@ class Rated(Measure):
     def __call__(self, model: LM, batch: Batch) -> LossSums:
         labels = self.labels(batch)
         assert batch.answers is not None
-        reader = row_likelihoods(labels, n=batch.most(labels))
+        reader = row_likelihoods(labels, n=batch.n_labels(labels))
         after: Tensor = model(batch, read=reader)
         nats = -after.sum()
         if self._reference is None:
             return LossSums(nats, nats)
         sums = self._loss(after - self._reference(batch, reader), (batch.answers != IGNORED).any(-1), after.new_zeros(()))
-        return LossSums(nats, nats, told=sums.told | {"answer_loss": mean_of(sums.nll, len(after))})
+        return LossSums(nats, nats, metrics=sums.metrics | {"answer_loss": mean_of(sums.nll, len(after))})
 
 
 class Rewards(OfPairs):

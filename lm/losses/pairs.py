@@ -36,14 +36,14 @@ class PairLoss(ABC):
         """Reports both likelihoods, the margin, and how many are above 0, ties as half; likelihoods only where `before` is missing."""
         seen = after.detach()
         n = len(seen) // 2
-        told = {"chosen_logp": mean_of(seen[0::2].sum(), n), "rejected_logp": mean_of(seen[1::2].sum(), n)}
+        metrics = {"chosen_logp": mean_of(seen[0::2].sum(), n), "rejected_logp": mean_of(seen[1::2].sum(), n)}
         if before is None and self.needs_start:
-            return LossSums(after.new_zeros(()), after.new_zeros(()), told=told)
+            return LossSums(after.new_zeros(()), after.new_zeros(()), metrics=metrics)
         worth = self.worth(after, before, lengths)
         margin = self.beta * (worth[0::2] - worth[1::2])
         total, found = (self.compare(margin) + self.beside(after, lengths)).sum(), margin.detach()
-        told |= {"margin": mean_of(found.sum(), n), "accuracy": mean_of((1 + found.sign()).sum() / 2, n)}
-        return LossSums(total, total.detach(), told=told)
+        metrics |= {"margin": mean_of(found.sum(), n), "accuracy": mean_of((1 + found.sign()).sum() / 2, n)}
+        return LossSums(total, total.detach(), metrics=metrics)
 
 
 class _FromStart(PairLoss):

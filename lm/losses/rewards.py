@@ -19,9 +19,9 @@ def bradley_terry(rewards: Tensor, centre: float = 0.0) -> LossSums:
     nats = -F.logsigmoid(margin).sum()
     total = nats + centre * (better + other).square().sum() if centre else nats
     right = (1 + margin.detach().sign()).sum() / 2
-    told = {"chosen_reward": mean_of(better.detach().sum(), n), "rejected_reward": mean_of(other.detach().sum(), n)}
-    told |= {"margin": mean_of(margin.detach().sum(), n), "accuracy": mean_of(right, n), "error": mean_of(n - right, n)}
-    return LossSums(total, nats.detach(), told=told)
+    metrics = {"chosen_reward": mean_of(better.detach().sum(), n), "rejected_reward": mean_of(other.detach().sum(), n)}
+    metrics |= {"margin": mean_of(margin.detach().sum(), n), "accuracy": mean_of(right, n), "error": mean_of(n - right, n)}
+    return LossSums(total, nats.detach(), metrics=metrics)
 
 
 def told_apart(rewards: Tensor) -> Tensor:

@@ -1,7 +1,6 @@
 """Losses of numbers that a head tells of each text, which are measured by themselves."""
 
 from abc import abstractmethod
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -26,7 +25,7 @@ class TargetLoss(Measure):
         """(n, k) the loss of each logit."""
 
     @abstractmethod
-    def told(self, logits: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    def metrics(self, logits: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Returns further figures, each `mean_of` the texts."""
 
     @abstractmethod
@@ -39,7 +38,7 @@ class TargetLoss(Measure):
 
     def reader(self, batch: Batch) -> Reader:
         labels, targets = self.labels(batch), given(batch)
-        read = label_logits(labels, batch.most(labels))
+        read = label_logits(labels, batch.n_labels(labels))
 
         def sums(hidden: Tensor, head: Head, ctx: Context) -> LossSums:
             return self._sums(read(hidden, head, ctx), targets)
@@ -48,12 +47,13 @@ class TargetLoss(Measure):
 
     def closely(self, model: LM, batch: Batch) -> tuple[LossSums, Tensor]:
         labels, targets = self.labels(batch), given(batch)
-        logits: Tensor = model(batch, read=label_logits(labels, batch.most(labels)))
+        logits: Tensor = model(batch, read=label_logits(labels, batch.n_labels(labels)))
         return self._sums(logits, targets), torch.stack([self.each(logits, targets).mean(-1), *self.guessed(logits, targets)], -1)
 
     def _sums(self, logits: Tensor, targets: Tensor) -> LossSums:
         total, seen = self.each(logits, targets).mean(-1).sum(), logits.detach()
-        return replace(LossSums(total, total.detach()), told=self.told(seen, targets), counts=self.counts(seen.double(), targets.double()))
+        counts = self.counts(seen.double(), targets.double())
+        return LossSums(total, total.detach(), metrics=self.metrics(seen, targets), counts=counts)
 
 
 class SquaredError(TargetLoss):
@@ -64,7 +64,7 @@ class SquaredError(TargetLoss):
     def each(self, logits: Tensor, targets: Tensor) -> Tensor:
         return (logits - targets).square()
 
-    def told(self, logits: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    def metrics(self, logits: Tensor, targets: Tensor) -> dict[str, Tensor]:
         return {"mae": mean_of((logits - targets).abs().sum(), targets.numel())}
 
     def counts(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ class BinaryCrossEntropy(TargetLoss):
     def each(self, logits: Tensor, targets: Tensor) -> Tensor:
         return F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
 
-    def told(self, logits: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    def metrics(self, logits: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """How often all labels of a text are told rightly, and how often not."""
         right, n = self.guessed(logits, targets)[1].sum(), len(targets)
         return {"accuracy": mean_of(right, n), "error": mean_of(n - right, n)}

@@ -12,8 +12,8 @@ from lm.ops.precision import wide
 
 
 @dataclass(frozen=True)
-class Taught:
-    """A teacher's last hidden states of a batch, of which its probabilities are computed chunk by chunk."""
+class SoftTargets:
+    """A teacher's probabilities for the tokens of a batch, computed chunk by chunk from its last hidden states."""
 
     hidden: Tensor  # (n, d of the teacher)
     head: Head

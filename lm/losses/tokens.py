@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lm.losses.cross_entropy import ALL, LossSums, answered, losses_and_gradient, token_losses
-from lm.losses.teacher import Taught
+from lm.losses.teacher import SoftTargets
 from lm.nn.batch import IGNORED
 from lm.nn.context import Context
 from lm.nn.head import CHUNK, WIDE, WIDE_CPU, Head, Reader
@@ -36,7 +36,7 @@ class _Chunked(torch.autograd.Function):
         head: Head,
         extras: tuple[float, float],
         spans: Sequence[Rows],
-        teacher: Taught | None,
+        teacher: SoftTargets | None,
         *parameters: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         sums = torch.zeros(_n_sums(teacher), device=hidden.device, dtype=torch.float32)
@@ -51,9 +51,9 @@ class _Chunked(torch.autograd.Function):
                     _add(mine, g)
             sums += found
         ctx.save_for_backward(d_hidden, *(mine.to(p.dtype) for mine, p in zip(d_parameters, parameters, strict=True)))
-        total, nll, told = sums[0].clone(), sums[1], sums[2:]  # FSDP2 warns of a view that it puts its hook on
-        ctx.mark_non_differentiable(nll, told)
-        return total, nll, told
+        total, nll, extra = sums[0].clone(), sums[1], sums[2:]  # FSDP2 warns of a view that it puts its hook on
+        ctx.mark_non_differentiable(nll, extra)
+        return total, nll, extra
 
     @staticmethod
     @once_differentiable
@@ -76,7 +76,7 @@ class _Chunk:
     gradients of hidden states and head parameters. The head's matrix is cast once for all chunks: autograd would cast its gradient back
     for each."""
 
-    def __init__(self, head: Head, extras: tuple[float, float], parameters: Sequence[Tensor], teacher: Taught | None) -> None:
+    def __init__(self, head: Head, extras: tuple[float, float], parameters: Sequence[Tensor], teacher: SoftTargets | None) -> None:
         self.head, self.extras, self.weight, self.teacher = head, extras, head.cast(), teacher
         self.leaves = [self.weight if p is head.weight else p for p in parameters]
         self.wide: Tensor | None = None
@@ -106,19 +106,19 @@ class _Chunk:
             some, at = logits[start : start + rows], slice(start, start + rows)
             wide = some if self.wide is None else self.wide[: len(some)].copy_(some)
             some_answers, some_soft = (None if x is None else x[at] for x in (answers, soft))
-            found, told, gradient = losses_and_gradient(wide, labels[at], *self.extras, vocabulary, some_answers, some_soft, *how)
+            found, answer_sums, gradient = losses_and_gradient(wide, labels[at], *self.extras, vocabulary, some_answers, some_soft, *how)
             if gradient is not some:
                 some.copy_(gradient)
             sums[0] += found.total
             sums[1] += found.nll
-            if told is not None:
-                sums[2:5] += told
+            if answer_sums is not None:
+                sums[2:5] += answer_sums
             if soft is not None:
-                sums[5:] += found.told["teacher_kl"]
+                sums[5:] += found.metrics["teacher_kl"]
         return sums
 
 
-def _n_sums(teacher: Taught | None) -> int:
+def _n_sums(teacher: SoftTargets | None) -> int:
     return 5 if teacher is None else 7
 
 
@@ -135,29 +135,29 @@ def chunked_loss(
     z_loss: float = 0.0,
     chunk: int = CHUNK,
     answers: Tensor | None = None,
-    most: int | None = None,
-    teacher: Taught | None = None,
+    n_labels: int | None = None,
+    teacher: SoftTargets | None = None,
 ) -> LossSums:
     """token_losses(head(hidden), labels) without ever holding more than `chunk` rows of logits, nor most of those of IGNORED labels.
 
     hidden: (..., d), labels: (...).  answers: (...) those of the labels for which `label_loss` and `accuracy` are reported. None: these
-    are not.  most: no more labels than this are not IGNORED; labels on a CPU are counted.  teacher: what it says of these tokens, which is
+    are not.  n_labels: no more labels than this are not IGNORED; labels on a CPU are counted.  teacher: its soft targets for these tokens,
     part of the loss where there is a gradient.
     """
     hidden, labels = hidden.flatten(0, -2), labels.flatten()  # (b, s, d) -> (b*s, d)
     answers = None if answers is None else answers.flatten()
     extras, ranks = (label_smoothing, z_loss), head.vocabulary.ranks
     if torch.is_grad_enabled():
-        trainable, spans = [p for p in head.parameters() if p.requires_grad], _spans(labels, max(chunk // ranks, 1), most, ranks)
-        total, nll, told = _Chunked.apply(hidden, labels, answers, head, extras, spans, teacher, *trainable)
+        trainable, spans = [p for p in head.parameters() if p.requires_grad], _spans(labels, max(chunk // ranks, 1), n_labels, ranks)
+        total, nll, extra = _Chunked.apply(hidden, labels, answers, head, extras, spans, teacher, *trainable)
     else:
-        each = [_piece(head(hidden[rows]), rows, labels, answers, extras) for rows in _spans(labels, chunk, most, ranks)]
-        total, nll, told = (torch.stack(sums).sum(0) for sums in zip(*each, strict=True))
-    beside = {} if len(told) == 3 else {"teacher_kl": told[3:]}
-    return LossSums(total, nll, told=beside if answers is None else beside | {"label_loss": told[[0, 2]], "accuracy": told[1:3]})
+        each = [_piece(head(hidden[rows]), rows, labels, answers, extras) for rows in _spans(labels, chunk, n_labels, ranks)]
+        total, nll, extra = (torch.stack(sums).sum(0) for sums in zip(*each, strict=True))
+    beside = {} if len(extra) == 3 else {"teacher_kl": extra[3:]}
+    return LossSums(total, nll, metrics=beside if answers is None else beside | {"label_loss": extra[[0, 2]], "accuracy": extra[1:3]})
 
 
-def _spans(labels: Tensor, chunk: int, most: int | None, ranks: int) -> Sequence[Rows]:
+def _spans(labels: Tensor, chunk: int, n_labels: int | None, ranks: int) -> Sequence[Rows]:
     """Returns chunks of rows that include all labels: of all rows, or, where they are fewer, of some with the labelled ones first. Ranks
     that share a vocabulary take all, since they exchange each other's.
 
@@ -167,8 +167,8 @@ def _spans(labels: Tensor, chunk: int, most: int | None, ranks: int) -> Sequence
     n = size = len(labels)
     if labels.is_cpu:
         size = recurring(max(int((labels != IGNORED).sum()), 1))
-    elif most is not None:
-        size = max(-(-most // chunk), 1) * chunk
+    elif n_labels is not None:
+        size = max(-(-n_labels // chunk), 1) * chunk
     if ranks == 1 and size < n:
         return labelled_first(labels)[:size].split(chunk)
     return [slice(start, start + chunk) for start in range(0, n, chunk)]
@@ -196,8 +196,8 @@ def causal_reader(
     z_loss: float = 0.0,
     chunk: int = CHUNK,
     answers: Tensor | None = None,
-    most: int | None = None,
-    teacher: Taught | None = None,
+    n_labels: int | None = None,
+    teacher: SoftTargets | None = None,
 ) -> Reader:
     """Returns what to pass as `read` to a model's forward: LossSums over the label tokens of this batch.  labels, answers: (b, s); the
     rest as in chunked_loss."""
@@ -206,15 +206,15 @@ def causal_reader(
     summed = _outside_of_graphs() if "torch._dynamo" in sys.modules else chunked_loss
 
     def read(hidden: Tensor, head: Head, ctx: Context) -> LossSums:
-        sums = summed(hidden, labels, head, label_smoothing, z_loss, chunk, answers, most, teacher)
+        sums = summed(hidden, labels, head, label_smoothing, z_loss, chunk, answers, n_labels, teacher)
         total = sums.total
         for n, further in enumerate(ctx.mtp, 1):
-            later = summed(further, _later_labels(labels, n, ctx.mask), head, label_smoothing, z_loss, chunk, None, most)
+            later = summed(further, _later_labels(labels, n, ctx.mask), head, label_smoothing, z_loss, chunk, None, n_labels)
             total = total + later.total * (ctx.mtp_weight / len(ctx.mtp))
-        aux = ctx.auxiliary
+        aux = ctx.moe
         if aux.losses:  # per row, each row by its labels: a mean over tokens, as the loss is
             total = total + (torch.stack(list(aux.losses.values())).sum(0) * (labels != IGNORED).sum(-1)).sum()
-        return LossSums(total, sums.nll, torch.stack(list(aux.loads.values())) if aux.loads else None, sums.told)
+        return LossSums(total, sums.nll, torch.stack(list(aux.loads.values())) if aux.loads else None, sums.metrics)
 
     return read
 

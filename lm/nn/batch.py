@@ -80,7 +80,7 @@ class Batch:
         """Tokens of a whole row, of which this rank may have a shard."""
         return self.sharding.row_len(self.tokens.shape[1])
 
-    def most(self, labels: Tensor) -> int | None:
+    def n_labels(self, labels: Tensor) -> int | None:
         """Returns how many of the labels are not IGNORED, where that is known without waiting for a GPU."""
         return self.counted[1] if self.counted is not None and self.counted[0] is labels else None
 

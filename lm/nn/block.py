@@ -161,7 +161,7 @@ class Layer(nn.Module):
         self.add_module(self.slot, parts.mixer.build(parts.norm, parts.d_model, parts.layer))
         self.ffn = parts.ffn.build(parts.d_model, parts.layer)
 
-    def of_slot(self, ending: str = "") -> nn.Module:
+    def slot_module(self, ending: str = "") -> nn.Module:
         """Returns the mixer, or what has its name with this ending."""
         found = self._modules[f"{self.slot}{ending}"]  # get_submodule takes a name apart each time
         assert found is not None
@@ -182,8 +182,8 @@ class Block(Layer):
 
     def mixed(self, x: Tensor, ctx: Context) -> Tensor:
         """x = residual(x, mixer)."""
-        mixer = self.of_slot()
-        out: Tensor = self.of_slot("_residual")(x, lambda h: mixer(h, ctx))
+        mixer = self.slot_module()
+        out: Tensor = self.slot_module("_residual")(x, lambda h: mixer(h, ctx))
         return out
 
 
@@ -212,6 +212,6 @@ class ParallelBlock(Layer):
         self.branch = build_branch(parts, cfg.layer_scale)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        h = self.of_slot("_norm")(x)
+        h = self.slot_module("_norm")(x)
         g = h if self.ffn_norm is None else self.ffn_norm(x)
-        return x + self.branch(self.of_slot()(h, ctx) + self.ffn(g, ctx))
+        return x + self.branch(self.slot_module()(h, ctx) + self.ffn(g, ctx))

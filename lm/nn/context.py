@@ -12,15 +12,15 @@ from lm.ops.cache.cache import Cache
 
 
 @dataclass
-class Auxiliary:
-    """Losses and loads that MoE layers report beside their output, by (stack, layer)."""
+class MoEStats:
+    """Auxiliary losses of MoE layers, and the loads of their experts, by (stack, layer)."""
 
     losses: dict[tuple[str, int], Tensor] = field(default_factory=dict)  # (b,), to be weighted by each row's label tokens
     loads: dict[tuple[str, int], Tensor] = field(default_factory=dict)  # (e,), tokens per expert, padding left out
 
 
 class Context:
-    """Passed through every block of one forward; blocks read it, `report` to it and set `values`.
+    """Passed through every block of one forward; blocks read it, `report_moe` to it and set `values`.
 
     No dataclass: FSDP2 copies the dataclasses among a block's arguments, to put its hooks on the tensors within, and what a block adds to
     a copy is lost.
@@ -36,14 +36,14 @@ class Context:
         memory_mask: Mask | None = None,
         values: Tensor | None = None,
         stack: str = "",
-        auxiliary: Auxiliary | None = None,
+        moe: MoEStats | None = None,
     ) -> None:
         """memory: (b, m, d), the encoder's output for cross-attention; None where the cache holds its keys.  values: (b, g, s, c), the
-        first layer's, where later layers mix them in.  auxiliary: that of another stack, which this one adds to."""
+        first layer's, where later layers mix them in.  moe: that of another stack, which this one adds to."""
         self.position, self.mask, self.angles, self.cache = position, mask, angles, cache
         self.memory, self.memory_mask, self.values, self.stack = memory, memory_mask, values, stack
-        self.auxiliary = Auxiliary() if auxiliary is None else auxiliary
-        self.reported: tuple[Tensor, Tensor | None] | None = None
+        self.moe = MoEStats() if moe is None else moe
+        self._reported: tuple[Tensor, Tensor | None] | None = None
         self.mtp: list[Tensor] = []  # hidden states that predict the 2nd, 3rd, ... next token, (b, s, d) each
         self.mtp_weight = 0.0
         self._cached_masks: dict[Hashable, Mask] = {}  # by group of the cache
@@ -54,22 +54,22 @@ class Context:
         at, position = arange_positions(x.shape[1], x.device), position or Position()
         return cls(position, Mask(at, at, causal=causal, square=True), position.angles(at))
 
-    def report(self, loads: Tensor, losses: Tensor | None) -> None:
+    def report_moe(self, loads: Tensor, losses: Tensor | None) -> None:
         """Tells of the experts of the block at work how many tokens each has, (e,), and the losses of each row, (b,), if there are any.
 
         Without the layer's number, so that one compiled block serves for all that are alike; and a block that is run again (activation
         checkpointing) counts once, since nobody asks then.
         """
-        self.reported = loads, losses
+        self._reported = loads, losses
 
-    def settle(self, layer: int) -> None:
-        """Keeps what the block has reported as that of this layer."""
-        if self.reported is not None:
-            loads, losses = self.reported
-            self.auxiliary.loads[self.stack, layer] = loads
+    def collect_moe(self, layer: int) -> None:
+        """Files what the block has reported under this layer."""
+        if self._reported is not None:
+            loads, losses = self._reported
+            self.moe.loads[self.stack, layer] = loads
             if losses is not None:
-                self.auxiliary.losses[self.stack, layer] = losses
-            self.reported = None
+                self.moe.losses[self.stack, layer] = losses
+            self._reported = None
 
     @property
     def positions(self) -> Tensor:

@@ -74,7 +74,7 @@ class HeadConfig(Config):
         """Returns whether its only logit is what it tells, as of a reward model."""
         return len(self.labels or []) == 1 and not self.several
 
-    def told(self) -> tuple[list[str] | None, bool]:
+    def labelling(self) -> tuple[list[str] | None, bool]:
         """Returns what it tells: the labels, and whether several may be right; another answer is another meaning of its weights."""
         return self.labels, self.several
 
@@ -88,7 +88,7 @@ class HeadConfig(Config):
     def unlike(self, other: "HeadConfig") -> set[str]:
         """Returns the names of weights that have another meaning in a model with the other head, which tells other things apart; none
         where both tell the same."""
-        if self.told() == other.told():
+        if self.labelling() == other.labelling():
             return set()
         before = all(getattr(self, name) == getattr(other, name) for name in _BEFORE)
         return {f"{at}.{name}" for at in (["head"] if before else ["head", "head.dense", "head.norm"]) for name in ("weight", "bias")}
@@ -96,7 +96,7 @@ class HeadConfig(Config):
     def telling(self, labels: list[str], bias: bool, several: bool = False) -> Self:
         """Returns a head that tells these, with the layer before it, if any."""
         kept = {name: getattr(self, name) for name in (*_BEFORE, "pooling")}
-        return self if self.told() == (labels, several) else type(self)(**kept, labels=labels, several=several, tied=False, bias=bias)
+        return self if self.labelling() == (labels, several) else type(self)(**kept, labels=labels, several=several, tied=False, bias=bias)
 
     def size(self, vocab_size: int) -> int:
         """Returns how many logits there are."""

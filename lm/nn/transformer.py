@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lm.errors import ConfigError, ResourceError, expect
 from lm.nn.batch import Batch
 from lm.nn.block import SequentialConfig
-from lm.nn.context import Auxiliary, Context
+from lm.nn.context import Context, MoEStats
 from lm.nn.ffn.base import Mixture
 from lm.nn.head import Head, Reader, TokenEmbedding, pooled
 from lm.nn.init import Declares, init_weights, role_of
@@ -110,7 +110,7 @@ class LM(Stack):
         self.head = Head(cfg.head, cfg.norm, cfg.d_model, self.vocab_size)
         self.mtp, self.runs_mtp = nn.ModuleList(), True  # blocks that predict further tokens, in drafts and, where this is set, in training
         self.cache_form: str | None = None  # how a cache stores a token: bf16, int8; None: in the model's dtype
-        self.quick: Callable[[Tensor, Context], Tensor | None] | None = None  # runs blocks and last norm faster, or gives None
+        self.fast_path: Callable[[Tensor, Context], Tensor | None] | None = None  # runs blocks and last norm faster, or gives None
         self.tie()
 
     def tie(self) -> None:
@@ -137,8 +137,8 @@ class LM(Stack):
         if cache is not None:
             cache.begin(ctx.mask.q_positions)
         x = self.embedded(self.embed(batch.tokens, batch.sharding), ctx.positions, batch.segments)  # (b, s) -> (b, s, d)
-        quick = self.quick(x, ctx) if self.quick is not None else None
-        x = self.norm(self.through_blocks(x, ctx)) if quick is None else quick
+        fast = self.fast_path(x, ctx) if self.fast_path is not None else None
+        x = self.norm(self.through_blocks(x, ctx)) if fast is None else fast
         self.predict_further(x, batch, ctx)
         return pooled(x, ctx.mask) if self.cfg.head.pooling == "mean" else x, ctx
 
@@ -250,7 +250,7 @@ class EncoderDecoderLM(LM):
         """Returns the context with the encoded source in `memory`, or without, where the cache holds the source already."""
         ctx = super().context(batch, cache)
         if batch.source_tokens is not None:
-            ctx.memory, source = self._encode(batch, ctx.auxiliary)
+            ctx.memory, source = self._encode(batch, ctx.moe)
             if cache is not None:
                 cache.remember(source)
         elif cache is not None and cache.memory_positions is not None:
@@ -261,14 +261,14 @@ class EncoderDecoderLM(LM):
         ctx.memory_mask = Mask(q, source, batch.documents, batch.source_documents, causal=False, square=square, sharding=batch.sharding)
         return ctx
 
-    def _encode(self, batch: Batch, auxiliary: Auxiliary) -> tuple[Tensor, Tensor]:
+    def _encode(self, batch: Batch, moe: MoEStats) -> tuple[Tensor, Tensor]:
         """Returns the hidden states of the source, (b, m, d), and its positions, (b, m)."""
         assert batch.source_tokens is not None
         tokens, documents, positions = batch.source_tokens, batch.source_documents, batch.source_positions
         encoder, square = self.encoder, positions is None and documents is None
         positions = encoder.position.places(tokens.shape[1], tokens.device) if positions is None else positions
         mask = Mask(positions, positions, documents, documents, causal=False, square=square, sharding=batch.sharding)
-        ctx = Context(encoder.position, mask, encoder.position.angles(positions), stack="encoder", auxiliary=auxiliary)
+        ctx = Context(encoder.position, mask, encoder.position.angles(positions), stack="encoder", moe=moe)
         x = encoder.through_blocks(encoder.embedded(self.embed(tokens), positions, None), ctx)  # (b, m) -> (b, m, d)
         return encoder.norm(x), positions.expand(len(tokens), -1)
 

@@ -69,7 +69,7 @@ class TrainModule(LightningModule):
         self.micro = 0  # finished micro-batches of the current step
         self.stepped = False  # True from the end of a step to the beginning of the next
         self.nll = self.tokens_in_step = torch.zeros(())
-        self.told: dict[str, Tensor] = {}  # the objective's further metrics of this step, each (2,): sum and count
+        self.metrics: dict[str, Tensor] = {}  # the objective's further metrics of this step, each (2,): sum and count
         self.loads: Tensor | None = None  # (MoE layers, e), tokens per expert of this step
         self.grad_norm = torch.zeros(())
         self.verdicts = StepJudge(cfg.numerics.skip_in_a_row)
@@ -103,13 +103,13 @@ class TrainModule(LightningModule):
         if self.micro == 0:
             self.nll = torch.zeros((), device=self.device, dtype=torch.float32)  # bf16-true makes bf16 the default
             self.tokens_in_step = self._label_tokens(batch)
-            self.loads, self.told = None, {}
+            self.loads, self.metrics = None, {}
         n_micro = self.trainer.accumulate_grad_batches
         first_row = (self.global_rank // self.cfg.launch.ranks_per_row * n_micro + self.micro) * len(batch.tokens)
         sums = self.objective(self.model, batch, self.step, first_row)
         self.micro += 1
         self.nll += sums.nll
-        self.told = {name: pair + self.told.get(name, 0.0) for name, pair in sums.told.items()}
+        self.metrics = {name: pair + self.metrics.get(name, 0.0) for name, pair in sums.metrics.items()}
         if sums.loads is not None:
             self.loads = sums.loads if self.loads is None else self.loads + sums.loads
         divided_by = self.strategy.divisor(n_micro, self.trainer.world_size)
@@ -132,7 +132,7 @@ class TrainModule(LightningModule):
     ) -> None:
         if self._complete:
             if self.trainer.world_size > 1:
-                for mine in (self.nll, *self.told.values()):
+                for mine in (self.nll, *self.metrics.values()):
                     torch.distributed.all_reduce(mine)
             self.strategy.clip(self.model, optimizer, self.cfg.optim.clip)
 

@@ -54,8 +54,8 @@ def agree(model: LM) -> Step:
         expected = stepped(model)
         prepared = prepare(model, compiled=True)
         torch.testing.assert_close(stepped(prepared), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
-    assert isinstance(prepared.quick, Step)
-    return prepared.quick
+    assert isinstance(prepared.fast_path, Step)
+    return prepared.fast_path
 
 
 @pytest.mark.usefixtures("in_pieces")
@@ -92,7 +92,7 @@ def test_a_compiled_step_draws_the_same_tokens(dtype: Dtype) -> None:
     prepared, compiled = prepare(copy.deepcopy(model), dtype), prepare(model, dtype, compiled=True)
     with torch.no_grad():
         found, expected = stepped(compiled), stepped(prepared)
-    assert compiled.quick is not None
+    assert compiled.fast_path is not None
     assert dtype == "int4" or not torch.equal(found[:, 1:], expected[:, 1:])  # it rounds elsewhere, but for the kernel of int4
     assert torch.equal(found[:, :1], expected[:, :1])  # several tokens are read as ever
     assert float((found - expected).abs().max() / expected.abs().max()) < {"fp32": 1e-5, "bf16": 0.02, "int8": 0.02, "int4": 0.02}[dtype]

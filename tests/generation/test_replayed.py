@@ -75,7 +75,7 @@ class Recorder:
 
 def replaying(model: LM) -> tuple[LM, Recorder]:
     made, recorder = copy.deepcopy(model), Recorder()
-    made.quick = Replayed(made, recorder)
+    made.fast_path = Replayed(made, recorder)
     return made, recorder
 
 
@@ -149,7 +149,7 @@ def test_what_computes_one_row_alone_is_recorded_for_it_and_the_model_for_severa
         through = step or (lambda x, ctx: model.norm(model.through_blocks(x, ctx)) if len(x) == 1 else None)
         return through(x, ctx)
 
-    model.quick = Replayed(model, Recorder() if step is None else lambda run: run, one)
+    model.fast_path = Replayed(model, Recorder() if step is None else lambda run: run, one)
     options = SamplingConfig(max_tokens=20)
     assert generate(model, [[5, 6, 7]], options) == generate(plain, [[5, 6, 7]], options) and set(rows) == {1}
     assert generate(model, PROMPTS, options) == generate(plain, PROMPTS, options) and set(rows) == {1, len(PROMPTS)}
@@ -161,7 +161,7 @@ def test_what_fails_only_as_it_runs_is_left_out_and_told_once(capsys: pytest.Cap
 
     model = redrawn(config())
     made, recorder = replaying(model)
-    made.quick = Replayed(made, recorder, fails)
+    made.fast_path = Replayed(made, recorder, fails)
     for _ in range(2):
         assert generate(made, [[5, 6, 7]], SamplingConfig(max_tokens=8)) == generate(model, [[5, 6, 7]], SamplingConfig(max_tokens=8))
     assert recorder.recorded == 2 and capsys.readouterr().err == "compile=true: no compiler: a step is recorded as it is.\n"
@@ -267,7 +267,7 @@ def test_what_is_recorded_never_waits_for_the_device(changes: dict[str, Any], fo
             run()
         return run
 
-    model.quick = Replayed(model, record)
+    model.fast_path = Replayed(model, record)
     cache = model.new_cache(2, 20)
     with torch.inference_mode():
         for start, stop in ((0, 14), (14, 15), (15, 16), (16, 17)):
@@ -286,7 +286,7 @@ class Odd(nn.Module):
 def test_a_layer_that_reads_the_length_is_refused() -> None:
     model = redrawn(config())
     model.set_submodule("blocks.1.ffn", Odd())
-    model.quick = Replayed(model, Recorder())
+    model.fast_path = Replayed(model, Recorder())
     with pytest.raises(ConfigError, match=r"^compile=true: a layer reads the length of the cache, .* Leave it out.$"):
         generate(model, [[5, 6]], SamplingConfig(max_tokens=4))
 

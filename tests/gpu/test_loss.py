@@ -5,7 +5,7 @@ import torch
 
 from lm.losses.cross_entropy import losses_and_gradient, token_losses
 from lm.losses.likelihoods import label_likelihoods
-from lm.losses.teacher import Taught
+from lm.losses.teacher import SoftTargets
 from lm.losses.tokens import chunked_loss
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.context import Context
@@ -37,9 +37,9 @@ def test_a_loss_that_leaves_places_without_a_label_out_equals_the_plain_one() ->
     """Their number is known from the batch on the CPU."""
     labels = torch.where(torch.rand(5, 100) < 0.2, torch.randint(0, 5003, (5, 100)), IGNORED)
     batch, head = Batch(labels, labels).to(GPU), Head(HeadConfig(), RMSNormConfig(), 64, 5003).to(GPU)
-    assert batch.labels is not None and batch.most(batch.labels) == int((labels != IGNORED).sum())
+    assert batch.labels is not None and batch.n_labels(batch.labels) == int((labels != IGNORED).sum())
     hidden = torch.randn(5, 100, 64, device=GPU, requires_grad=True)
-    sums = chunked_loss(hidden, batch.labels, head, chunk=64, most=batch.most(batch.labels))
+    sums = chunked_loss(hidden, batch.labels, head, chunk=64, n_labels=batch.n_labels(batch.labels))
     plain = token_losses(head(hidden).flatten(0, 1), batch.labels.flatten())
     found, expected = (torch.autograd.grad(each.total, (hidden, head.weight)) for each in (sums, plain))
     torch.testing.assert_close([sums.total, *found], [plain.total, *expected], atol=1e-3, rtol=1e-4)
@@ -76,7 +76,7 @@ def test_a_chunked_loss_beside_a_teacher_equals_the_plain_one() -> None:
     head, teacher = (Head(HeadConfig(), RMSNormConfig(), d, 5003).to(GPU) for d in (64, 96))
     hidden, theirs = torch.randn(500, 64, device=GPU, requires_grad=True), torch.randn(500, 96, device=GPU)
     labels = torch.randint(0, 5003, (500,), device=GPU).masked_fill(torch.rand(500, device=GPU) < 0.2, IGNORED)
-    sums = chunked_loss(hidden, labels, head, chunk=128, teacher=Taught(theirs, teacher, 0.4))
+    sums = chunked_loss(hidden, labels, head, chunk=128, teacher=SoftTargets(theirs, teacher, 0.4))
     plain = token_losses(head(hidden), labels, soft=teacher(theirs).softmax(-1).detach(), weight=0.4)
     found, expected = (torch.autograd.grad(each.total, (hidden, head.weight)) for each in (sums, plain))
     torch.testing.assert_close([sums.total, sums.nll, *found], [plain.total, plain.nll, *expected], atol=1e-3, rtol=1e-4)

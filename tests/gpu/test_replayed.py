@@ -67,7 +67,7 @@ def test_a_graph_goes_on_where_a_row_takes_the_place_of_another(changes: dict[st
 
 def test_a_step_of_one_row_is_compiled_before_it_is_recorded() -> None:
     made = prepare(redrawn(config()).cuda().bfloat16(), "saved", compiled=True)
-    assert isinstance(made.quick, Replayed) and isinstance(made.quick.one, Step)
+    assert isinstance(made.fast_path, Replayed) and isinstance(made.fast_path.one, Step)
 
 
 @pytest.mark.parametrize("changes", [{}, MIXING[3], {"ffn": MIXTURES[0]}], ids=str)

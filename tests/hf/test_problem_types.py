@@ -81,7 +81,7 @@ def test_the_loss_and_the_answers_are_those_of_transformers(name: str, problem: 
 def test_what_is_predicted_are_all_labels_that_are_likelier_right_than_not(tmp_path: Path) -> None:
     published("Qwen3", SEVERAL, tmp_path)
     head = read_hf(tmp_path).config.head
-    assert head.told() == (NAMES, True)
+    assert head.labelling() == (NAMES, True)
     assert predicted({"wet": 0.9, "hot": 0.2, "old": 0.6}, head)["labels"] == ["wet", "old"]
     assert predicted({"wet": 0.1, "hot": 0.2, "old": 0.3}, head)["labels"] == []
 
@@ -91,7 +91,7 @@ def test_one_label_of_several_has_a_probability_and_is_no_number(tmp_path: Path)
     assert read_hf(tmp_path).config.head.tells_number()
     change(tmp_path, problem_type=SEVERAL)
     head = read_hf(tmp_path).config.head
-    assert not head.tells_number() and head.told() == (["LABEL_0"], True)
+    assert not head.tells_number() and head.labelling() == (["LABEL_0"], True)
 
 
 def test_several_numbers_are_refused(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lm.losses.cross_entropy import losses_and_gradient, token_losses
-from lm.losses.teacher import Taught
+from lm.losses.teacher import SoftTargets
 from lm.losses.tokens import chunked_loss
 from lm.nn.batch import IGNORED
 from lm.nn.head import Head, HeadConfig
@@ -39,14 +39,14 @@ def test_a_chunked_loss_beside_a_teacher_is_the_plain_one_with_its_gradients(wei
         near(plain.total, by_hand(head(hidden), teacher(theirs), labels, weight, t))
     wanted = torch.autograd.grad(plain.total, (hidden, head.weight))
     for chunk in (7, 1000):
-        sums = chunked_loss(hidden, labels, head, chunk=chunk, answers=labels, teacher=Taught(theirs, teacher, weight, t), **more)
+        sums = chunked_loss(hidden, labels, head, chunk=chunk, answers=labels, teacher=SoftTargets(theirs, teacher, weight, t), **more)
         near(sums.total, plain.total)
         near(sums.nll, plain.nll)
         for found, right in zip(torch.autograd.grad(sums.total, (hidden, head.weight)), wanted, strict=True):
             near(found, right)
-        apart, n = sums.told["teacher_kl"]
+        apart, n = sums.metrics["teacher_kl"]
         near(apart, by_hand(head(hidden), teacher(theirs), labels, 1.0, t))
-        assert n == (labels != IGNORED).sum() == sums.told["label_loss"][1]
+        assert n == (labels != IGNORED).sum() == sums.metrics["label_loss"][1]
     assert teacher.weight.grad is None
 
 
@@ -66,7 +66,7 @@ def test_the_written_gradient_beside_a_teacher_is_autograds_and_unlabelled_token
 def test_of_embeddings_with_other_numbers_of_rows_only_common_ones_are_told(width: int) -> None:
     """Rows behind the tokenizer's tokens, such as those that make the number a multiple of 64."""
     teacher, hidden = head_of(24, width), torch.randn(6, 24)
-    soft = Taught(hidden, teacher, 1.0).probabilities(slice(0, 6), V)
+    soft = SoftTargets(hidden, teacher, 1.0).probabilities(slice(0, 6), V)
     near(soft.sum(-1), torch.ones(6))
     near(soft[:, : V - 5].log().diff(), teacher(hidden)[:, : V - 5].diff())
     assert soft.shape == (6, V) and not soft[:, width:].any() and not soft.requires_grad
@@ -74,6 +74,6 @@ def test_of_embeddings_with_other_numbers_of_rows_only_common_ones_are_told(widt
 
 def test_a_model_that_says_what_its_teacher_says_has_nothing_to_learn() -> None:
     head, hidden = head_of(16), torch.randn(20, 16, requires_grad=True)
-    loss = chunked_loss(hidden, torch.randint(0, V, (20,)), head, teacher=Taught(hidden.detach(), head, 1.0))
+    loss = chunked_loss(hidden, torch.randint(0, V, (20,)), head, teacher=SoftTargets(hidden.detach(), head, 1.0))
     gradient, *_ = torch.autograd.grad(loss.total, hidden)
     assert loss.total.detach().abs() < 1e-4 and gradient.abs().max() < 1e-5 and loss.nll > 1

@@ -67,12 +67,12 @@ def test_the_head_reads_few_places_that_have_no_label(learning: bool, monkeypatc
     """Wherever the labels are counted: by the loss, or by the batch that was moved to a device."""
     labels = torch.where(torch.rand(6, 200) < 0.15, torch.randint(0, 97, (6, 200)), IGNORED)
     moved, n = Batch(labels, labels).to(torch.device("meta")), int((labels != IGNORED).sum())
-    assert moved.labels is not None and moved.most(moved.labels) == n and moved.most(labels) is None
+    assert moved.labels is not None and moved.n_labels(moved.labels) == n and moved.n_labels(labels) is None
     monkeypatch.setattr("lm.nn.head.product", lambda x, *others: (read.append(len(x)), product(x, *others))[1])
     for device, most in (("cpu", None), ("meta", n), ("meta", None)):
         read: list[int] = []
         with torch.set_grad_enabled(learning), torch.device(device):
-            chunked_loss(torch.randn(6, 200, 16), labels.to(device), Head(HeadConfig(), RMSNormConfig(), 16, 97), chunk=50, most=most)
+            chunked_loss(torch.randn(6, 200, 16), labels.to(device), Head(HeadConfig(), RMSNormConfig(), 16, 97), chunk=50, n_labels=most)
         assert max(read) == 50 and n <= sum(read) < {("cpu", None): 1.125 * n, ("meta", n): n + 50, ("meta", None): 1201}[device, most]
         assert device == "cpu" or {*read} == {50}  # another number would be compiled for
 
@@ -114,7 +114,7 @@ def test_a_chunked_loss_by_what_a_gpu_compiles_is_the_same(monkeypatch: pytest.M
     for function in (None, lambda *given: (calls.append(1), entropy_(*given))[1]):
         monkeypatch.setattr("lm.losses.tokens.entropy_here", lambda device, function=function: function)
         sums = chunked_loss(hidden, labels, head, label_smoothing=0.1, z_loss=0.01, chunk=20, answers=labels)
-        told = [sums.total, sums.nll, sums.told["label_loss"], sums.told["accuracy"]]
+        told = [sums.total, sums.nll, sums.metrics["label_loss"], sums.metrics["accuracy"]]
         found.append([*told, *torch.autograd.grad(sums.total, (hidden, head.weight, head.bias))])
     torch.testing.assert_close(*found)
     assert len(calls) == 2  # of rows with labels
@@ -145,7 +145,7 @@ def test_a_few_rows_in_float32_at_a_time_give_the_gradients_of_all_at_once(dtype
     for rows in (50, 7, 0):  # 0: never fewer than one row
         monkeypatch.setattr("lm.losses.tokens.WIDE_CPU", 97 * rows)
         sums = chunked_loss(hidden, labels, head, label_smoothing=0.1, z_loss=0.01, answers=labels)
-        results.append((torch.stack([sums.total, sums.nll, *sums.told["label_loss"], *sums.told["accuracy"]]).detach(),
+        results.append((torch.stack([sums.total, sums.nll, *sums.metrics["label_loss"], *sums.metrics["accuracy"]]).detach(),
                         torch.autograd.grad(sums.total, (hidden, head.weight, head.bias))))  # fmt: skip
     (whole, gradients), *others = results
     for told, found in others:

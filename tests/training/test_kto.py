@@ -59,7 +59,7 @@ def test_the_loss_is_that_of_the_paper() -> None:
         0.5 / (1 + np.exp(-0.3 * (0.4 - 3.0))), 0.5 / (1 + np.exp(-0.3 * (0.4 - 0.1))),
     ]  # fmt: skip
     assert sums.total.item() == pytest.approx(2 * 1.5 + 2 * 0.5 - sum(values))
-    assert {name: pair.tolist() for name, pair in sums.told.items()} == {
+    assert {name: pair.tolist() for name, pair in sums.metrics.items()} == {
         "accuracy": [1.0, 4], "good_gain": pytest.approx([-1.3, 2]), "bad_gain": pytest.approx([3.1, 2]),
     }  # fmt: skip
     sums.total.backward()
@@ -95,7 +95,7 @@ def test_a_step_has_one_reference_point_however_it_is_split(of_rated: Made, pare
         told = [objective(model, batch, 2, 0) for batch in micro]
         sums[size] = sum(each.total.item() for each in told)
         if size == 8:
-            [whole], kl = micro, told[0].told["kl"][0] / 8
+            [whole], kl = micro, told[0].metrics["kl"][0] / 8
     with torch.no_grad():
         point = gain_of(model, start, whole.beside[0]).mean()
         gains = gain_of(model, start, whole)

@@ -135,7 +135,7 @@ def test_what_stands_beside_a_batch_goes_with_it() -> None:
     """With the number of its labels, for which a GPU need not be waited."""
     ids = torch.zeros(2, 4, dtype=torch.int64)
     [moved] = Batch(ids, ids, beside=[Batch(ids, ids)]).to(META).beside
-    assert moved.labels is not None and moved.tokens.is_meta and moved.most(moved.labels) == 8
+    assert moved.labels is not None and moved.tokens.is_meta and moved.n_labels(moved.labels) == 8
 
 
 def test_a_reward_model_never_waits() -> None:

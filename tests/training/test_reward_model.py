@@ -133,7 +133,7 @@ def test_the_loss_is_that_of_the_paper() -> None:
     sums = bradley_terry(rewards, 0.1)
     torch.testing.assert_close(torch.autograd.grad(sums.total, rewards)[0], torch.autograd.grad(expected, rewards)[0])
     assert sums.total.item() == pytest.approx(expected.item())
-    assert {name: pair.tolist() for name, pair in sums.told.items()} == {
+    assert {name: pair.tolist() for name, pair in sums.metrics.items()} == {
         "chosen_reward": [-1.0, 3], "rejected_reward": [1.5, 3], "margin": [-2.5, 3], "accuracy": [1.5, 3], "error": [1.5, 3],
     }  # fmt: skip
 

@@ -142,8 +142,8 @@ def test_a_head_is_kept_where_it_tells_the_same(of_targets: Told, tmp_path: Path
         train(of_targets(*given_, *STILL, f"run.name={name}", "seed=7"))
         before = number if name.startswith("number") else marks
         assert torch.allclose(weights(tmp_path / name)["head.weight"], before, atol=1e-6) == (name != "one"), name
-    assert lm.load(tmp_path / "turned")[0].cfg.head.told() == (["wet", "hot"], True)
-    assert lm.load(tmp_path / "one")[0].cfg.head.told() == (["wet", "hot"], False)
+    assert lm.load(tmp_path / "turned")[0].cfg.head.labelling() == (["wet", "hot"], True)
+    assert lm.load(tmp_path / "one")[0].cfg.head.labelling() == (["wet", "hot"], False)
     assert lm.load(tmp_path / "number_on")[0].cfg.head.tells_number()
 
 

@@ -141,7 +141,8 @@ class ObjectiveConfig(Slot, group="objective"):
 
     def why_not_from(self, its: HeadConfig, own: HeadConfig) -> str | None:
         """Returns why nothing can be learned from it by its head; None where it can."""
-        return None if its.told() == own.told() else f"it tells other things apart than the model (model.head.labels={its.labels})"
+        same = its.labelling() == own.labelling()
+        return None if same else f"it tells other things apart than the model (model.head.labels={its.labels})"
 
     def why_not_context_parallel(self) -> str | None:
         """Returns why ranks cannot share a row in slices, with the remedy; None where they can, as the loss is a sum over tokens."""

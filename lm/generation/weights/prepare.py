@@ -91,7 +91,7 @@ def prepare(model: LM, dtype: Dtype = "saved", compiled: bool = False) -> LM:
     _Preparing(model, dtype, compiled).run()
     model.eval()  # not before: fused layers begin in training mode, with dropout
     if compiled:
-        model.quick = _step(model, device)
+        model.fast_path = _step(model, device)
     return model
 
 

@@ -45,7 +45,7 @@ class Metrics(RunCallback):
         for metric in LINE:
             numbers = metric(module.trainer, module)
             if taken := line.keys() & numbers.keys():  # one of the objective's figures: ours have names of their own
-                raise ConfigError(f"objective: '{min(taken)}' is in each line of metrics already. Give its figure in `told` another name.")
+                raise ConfigError(f"objective: '{min(taken)}' is in each line of metrics already. Give its own metric another name.")
             line |= numbers
         for name, added in self._added.items():
             numbers = added(module.trainer, module)
@@ -89,11 +89,11 @@ def loss(trainer: Trainer, module: TrainModule) -> Tree:
     return {"loss": float(module.loss())}
 
 
-def told(trainer: Trainer, module: TrainModule) -> Tree:
+def objective_metrics(trainer: Trainer, module: TrainModule) -> Tree:
     """The objective's further metrics of the last step, as means over all ranks and micro-batches."""
-    if wrong := [name for name, pair in module.told.items() if getattr(pair, "shape", ()) != (2,)]:
-        raise ConfigError(f"objective: its figure '{wrong[0]}' in `told` is no pair. Give torch.stack([a sum, how many are in it]).")
-    sums = {name: pair.tolist() for name, pair in module.told.items()}
+    if wrong := [name for name, pair in module.metrics.items() if getattr(pair, "shape", ()) != (2,)]:
+        raise ConfigError(f"objective: its metric '{wrong[0]}' is no pair. Give torch.stack([a sum, how many are in it]).")
+    sums = {name: pair.tolist() for name, pair in module.metrics.items()}
     return {name: total / n if n else math.nan for name, (total, n) in sums.items()}
 
 
@@ -144,7 +144,7 @@ def expert_loads(trainer: Trainer, module: TrainModule) -> Tree:
     return {f"expert_load/{name}": round(ratio, 4) for name, ratio in zip(module.model.mixtures(), ratios, strict=True)}
 
 
-LINE: tuple[Metric, ...] = (tokens, loss, told, rate, gradient, speed, worst_rank, utilisation, data, expert_loads)
+LINE: tuple[Metric, ...] = (tokens, loss, objective_metrics, rate, gradient, speed, worst_rank, utilisation, data, expert_loads)
 """The built-in metrics, in this order: `speed` must stop its clock after `loss` has waited for the device."""
 
 

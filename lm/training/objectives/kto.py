@@ -33,7 +33,7 @@ class KTO:
             self._kl = self._mean_gain(model, batch.beside)
         gain = self._gains(model, batch)
         sums = self._loss(gain, (batch.answers != IGNORED).any(-1), self._kl.clamp(min=0))
-        sums.told["kl"] = mean_of(self._kl * len(gain), len(gain))
+        sums.metrics["kl"] = mean_of(self._kl * len(gain), len(gain))
         return sums
 
     @torch.no_grad()
@@ -47,7 +47,7 @@ class KTO:
     def _gains(self, model: LM, batch: Batch) -> Tensor:
         """(b,) log(p / p_start) of the labels of each row."""
         assert batch.labels is not None
-        reader = row_likelihoods(batch.labels, n=batch.most(batch.labels))
+        reader = row_likelihoods(batch.labels, n=batch.n_labels(batch.labels))
         before = self._reference(batch, reader)
         after: Tensor = model(batch, read=reader)
         return after - before

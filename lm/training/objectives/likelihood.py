@@ -6,7 +6,7 @@ from lm.data.rows.base import LikelihoodConfig
 from lm.generation.teacher import frozen
 from lm.losses.cross_entropy import LossSums
 from lm.losses.measure import Reference, answers
-from lm.losses.teacher import Taught
+from lm.losses.teacher import SoftTargets
 from lm.losses.tokens import causal_reader
 from lm.nn.batch import Batch
 from lm.nn.context import Context
@@ -24,15 +24,15 @@ class Likelihood:
 
     def __call__(self, model: LM, batch: Batch, step: int, first_row: int) -> LossSums:
         assert batch.labels is not None
-        told = answers(batch) if self._cfg.answers else None
-        most = batch.most(batch.labels)
-        taught = None if self._teacher is None else self._teacher(batch, self._taught)
-        reader = causal_reader(batch.labels, self._cfg.label_smoothing, self._cfg.z_loss, self._cfg.chunk, told, most, taught)
+        answer_labels = answers(batch) if self._cfg.answers else None
+        n_labels = batch.n_labels(batch.labels)
+        soft = None if self._teacher is None else self._teacher(batch, self._soft_targets)
+        reader = causal_reader(batch.labels, self._cfg.label_smoothing, self._cfg.z_loss, self._cfg.chunk, answer_labels, n_labels, soft)
         sums: LossSums = model(batch, read=reader)
         return sums
 
-    def _taught(self, hidden: Tensor, head: Head, ctx: Context) -> Taught:
-        return Taught(hidden.flatten(0, -2), head, self._cfg.teacher_weight, self._cfg.teacher_temperature)
+    def _soft_targets(self, hidden: Tensor, head: Head, ctx: Context) -> SoftTargets:
+        return SoftTargets(hidden.flatten(0, -2), head, self._cfg.teacher_weight, self._cfg.teacher_temperature)
 
 
 @loss_of(LikelihoodConfig)

@@ -39,10 +39,10 @@ class Policy(ABC, Generic[C]):
 
     def __call__(self, model: LM, batch: Batch, step: int, first_row: int) -> LossSums:
         rollouts = self.draw(model, batch, step, first_row)
-        worth, told = self._judged(self._sampler.answers(rollouts, batch.tokens.device))
+        worth, metrics = self._judged(self._sampler.answers(rollouts, batch.tokens.device))
         learned = _rows(rollouts, self._pad).to(batch.tokens.device)
         assert learned.labels is not None
-        reader, of = label_likelihoods(learned.labels, n=learned.most(learned.labels)), torch.nonzero(learned.labels != IGNORED)[:, 0]
+        reader, of = label_likelihoods(learned.labels, n=learned.n_labels(learned.labels)), torch.nonzero(learned.labels != IGNORED)[:, 0]
         logp: Tensor = model(learned, read=reader)  # (tokens,)
         before = self._reference(learned, reader) if self._cfg.kl else None
         worth = worth.view(-1, self._cfg.n_answers).to(logp.device)
@@ -50,11 +50,11 @@ class Policy(ABC, Generic[C]):
         loss = self.loss(logp, before, of, lengths, worth) / self._cfg.n_answers
         seen = logp.detach()
         drawn_at = seen.new_tensor([value for rollout in rollouts for value in rollout.logprobs])
-        told["logp_gap"] = mean_of((seen - drawn_at).abs().max(), 1)
+        metrics["logp_gap"] = mean_of((seen - drawn_at).abs().max(), 1)
         if before is not None:
-            told["kl"] = mean_of((seen - before).sum(), len(seen))
+            metrics["kl"] = mean_of((seen - before).sum(), len(seen))
         unsure = -(seen / lengths[of]).sum() / self._cfg.n_answers
-        return LossSums(loss, unsure, told={name: pair.to(seen.device) for name, pair in told.items()})
+        return LossSums(loss, unsure, metrics={name: pair.to(seen.device) for name, pair in metrics.items()})
 
     @abstractmethod
     def loss(self, logp: Tensor, before: Tensor | None, of: Tensor, lengths: Tensor, worth: Tensor) -> Tensor:
@@ -76,10 +76,10 @@ class Policy(ABC, Generic[C]):
         rewards = self._cfg.rewards
         each = [scores(rewards, answer) for answer in answers]
         worth = torch.tensor([total(rewards, one) for one in each], dtype=torch.float64)
-        told = {f"reward_{name}": [one[name] for one in each] for name in rewards} if len(rewards) > 1 else {}
-        told |= {"reward": worth.tolist(), "answer_tokens": [answer.n_tokens for answer in answers]}
-        told |= {"ended": [float(answer.ended) for answer in answers]}
-        return worth, {name: mean_of(torch.tensor(sum(values), dtype=torch.float64), len(values)) for name, values in told.items()}
+        metrics = {f"reward_{name}": [one[name] for one in each] for name in rewards} if len(rewards) > 1 else {}
+        metrics |= {"reward": worth.tolist(), "answer_tokens": [answer.n_tokens for answer in answers]}
+        metrics |= {"ended": [float(answer.ended) for answer in answers]}
+        return worth, {name: mean_of(torch.tensor(sum(values), dtype=torch.float64), len(values)) for name, values in metrics.items()}
 
 
 class GRPO(Policy[GRPOConfig]):

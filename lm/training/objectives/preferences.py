@@ -26,7 +26,7 @@ class Preferences:
 
     def __call__(self, model: LM, batch: Batch, step: int, first_row: int) -> LossSums:
         assert batch.labels is not None
-        reader = row_likelihoods(batch.labels, n=batch.most(batch.labels))
+        reader = row_likelihoods(batch.labels, n=batch.n_labels(batch.labels))
         before = self._reference(batch, reader) if self._loss.needs_start else None
         return self._loss(model(batch, read=reader), before, (batch.labels != IGNORED).sum(-1))
 

@@ -70,8 +70,8 @@ def test_the_share_of_the_peak_is_of_all_gpus(monkeypatch: pytest.MonkeyPatch) -
     [
         ("loss", torch.tensor([6.0, 2.0]), "objective: 'loss' is in each line of metrics already"),
         ("lr", torch.tensor([6.0, 2.0]), "objective: 'lr' is in each line of metrics already"),
-        ("kl", torch.tensor(6.0), "objective: its figure 'kl' in `told` is no pair"),
-        ("kl", 6.0, "objective: its figure 'kl' in `told` is no pair"),
+        ("kl", torch.tensor(6.0), "objective: its metric 'kl' is no pair"),
+        ("kl", 6.0, "objective: its metric 'kl' is no pair"),
     ],
 )
 def test_a_figure_of_the_objective_replaces_none_of_ours(
@@ -80,7 +80,7 @@ def test_a_figure_of_the_objective_replaces_none_of_ours(
     """Seen to fail: the figure stood in metrics.jsonl as the loss, or was lost without a word."""
 
     def build(cfg: Any, run: Any) -> Any:
-        return lambda model, batch, step, first_row: replace(model(batch, read=causal_reader(batch.labels)), told={name: figure})
+        return lambda model, batch, step, first_row: replace(model(batch, read=causal_reader(batch.labels)), metrics={name: figure})
 
     monkeypatch.setitem(LOSSES, CausalConfig, build)
     with pytest.raises(ConfigError, match=re.escape(said)):

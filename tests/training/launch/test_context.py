@@ -62,7 +62,7 @@ def losses(model: LM, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
     with Doubles():
         sums = model(batch, read=causal_reader(batch.labels, label_smoothing=0.1, z_loss=0.01, chunk=7, answers=batch.labels))
         sums.total.backward()
-    found = torch.stack([sums.total.detach(), sums.nll, torch.tensor(float(batch.step_tokens)), *torch.cat([*sums.told.values()])])
+    found = torch.stack([sums.total.detach(), sums.nll, torch.tensor(float(batch.step_tokens)), *torch.cat([*sums.metrics.values()])])
     return found, {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 

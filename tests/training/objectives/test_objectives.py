@@ -73,7 +73,7 @@ def test_losses_over_pairs_without_a_start_are_those_of_the_papers(
     after, lengths = torch.tensor([sum(one) for one in answers], dtype=torch.float64), torch.tensor([*map(len, answers)])
     sums = loss(after, None, lengths)
     assert sums.total.item() == pytest.approx(paper(*answers[:2]) + paper(*answers[2:]), rel=1e-9)
-    assert sums.told["margin"].tolist()[1] == 2 and not loss.needs_start
+    assert sums.metrics["margin"].tolist()[1] == 2 and not loss.needs_start
 
 
 def ipo_of_the_paper(better: list[float], worse: list[float], start: list[float]) -> float:
@@ -97,7 +97,7 @@ def test_losses_over_pairs_that_compare_with_the_start_are_those_of_the_papers(
     after, lengths = torch.tensor([sum(one) for one in answers], dtype=torch.float64), torch.tensor([*map(len, answers)])
     total = loss(after, torch.tensor(start, dtype=torch.float64), lengths).total.item()
     assert total == pytest.approx(paper(*answers[:2], start[:2]) + paper(*answers[2:], start[2:]), rel=1e-9)
-    assert loss.needs_start and loss(after, None, lengths).told.keys() == {"chosen_logp", "rejected_logp"}
+    assert loss.needs_start and loss(after, None, lengths).metrics.keys() == {"chosen_logp", "rejected_logp"}
 
 
 def test_the_dpo_loss_starts_at_the_logarithm_of_two_and_raises_the_better_answers() -> None:
@@ -265,7 +265,7 @@ def test_lm_eval_finds_what_the_last_validation_told(
 
 def test_what_a_loss_over_pairs_tells_is_that_of_the_paper() -> None:
     model, reference, batch = redrawn(config(), 0), redrawn(config(), 1), labelled(8)
-    found = Preferences(DPOConfig(beta=0.3), lambda: reference)(model, batch, 0, 0).told
+    found = Preferences(DPOConfig(beta=0.3), lambda: reference)(model, batch, 0, 0).metrics
     now, before = log_likelihoods(model, batch), log_likelihoods(reference, batch)
     margin = 0.3 * ((now - before)[0::2] - (now - before)[1::2])
     expected = {"chosen_logp": now[0::2], "rejected_logp": now[1::2], "margin": margin, "accuracy": (margin > 0).float()}
@@ -274,10 +274,10 @@ def test_what_a_loss_over_pairs_tells_is_that_of_the_paper() -> None:
     }
     with torch.no_grad():
         held_out = Pairs(DPOLoss(0.3), lambda: reference)(model, batch)
-    assert held_out.told["pair_loss"].tolist() == pytest.approx([-F.logsigmoid(margin).sum().item(), 4], rel=1e-4)
+    assert held_out.metrics["pair_loss"].tolist() == pytest.approx([-F.logsigmoid(margin).sum().item(), 4], rel=1e-4)
     assert held_out.nll.item() == pytest.approx(-now[0::2].sum().item(), rel=1e-5)
     with torch.no_grad():
-        assert Pairs(DPOLoss(0.3), lambda: model)(model, batch).told["accuracy"].tolist() == [2, 4]  # of a model and itself: draws
+        assert Pairs(DPOLoss(0.3), lambda: model)(model, batch).metrics["accuracy"].tolist() == [2, 4]  # of a model and itself: draws
 
 
 @pytest.mark.parametrize("learns", [True, False])
@@ -291,7 +291,7 @@ def test_answers_are_counted_among_all_labels(learns: bool) -> None:
     logits, kept = model(batch), batch.answers != IGNORED
     nats = F.cross_entropy(logits[kept], batch.answers[kept], reduction="sum").item()
     hits = (logits.argmax(-1) == batch.answers).sum().item()
-    assert sums.told["label_loss"].tolist() == pytest.approx([nats, 12], rel=1e-5) and sums.told["accuracy"].tolist() == [hits, 12]
+    assert sums.metrics["label_loss"].tolist() == pytest.approx([nats, 12], rel=1e-5) and sums.metrics["accuracy"].tolist() == [hits, 12]
 
 
 @pytest.fixture

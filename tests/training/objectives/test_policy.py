@@ -143,7 +143,7 @@ def test_the_gradient_is_that_of_the_paper(kind: type[Policy[Any]], cfg: PolicyC
     total = sum(paper(cfg, now[0][4 * i : 4 * i + 4], before[0][4 * i : 4 * i + 4], r[i]) for i in range(3))
     for mine, wanted in zip(found, torch.autograd.grad(total, [*model.parameters()]), strict=True):
         torch.testing.assert_close(mine, wanted, rtol=0.0, atol=2e-5 * wanted.abs().max().item() + 1e-7)
-    assert sums.told["reward"].tolist() == pytest.approx([r.sum().item(), 12])
+    assert sums.metrics["reward"].tolist() == pytest.approx([r.sum().item(), 12])
 
 
 def test_figures_are_exact_where_bf16_is_the_default() -> None:
@@ -155,7 +155,7 @@ def test_figures_are_exact_where_bf16_is_the_default() -> None:
         sums = RLOO(cfg, sampler, lambda: model, 0, 0)(model, Batch(*torch.zeros(2, 1, 1, dtype=torch.int64)), 0, 0)
     finally:
         torch.set_default_dtype(torch.float32)
-    assert sums.told["answer_tokens"].tolist() == [257, 257]
+    assert sums.metrics["answer_tokens"].tolist() == [257, 257]
 
 
 @pytest.mark.slow

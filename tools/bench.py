@@ -201,7 +201,7 @@ def compare_loop(rounds: int, steps: int) -> dict[str, Any]:
     """Tokens/s of `train()` on the default recipe, without validation and saving, against a bare loop with the same pieces."""
     from lm.cli.compose.compose import compose_config
     from lm.storage.run_folder import Metrics
-    from lm.training.run import train
+    from lm.training.run import train_rank
 
     through, bare = [], []
     for turn in range(rounds):
@@ -210,7 +210,7 @@ def compare_loop(rounds: int, steps: int) -> dict[str, Any]:
             config = compose_config([*overrides, "schedule.warmup_steps=1", "trainer.sample_prompts=[]", "checkpoint.every=100000"])
             if turn % 2:
                 bare.append(bare_loop(config, steps))
-            train(config)
+            train_rank(config)
             lines = [line for line in Metrics(Path(folder) / "bench" / "metrics.jsonl").read() if "loss" in line and line["step"] > 1]
             through.append(sum(line["tokens_per_second"] for line in lines) / len(lines))
             if not turn % 2:

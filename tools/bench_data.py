@@ -115,13 +115,13 @@ def loading() -> dict[str, float]:
     """Making a step's batches in the training process, against the median of a short run's steps."""
     from lm.cli.compose.compose import compose_config
     from lm.storage.run_folder import Metrics
-    from lm.training.run import train
+    from lm.training.run import train_rank
 
     with tempfile.TemporaryDirectory() as folder:
         cfg = compose_config(
             [f"run.dir={folder}", "run.name=run", f"data.cache_dir={CACHE}", "trainer.max_steps=40", "trainer.log_every=1"]
         )
-        train(cfg)
+        train_rank(cfg)
         step_s = statistics.median(line["step_s"] for line in Metrics(Path(folder) / "run" / "metrics.jsonl").read() if line.get("step_s"))
     found = prepare(cfg.data, cfg.tokenizer, log=quiet)
     rows = build_splits(cfg.objective, cfg.data, found, None, cfg.seeds.data).train

@@ -11,12 +11,12 @@ from lm.errors import ConfigError, ResourceError, expect
 from lm.nn.batch import Batch
 from lm.nn.block import SequentialConfig
 from lm.nn.context import Context, MoEStats
+from lm.nn.device_memory import require_memory
 from lm.nn.ffn.base import Mixture
 from lm.nn.head import Head, Reader, TokenEmbedding, pooled
 from lm.nn.init import Declares, init_weights, role_of
 from lm.nn.mtp import MTPBlock, MTPConfig, shifted
 from lm.nn.parametrization import Role
-from lm.nn.room import require_room
 from lm.nn.stack import ModelConfig as ModelConfig
 from lm.nn.stack import Stack
 from lm.nn.stack import model_config as model_config
@@ -292,7 +292,7 @@ def build_model(cfg: ModelConfig, seed: int | None = None, device: torch.device 
     model.cfg = cfg
     if str(device) == "meta":
         return model
-    require_room(sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())), device, "the weights")
+    require_memory(sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())), device, "the weights")
     model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device))  # to_empty imports sympy, which takes a while
     model.tie()
     if seed is not None:

@@ -65,12 +65,12 @@ def check_optimizer(cfg: OptimConfig) -> None:
 
 def check_run(cfg: TrainConfig) -> None:
     """Trains a few steps, and once more from the first checkpoint, as after a kill: the same weights and numbers, all of them finite."""
-    from lm.training.run import train
+    from lm.training.run import train_rank
 
     found, run = [], RunFolder(cfg.run.folder)
     for _ in range(2):
         with redirect_stdout(StringIO()):
-            train(cfg)
+            train_rank(cfg)
         lines = [{key: v for key, v in line.items() if not key.endswith(_TIMING)} for line in run.metrics.read()]
         broken = [key for line in lines for key, v in line.items() if v is None or (isinstance(v, float) and not math.isfinite(v))]
         assert lines and not broken, f"a run has numbers that are not finite: {broken}"

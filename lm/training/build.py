@@ -10,7 +10,7 @@ from lm import heap
 from lm.adapters.adapter import bases_to_int8
 from lm.data.store.prepare import Prepared
 from lm.errors import CheckpointError, ConfigError, ResourceError
-from lm.nn.room import require_room
+from lm.nn.device_memory import require_memory
 from lm.nn.transformer import EncoderDecoderConfig, ModelConfig, build_model
 from lm.storage.checkpoint import CheckpointReader
 from lm.training.config import TrainConfig
@@ -26,7 +26,7 @@ def build_module(cfg: TrainConfig, data: Prepared, reader: CheckpointReader | No
     fill, model_cfg = _fill(cfg, data, reader), _model_config(cfg, data)
     require_teacher(cfg, data.tokenizer)
     device = "cuda" if on_cuda(cfg.trainer.device, cfg.launch.devices) else "cpu"
-    require_room(estimate(cfg, model_cfg).on_device(cfg.strategy.offload), device, "a step, by formula,")
+    require_memory(estimate(cfg, model_cfg).on_device(cfg.strategy.offload), device, "a step, by formula,")
     model = build_model(model_cfg, device="meta" if strategy.meta or cfg.adapter is not None else "cpu")
     if cfg.adapter is not None:
         cfg.adapter.apply(model)

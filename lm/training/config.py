@@ -81,7 +81,7 @@ class TrainerConfig(Config):
         return Recompute(self.recompute, self.recompute_every)
 
 
-class Sized(Config):
+class TrainSetup(Config):
     """The parts of a training run that decide how its model fits a rank."""
 
     model: ModelConfig
@@ -173,7 +173,7 @@ class Seeds(Config):
     """Dropout, and scheduled sampling."""
 
 
-class TrainConfig(Sized):
+class TrainConfig(TrainSetup):
     """One training run."""
 
     run: RunConfig

@@ -11,7 +11,7 @@ from lm.cost.memory import Memory, memory
 from lm.nn.transformer import ModelConfig, build_model, model_config
 from lm.storage.model_folder import number_bytes, read_config, resolve_model
 from lm.training.budget import GPU, known_gpu
-from lm.training.config import Sized, TrainConfig
+from lm.training.config import TrainConfig, TrainSetup
 from lm.training.weights.freeze import on_meta
 from lm.training.weights.initial import given_tokenizer, require_fit, require_teacher
 from lm.units import binary, counted, duration, si
@@ -68,13 +68,13 @@ def counts_of(cfg: TrainConfig, model: ModelConfig) -> Counts:
     return replace(own, train_flops_per_token=own.train_flops_per_token + beside)
 
 
-def _start(cfg: Sized, model: ModelConfig) -> list[tuple[ModelConfig, int]]:
+def _start(cfg: TrainSetup, model: ModelConfig) -> list[tuple[ModelConfig, int]]:
     """Returns the model that the loss compares with as it was at the start, and the bytes of each of its numbers; or nothing."""
     source = cfg.init_from if isinstance(cfg, TrainConfig) else None
     return [(model, 4 if source is None else number_bytes(resolve_model(source)))] if cfg.objective.runs_parent() else []
 
 
-def _teacher(cfg: Sized) -> list[tuple[ModelConfig, int]]:
+def _teacher(cfg: TrainSetup) -> list[tuple[ModelConfig, int]]:
     """Returns the teacher or reward model and the bytes of each of its numbers, or nothing."""
     if (further := cfg.objective.learns_from()) is None:
         return []
@@ -82,7 +82,7 @@ def _teacher(cfg: Sized) -> list[tuple[ModelConfig, int]]:
     return [(model_config(read_config(source)["model"]), number_bytes(source))]
 
 
-def frozen_bytes(cfg: Sized, model: ModelConfig) -> int:
+def frozen_bytes(cfg: TrainSetup, model: ModelConfig) -> int:
     """Returns the bytes of the models that the loss compares with, which every rank holds whole, in the dtype of their folders, and of a
     teacher's logits of one chunk and their softmax in float32."""
     how, taught = cfg.setting(), _teacher(cfg)

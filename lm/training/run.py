@@ -1,4 +1,4 @@
-"""`train(config)`: trains in one run folder, from scratch or from its newest valid checkpoint, until the model folder is written."""
+"""`train_rank(config)`: trains in one run folder, from scratch or from its newest valid checkpoint, until the model folder is written."""
 
 import platform
 import signal
@@ -47,7 +47,7 @@ _ENDLESS = 1 << 40  # upper bound on the loader's steps; a callback ends the run
 _MOST_EPOCHS = 16  # Muennighoff et al. 2023, arXiv:2305.16264: repeating the data more often is worth nothing
 
 
-def train(cfg: TrainConfig, command: str | None = None, callbacks: Sequence["Callback"] = ()) -> Tree:
+def train_rank(cfg: TrainConfig, command: str | None = None, callbacks: Sequence["Callback"] = ()) -> Tree:
     """Trains to the last step, resuming where there is a checkpoint, and returns the summary. Raises LmError; Interrupted after a signal,
     when everything is saved.
 

@@ -17,7 +17,7 @@ from lm.storage.reading import read_yaml
 from lm.training.config import TrainConfig
 from lm.training.launch import outcome
 from lm.training.launch.ranks import PeerLost, Ranks, is_lost_peer
-from lm.training.run import train
+from lm.training.run import train_rank
 
 
 def main(args: list[str]) -> int:
@@ -32,7 +32,7 @@ def main(args: list[str]) -> int:
         outcome.begins(ranks.rank)
         with progress("train") if ranks.first else nullcontext():
             plugins.load()
-            _train(args, os.environ.get(outcome.COMMAND))
+            _train_from_file(args, os.environ.get(outcome.COMMAND))
     except LmError as error:
         outcome.ends(ranks.rank, error)
         if outcome.FOLDER not in os.environ:
@@ -45,12 +45,12 @@ def main(args: list[str]) -> int:
     return 0
 
 
-def _train(args: list[str], command: str | None) -> None:
+def _train_from_file(args: list[str], command: str | None) -> None:
     if len(args) != 1:
         raise ConfigError(f"worker: {len(args)} arguments were given, and one config.yaml is needed. Give the path of one.")
     cfg = _read(Path(args[0]))
     try:
-        train(cfg, command)
+        train_rank(cfg, command)
     except Exception as error:
         if cfg.traceback:
             printing.trace()

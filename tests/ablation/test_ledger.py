@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from lm.ablation.config import StudyConfig
-from lm.ablation.judging.found import Found
 from lm.ablation.judging.verdict import verdict
+from lm.ablation.judging.verdict_schema import Found
 from lm.ablation.ledger import Ledger
 from lm.ablation.study import Study, new_study
 from lm.cli.compose.compose import compose_config

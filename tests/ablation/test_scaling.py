@@ -12,10 +12,10 @@ import pytest
 from lm.ablation.matching import moved
 from lm.ablation.scaling.config import LadderConfig
 from lm.ablation.scaling.extrapolate import Asking
-from lm.ablation.scaling.found import FoundScaling
 from lm.ablation.scaling.law import Law
 from lm.ablation.scaling.page import write_report
 from lm.ablation.scaling.runs import Ladder, new_ladder
+from lm.ablation.scaling.scaling_schema import FoundScaling
 from lm.cli.compose.compose import compose_config
 from lm.cli.compose.sizes import sizes
 from lm.errors import ConfigError

@@ -11,8 +11,8 @@ from scipy.optimize import minimize, minimize_scalar
 
 from lm.ablation.scaling.extrapolate import Asking, optimum, predicted
 from lm.ablation.scaling.fit import DELTA, EXPONENTS, best_law, fit_law, huber
-from lm.ablation.scaling.found import FoundValue
 from lm.ablation.scaling.law import Law, Point
+from lm.ablation.scaling.scaling_schema import FoundValue
 from lm.errors import ConfigError
 
 SMALL = Law(E=1.5, A=30.0, B=400.0, a=0.35, b=0.42)

@@ -22,7 +22,7 @@ from lm.errors import ConfigError
 from lm.schema import Tree, from_tree
 from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
-from lm.training.run import train
+from lm.training.run import train_rank
 from tests.ablation.conftest import Ablate, NewStudy
 from tests.conftest import Lm
 from tests.training.conftest import results
@@ -234,13 +234,13 @@ def test_a_branch_is_bitwise_the_run_of_its_length(corpus: list[str], tmp_path: 
 
     base = trunk(compose_config([*shared, "trainer.max_steps=8", "data.test_frac=0.5"]))
     assert base.checkpoint.keep_steps == [3, 5], "the last steps at the peak of 4 and of 8"
-    train(named(base, "base"))
+    train_rank(named(base, "base"))
     branch_off(RunFolder(tmp_path / "base"), 2, RunFolder(tmp_path / "none"))
     assert not (tmp_path / "none").exists(), "where no checkpoint serves, a run begins at its start"
     for factor, first in ((0.5, 4), (2.0, 6)):
         cfg = branched(base, factor)
         branch_off(RunFolder(tmp_path / "base"), leaves(base, factor), RunFolder(tmp_path / f"{factor}"))
-        told = [train(named(cfg, name)) for name in (f"{factor}", f"{factor}-alone")]
+        told = [train_rank(named(cfg, name)) for name in (f"{factor}", f"{factor}-alone")]
         assert told[0]["test_bits_per_byte"] == told[1]["test_bits_per_byte"]
         (weights, lines), (expected, whole) = (results(tmp_path / str(cfg)) for cfg in (factor, f"{factor}-alone"))
         assert weights == expected and lines[0]["step"] == first and lines == [line for line in whole if line["step"] >= first]

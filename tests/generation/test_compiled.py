@@ -17,8 +17,8 @@ from lm.errors import ConfigError
 from lm.generation.config import Dtype, SamplingConfig
 from lm.generation.weights import compiled as compiling
 from lm.generation.weights.compiled import Step, traced
-from lm.generation.weights.held import Held, Twice
-from lm.generation.weights.prepare import HeldHead, prepare
+from lm.generation.weights.inference_linear import InferenceLinear, Twice
+from lm.generation.weights.prepare import InferenceHead, prepare
 from lm.nn.batch import Batch
 from lm.nn.context import Context
 from lm.nn.transformer import LM, model_config
@@ -153,9 +153,9 @@ def test_threads_that_share_a_model_keep_to_their_own_caches() -> None:
 @pytest.mark.usefixtures("in_pieces")
 def test_only_what_pieces_read_is_held_twice() -> None:
     model = prepare(redrawn(config(attention=ATTENTIONS[1], ffn=MIXTURES[2], n_layers=2)), compiled=True)
-    kinds = {type(each) for name, each in model.named_modules() if isinstance(each, Held) and ".ffn." in name}
+    kinds = {type(each) for name, each in model.named_modules() if isinstance(each, InferenceLinear) and ".ffn." in name}
     assert kinds and Twice not in kinds
-    assert isinstance(model.head, HeldHead) and model.head.row is not None
+    assert isinstance(model.head, InferenceHead) and model.head.row is not None
 
 
 @pytest.mark.slow

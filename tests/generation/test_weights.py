@@ -17,9 +17,9 @@ from lm.adapters.adapter import LoRAConfig, adapting
 from lm.errors import ConfigError
 from lm.generation.config import Dtype, SamplingConfig
 from lm.generation.weights.fused import FusedGQA, FusedMLP, QuickRMSNorm
-from lm.generation.weights.held import Held, OneDNN, Plain
+from lm.generation.weights.inference_linear import InferenceLinear, OneDNN, Plain
 from lm.generation.weights.prepare import KINDS as WAYS
-from lm.generation.weights.prepare import HeldHead, _Preparing, prepare, ranked
+from lm.generation.weights.prepare import InferenceHead, _Preparing, prepare, ranked
 from lm.generation.weights.quantised import GROUP, Int4, Int4Reference, Int8, Int8Reference
 from lm.nn.batch import Batch
 from lm.nn.init import init_weights
@@ -78,7 +78,7 @@ def test_what_has_been_replaced_is_freed_before_the_next_matrix_is_made(dtype: D
     model = random_model(config(n_layers=6))
     first, left, real = [weakref.ref(each) for each in model.parameters()], [], _Preparing._held
 
-    def held(self: Any, *of: Any) -> Held:
+    def held(self: Any, *of: Any) -> InferenceLinear:
         there = {id(each) for each in self.model.parameters()}
         left.append(sum(each is not None and id(each) not in there for each in (ref() for ref in first)))
         return real(self, *of)
@@ -110,12 +110,12 @@ def test_an_adapter_beside_the_weights_computes_in_a_prepared_model_too(options:
 
 def test_what_is_known_is_fused_and_every_other_matrix_is_held() -> None:
     kinds = [type(module) for module in agree_in_float64(redrawn(config(attention=ATTENTIONS[2]))).modules()]
-    counts = {kind: kinds.count(kind) for kind in (FusedGQA, FusedMLP, QuickRMSNorm, HeldHead, Plain, torch.nn.Linear)}
+    counts = {kind: kinds.count(kind) for kind in (FusedGQA, FusedMLP, QuickRMSNorm, InferenceHead, Plain, torch.nn.Linear)}
     assert counts == {
         FusedGQA: 3,
         FusedMLP: 3,
         QuickRMSNorm: 3 * 3 + 1,
-        HeldHead: 1,
+        InferenceHead: 1,
         Plain: 3 * 5 + 1,
         torch.nn.Linear: 0,
     }  # of a layer q k v, its gate, o, gate up, down
@@ -136,7 +136,7 @@ def test_a_prepared_model_draws_the_same_tokens_and_leaves_the_embedding() -> No
     model = redrawn(config(attention=ATTENTIONS[1]))
     prepared, prompts = prepare(copy.deepcopy(model)), [[5, 6, 7], [3], [9] * 9]
     assert torch.equal(prepared.embed.weight, model.embed.weight)
-    assert "(head): HeldHead" in str(prepared)
+    assert "(head): InferenceHead" in str(prepared)
     for options in (SamplingConfig(max_tokens=30, temperature=0), SamplingConfig(max_tokens=30, temperature=0.9, top_p=0.9)):
         assert generate(prepared, prompts, options) == generate(model, prompts, options)
 
@@ -146,7 +146,7 @@ def drawn(out: int, inputs: int) -> tuple[Tensor, Tensor]:
     return torch.randn(out, inputs, generator=source) * 0.1 + 0.01, torch.randn(out, generator=source)
 
 
-KINDS: list[tuple[type[Held], type[Held], torch.dtype]] = [
+KINDS: list[tuple[type[InferenceLinear], type[InferenceLinear], torch.dtype]] = [
     (OneDNN, Plain, torch.float32),
     (OneDNN, Plain, torch.bfloat16),
     (Int8, Int8Reference, torch.float32),
@@ -157,7 +157,7 @@ KINDS: list[tuple[type[Held], type[Held], torch.dtype]] = [
 @pytest.mark.parametrize("kind, reference, dtype", KINDS)
 @pytest.mark.parametrize("shape", [(48, 64), (50, 96), (7, 128)])
 def test_a_fast_way_to_hold_a_matrix_agrees_with_the_reference(
-    kind: type[Held], reference: type[Held], dtype: torch.dtype, shape: tuple[int, int]
+    kind: type[InferenceLinear], reference: type[InferenceLinear], dtype: torch.dtype, shape: tuple[int, int]
 ) -> None:
     weight, bias = drawn(*shape)
     if kind is OneDNN and dtype == torch.bfloat16 and not kind.fits(weight.to(dtype)):
@@ -175,13 +175,13 @@ def test_a_fast_way_to_hold_a_matrix_agrees_with_the_reference(
 
 
 @pytest.mark.parametrize("kind", [Int8, Int4])
-def test_a_row_of_few_bits_is_the_same_alone_and_among_others(kind: type[Held]) -> None:
+def test_a_row_of_few_bits_is_the_same_alone_and_among_others(kind: type[InferenceLinear]) -> None:
     held, x = kind(*drawn(48, 64)), torch.randn(30, 64)
     assert torch.equal(held(x), torch.cat([held(row) for row in x.split(1)]))
 
 
 @pytest.mark.parametrize("kind, steps", [(Int8Reference, 254), (Int4Reference, 15)])
-def test_fewer_bits_are_at_most_half_a_step_off(kind: type[Held], steps: int) -> None:
+def test_fewer_bits_are_at_most_half_a_step_off(kind: type[InferenceLinear], steps: int) -> None:
     weight, _ = drawn(20, 3 * GROUP)
     groups = weight.unflatten(1, (-1, GROUP)) if steps == 15 else weight.unsqueeze(1)
     width = groups.amax(2) - groups.amin(2) if steps == 15 else 2 * groups.abs().amax(2)
@@ -213,7 +213,7 @@ def test_the_reference_serves_where_no_kernel_does() -> None:
     weight = torch.randn(8, 40)
     assert [kind.fits(weight) for kind in (Int8, Int8Reference)] == [False, True]  # 40 is no multiple of what the kernel reads at once
     held = prepare(redrawn(config(d_model=40, ffn={"hidden": 64})), "int8").modules()
-    assert {type(each) for each in held if isinstance(each, Held)} == {Int8, Int8Reference}  # inputs of 64 and of 40
+    assert {type(each) for each in held if isinstance(each, InferenceLinear)} == {Int8, Int8Reference}  # inputs of 64 and of 40
     assert not Int4.fits(weight.to("meta")) and not OneDNN.fits(weight.double())
 
 
@@ -225,7 +225,7 @@ def test_onednn_holds_bfloat16_where_it_has_kernels_for_it(native: bool, monkeyp
 
 
 def test_a_seed_gives_the_same_text_tomorrow_since_only_clear_races_between_large_matrices_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    def timed(seconds: dict[type[Held], float]) -> None:
+    def timed(seconds: dict[type[InferenceLinear], float]) -> None:
         monkeypatch.setattr("lm.generation.weights.prepare._seconds", lambda held, row: seconds[type(held)])
 
     timed({})  # whoever asks fails

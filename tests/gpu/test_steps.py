@@ -20,7 +20,7 @@ from lm.training.module import TrainModule
 from lm.training.objectives.base import Objective
 from lm.training.objectives.likelihood import Likelihood
 from lm.training.objectives.preferences import Preferences
-from lm.training.run import train
+from lm.training.run import train_rank
 from tests.training.conftest import TINY, read, write_text
 from tests.training.steps import ADAMW, SGD, STEPS, batches, config, train_steps
 
@@ -159,7 +159,7 @@ def test_a_run_on_the_gpu_trains_validates_and_saves(tmp_path: Path) -> None:
     text = write_text(tmp_path / "text.txt")
     where = [f"run.dir={tmp_path}", f"data.files={text}", f"data.cache_dir={tmp_path / 'cache'}"]
     on_gpu = ["trainer.device=cuda", "trainer.precision=bf16-mixed", "trainer.compile=true", "model.attention.window=8"]
-    summary = train(compose_config([*TINY, *where, *on_gpu, "trainer.max_steps=12", "trainer.sample_prompts=[def]"]))
+    summary = train_rank(compose_config([*TINY, *where, *on_gpu, "trainer.max_steps=12", "trainer.sample_prompts=[def]"]))
     lines = read(tmp_path / "run" / "metrics.jsonl")
     losses = [line["loss"] for line in lines if "loss" in line]
     assert len(losses) == 12 and all(map(math.isfinite, losses)) and losses[-1] < losses[0]

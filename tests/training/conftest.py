@@ -18,7 +18,7 @@ from lm.errors import CheckpointError, ConfigError, LmError, NumericsError, Reso
 from lm.storage.atomic import MANIFEST
 from lm.storage.run_folder import Metrics
 from lm.training.config import TrainConfig
-from lm.training.run import train
+from lm.training.run import train_rank
 from tests.server import Process
 
 Configure = Callable[..., TrainConfig]
@@ -159,9 +159,9 @@ def goes_on_to_the_bit(killed: Callable[..., None], tmp_path: Path) -> Callable[
     """Train it as "alone", and once more with a kill behind a save; what they leave is equal."""
 
     def check(cfg: TrainConfig) -> None:
-        train(cfg.replace(run=cfg.run.replace(name="alone")))
+        train_rank(cfg.replace(run=cfg.run.replace(name="alone")))
         killed(cfg)
-        train(cfg)
+        train_rank(cfg)
         assert results(tmp_path / "run") == results(tmp_path / "alone")
 
     return check
@@ -174,8 +174,8 @@ def learns_as_one(launch: Launch, tmp_path: Path) -> Callable[..., None]:
     def check(make: Callable[..., TrainConfig], *where: str) -> None:
         still = ("model.dropout=0", "trainer.max_steps=4", "optim=sgd", "optim.lr=0.5")
         cfg = make(*still, *where)
-        (launch if cfg.launch.devices > 1 else train)(cfg)
-        train(make(*still, "run.name=alone"))
+        (launch if cfg.launch.devices > 1 else train_rank)(cfg)
+        train_rank(make(*still, "run.name=alone"))
         alone = load_file(tmp_path / "alone" / "model" / "model.safetensors")
         for name, weight in load_file(tmp_path / "run" / "model" / "model.safetensors").items():
             torch.testing.assert_close(weight, alone[name], atol=1e-5, rtol=1e-4)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lm.nn.batch import IGNORED, Batch
-from lm.training.run import train
+from lm.training.run import train_rank
 from tests.training.conftest import Configure
 from tests.training.test_kinds import of_kind
 from tools.baselines import ExchangedSources, baselines, label_counts, unigram_loss
@@ -85,7 +85,7 @@ def test_every_row_gets_the_prefix_of_another_and_keeps_the_rest() -> None:
 
 
 def test_a_run_that_learned_is_below_its_start(configure: Configure, tmp_path: Path) -> None:
-    train(of_kind(configure("optim=adamw", "optim.lr=0.01"), "encoder_decoder", tmp_path))
+    train_rank(of_kind(configure("optim=adamw", "optim.lr=0.01"), "encoder_decoder", tmp_path))
     found = baselines(tmp_path / "run")
     assert list(found) == ["unigram", "at the start", "at the end", "with the sources of other rows"]
     assert found["at the start"] > 5 > found["at the end"] and 0 < found["unigram"] < found["at the start"]

@@ -13,7 +13,7 @@ from lm.errors import ConfigError, LmError
 from lm.generation.examine import evaluate
 from lm.storage.checkpoint import CheckpointReader, checkpoints, step_folder, step_of
 from lm.training.config import TrainConfig
-from lm.training.run import train
+from lm.training.run import train_rank
 from tests.training.conftest import Before, Configure, read, results
 from tests.training.test_finetune import child
 
@@ -26,7 +26,7 @@ WORSENS = [  # a rate that grows until it is far too high
 def stop(cfg: TrainConfig, step: int) -> None:
     """By a SIGTERM, which the run answers behind this step."""
     with pytest.raises(LmError, match="SIGTERM"):
-        train(cfg, callbacks=[Before(step, lambda module: os.kill(os.getpid(), signal.SIGTERM))])
+        train_rank(cfg, callbacks=[Before(step, lambda module: os.kill(os.getpid(), signal.SIGTERM))])
 
 
 def best(run: Path) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def best(run: Path) -> dict[str, Any]:
 
 def test_the_model_is_that_of_the_best_validation_and_its_checkpoint_is_kept(configure: Configure, tmp_path: Path) -> None:
     cfg = configure(*WORSENS)
-    summary, run = train(cfg), tmp_path / "run"
+    summary, run = train_rank(cfg), tmp_path / "run"
     found = best(run)
     told = {key: summary[key] for key in ("steps", "model_step", "val_loss", "val_bits_per_byte")}
     assert told == {"steps": 20, "model_step": found["step"]} | {key: found[key] for key in ("val_loss", "val_bits_per_byte")}
@@ -52,30 +52,30 @@ def test_the_model_is_that_of_the_best_validation_and_its_checkpoint_is_kept(con
 
 @pytest.mark.slow
 def test_a_run_that_was_stopped_behind_its_best_validation_hands_the_same_model_on(configure: Configure, tmp_path: Path) -> None:
-    train(configure(*WORSENS, "run.name=whole"))
+    train_rank(configure(*WORSENS, "run.name=whole"))
     step = best(tmp_path / "whole")["step"]
     stop(configure(*WORSENS), step + 2)
     stop(configure(*WORSENS), step + 6)
-    assert train(configure(*WORSENS))["model_step"] == step
+    assert train_rank(configure(*WORSENS))["model_step"] == step
     assert results(tmp_path / "run") == results(tmp_path / "whole")
 
 
 @pytest.mark.slow
 def test_a_parent_that_no_step_makes_better_is_handed_on(configure: Configure, tmp_path: Path) -> None:
-    train(configure("trainer.max_steps=6", "run.name=parent"))
+    train_rank(configure("trainer.max_steps=6", "run.name=parent"))
     worse = ["checkpoint.best=true", "optim.lr=30", "schedule=constant", "trainer.val_every=1"]
-    summary = train(compose_config(child(tmp_path / "parent", *worse)))
+    summary = train_rank(compose_config(child(tmp_path / "parent", *worse)))
     models = [load_file(tmp_path / name / "model" / "model.safetensors") for name in ("parent", "child")]
     assert summary["model_step"] == 0 and all((models[0][name] == models[1][name]).all() for name in models[0])
 
 
 def test_a_test_of_other_weights_than_those_handed_on_is_refused(configure: Configure) -> None:
     with pytest.raises(ConfigError, match=r"^checkpoint.best: the test is of the last weights.* Set data.test_frac=0"):
-        train(configure("checkpoint.best=true", "data.test_frac=0.5"))
+        train_rank(configure("checkpoint.best=true", "data.test_frac=0.5"))
 
 
 def test_a_run_that_goes_on_without_wanting_the_best_hands_the_last_on(configure: Configure, tmp_path: Path) -> None:
-    train(configure(*WORSENS))
-    summary = train(configure(*WORSENS, "checkpoint.best=false", "trainer.max_steps=22"))
+    train_rank(configure(*WORSENS))
+    summary = train_rank(configure(*WORSENS, "checkpoint.best=false", "trainer.max_steps=22"))
     assert summary["model_step"] == 22
     assert summary["val_loss"] == [line["val_loss"] for line in read(tmp_path / "run" / "metrics.jsonl") if "val_loss" in line][-1]

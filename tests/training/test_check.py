@@ -15,7 +15,7 @@ from lm.training.check import check
 from lm.training.config import TrainConfig
 from lm.training.module import TrainModule
 from lm.training.plan import estimate
-from lm.training.run import train
+from lm.training.run import train_rank
 from tests.training.conftest import Configure, ranks, settled
 
 
@@ -37,7 +37,7 @@ def test_a_check_takes_a_second_step_that_is_worse_than_the_first(configure: Con
     """Seen to fail: the better checkpoint was kept beside the newest, which ended as a bug of lm's; and early_stop ended the trial."""
     said: list[str] = []
     worse = ("checkpoint.best=true", "trainer.early_stop=1", "optim.lr=100", "optim.clip=null")
-    check(configure(*worse), train, said.append)
+    check(configure(*worse), train_rank, said.append)
     assert any(line.startswith("check: step 2 has loss") for line in said) and said[-1].endswith("the run can start")
 
 
@@ -46,7 +46,7 @@ def test_one_machine_alone_tells_and_removes_what_all_have_tried(configure: Conf
     said: list[str] = []
 
     def run(cfg: TrainConfig) -> None:  # as on two machines, of which the other has ended before
-        train(cfg)
+        train_rank(cfg)
         if cfg.trainer.max_steps == 2:
             cfg.run.folder.parent.rename(tmp_path / "another's")
 

@@ -17,7 +17,7 @@ from lm.errors import ConfigError
 from lm.nn.batch import IGNORED, Batch
 from lm.training.config import TrainConfig
 from lm.training.plan import estimate, plan
-from lm.training.run import train
+from lm.training.run import train_rank
 from tests.training.conftest import Configure, in_each_way, read, settled
 
 WORDS = {"calm": ["sea", "lake", "pond", "dew", "mist", "rain"], "wild": ["fire", "ember", "flame", "spark", "ash", "smoke"]}
@@ -55,7 +55,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 def test_a_classifier_learns_to_tell_and_is_measured_as_it_is_used(of_labels: Labelled, tmp_path: Path, model: tuple[str, ...]) -> None:
     """The figures of the validation are those of lm.classify on the same texts, and of torch's cross-entropy on plain logits."""
     cfg = of_labels(*model, "optim=adamw", "optim.lr=0.01", "trainer.max_steps=30", "trainer.val_every=30", "model.dropout=0")
-    summary = train(cfg)
+    summary = train_rank(cfg)
     folder = tmp_path / "run"
     net, tokenizer = lm.load(folder)
     [batch] = lm.batches(cfg).validation(micro_batch=100)
@@ -96,7 +96,7 @@ def test_pairs_are_measured_as_they_are_told_apart(of_labels: Labelled, tmp_path
     lines = [{"a": text(draw, one), "b": text(draw, other)[:9], "label": one} for one, other in drawn]
     (tmp_path / "b.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     given = (f"data.files={tmp_path / 'b.jsonl'}", "data.record.text=a", "data.record.text_pair=b", "data.seq_len=48", "data.val_rows=100")
-    train(of_labels(*model, *given, "trainer.max_steps=2", "schedule.warmup_steps=0", "optim.lr=0.1"))
+    train_rank(of_labels(*model, *given, "trainer.max_steps=2", "schedule.warmup_steps=0", "optim.lr=0.1"))
     net, tokenizer = lm.load(tmp_path / "run")
     found = lm.classify(net, tokenizer, [(line["a"], line["b"]) for line in lines])
     nats = [-math.log(each[line["label"]]) for each, line in zip(found, lines, strict=True)]
@@ -120,21 +120,21 @@ def test_ranks_and_micro_batches_learn_as_one(of_labels: Labelled, learns_as_one
 
 @pytest.fixture
 def parent(configure: Configure, tmp_path: Path) -> Path:
-    train(configure("run.name=parent", "trainer.max_steps=4", "model.head.softcap=20"))
+    train_rank(configure("run.name=parent", "trainer.max_steps=4", "model.head.softcap=20"))
     return tmp_path / "parent"
 
 
 def test_a_language_model_gets_a_new_head_and_keeps_the_rest(of_labels: Labelled, parent: Path, tmp_path: Path) -> None:
     """Its softcap is of the logits of tokens."""
     still = ("optim=sgd", "optim.lr=1e-9", "trainer.max_steps=2", "schedule.warmup_steps=0")
-    train(of_labels(*still, f"init_from={parent}"))
+    train_rank(of_labels(*still, f"init_from={parent}"))
     before, after = weights(parent), weights(tmp_path / "run")
     assert after.keys() - before.keys() == {"head.weight"} and after["head.weight"].shape == (2, 32)
     assert all(torch.allclose(after[name], before[name], atol=1e-6) for name in before)
     net, _ = lm.load(tmp_path / "run")
     assert net.cfg.head.softcap is None and not net.cfg.head.tied
     for name, labels in (("on", "null"), ("turned", "[wild,calm]")):  # seen to fail: in another order the head began anew
-        train(of_labels(*still, f"run.name={name}", f"objective.labels={labels}", f"init_from={tmp_path / 'run'}"))
+        train_rank(of_labels(*still, f"run.name={name}", f"objective.labels={labels}", f"init_from={tmp_path / 'run'}"))
         assert torch.allclose(weights(tmp_path / name)["head.weight"], after["head.weight"], atol=1e-6)
         assert lm.load(tmp_path / name)[0].cfg.head.labels == ["calm", "wild"]
     assert lm.evaluate(tmp_path / "turned")["val_loss"] == pytest.approx(lm.evaluate(tmp_path / "on")["val_loss"], rel=1e-5)
@@ -143,12 +143,12 @@ def test_a_language_model_gets_a_new_head_and_keeps_the_rest(of_labels: Labelled
 @pytest.mark.slow
 def test_beside_an_adapter_the_new_head_is_trained_whole(of_labels: Labelled, configure: Configure, tmp_path: Path) -> None:
     """Seen to fail: it stayed as it was drawn, and was not saved; or the parent's bias on tokens stood beside it."""
-    train(configure("run.name=parent", "trainer.max_steps=4", "model.head.tied=false", "model.head.bias=true"))
+    train_rank(configure("run.name=parent", "trainer.max_steps=4", "model.head.tied=false", "model.head.bias=true"))
     given = (f"init_from={tmp_path / 'parent'}", "adapter=lora", "trainer.max_steps=4")
-    for start in (train, lambda cfg: plan(cfg, print)):
+    for start in (train_rank, lambda cfg: plan(cfg, print)):
         with pytest.raises(ConfigError, match=r"adapter.whole: the head .* begins anew. Name it: \[head\]"):
             start(of_labels(*given))
-    train(of_labels(*given, "adapter.whole=[head]"))
+    train_rank(of_labels(*given, "adapter.whole=[head]"))
     net, _ = lm.load(tmp_path / "run")
     beside, _ = lm.load(tmp_path / "run", merge=False)
     ids = torch.arange(40, 60).unsqueeze(0)
@@ -159,11 +159,11 @@ def test_beside_an_adapter_the_new_head_is_trained_whole(of_labels: Labelled, co
 
 @pytest.mark.slow
 def test_a_teacher_of_the_same_labels_is_learned_from(of_labels: Labelled, parent: Path, tmp_path: Path) -> None:
-    train(of_labels("run.name=teacher", "trainer.max_steps=8"))
-    train(of_labels(f"objective.teacher={tmp_path / 'teacher'}", "trainer.max_steps=3"))
+    train_rank(of_labels("run.name=teacher", "trainer.max_steps=8"))
+    train_rank(of_labels(f"objective.teacher={tmp_path / 'teacher'}", "trainer.max_steps=3"))
     assert all(line["teacher_kl"] > 0 for line in read(tmp_path / "run" / "metrics.jsonl") if "loss" in line)
     with pytest.raises(ConfigError, match="it tells other things apart than the model"):
-        train(of_labels("run.name=other", f"objective.teacher={parent}"))
+        train_rank(of_labels("run.name=other", f"objective.teacher={parent}"))
 
 
 @pytest.mark.parametrize(
@@ -190,13 +190,13 @@ def test_what_does_not_fit_is_refused_before_anything_is_read(of_labels: Labelle
 
 def test_a_new_head_may_read_the_mean_of_a_text(of_labels: Labelled, tmp_path: Path) -> None:
     """Seen to fail: pooling was refused without model.head.labels, which objective.labels brings later."""
-    train(of_labels("model.head.pooling=mean", "trainer.max_steps=1", "schedule.warmup_steps=0"))
+    train_rank(of_labels("model.head.pooling=mean", "trainer.max_steps=1", "schedule.warmup_steps=0"))
     head = lm.load(tmp_path / "run")[0].cfg.head
     assert (head.pooling, head.labels) == ("mean", ["calm", "wild"])
 
 
 def test_a_classifier_continues_nothing(of_labels: Labelled, parent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    train(of_labels("trainer.max_steps=1", "trainer.sample_prompts=[sea]", "schedule.warmup_steps=0"))
+    train_rank(of_labels("trainer.max_steps=1", "trainer.sample_prompts=[sea]", "schedule.warmup_steps=0"))
     assert "an encoder, or a classifier, continues no text" in capsys.readouterr().out
     net, tokenizer = lm.load(tmp_path / "run")
     with pytest.raises(ConfigError, match=r"the model is a classifier.* Use lm classify"):

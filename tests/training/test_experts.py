@@ -16,7 +16,7 @@ from lm.training.config import TrainConfig
 from lm.training.module import TrainModule
 from lm.training.optim.adamw import AdamWConfig
 from lm.training.optim.muon import MuonConfig
-from lm.training.run import train
+from lm.training.run import train_rank
 from tests.training.conftest import Configure, read, results
 from tests.training.optim.optimizers import built
 from tests.training.steps import LENGTH, ROWS, SGD, UNCLIPPED, batches, config, train_steps
@@ -54,7 +54,7 @@ def test_the_split_into_micro_batches_changes_nothing_with_all_losses_and_capaci
     lossy = {"balance_loss": 0.5, "router_z_loss": 0.1, "capacity_factor": 0.8}
     for rows in (8, 2):
         cfg = configure(*PLAIN, "optim=sgd", "optim.lr=0.5", f"trainer.micro_batch={rows}", f"run.name=rows{rows}")
-        train(with_experts(cfg, **lossy))
+        train_rank(with_experts(cfg, **lossy))
     whole, split = (read_model(tmp_path / f"rows{rows}" / "model")[1] for rows in (8, 2))
     torch.testing.assert_close(split, whole, atol=1e-5, rtol=1e-4)
     assert biases(whole).abs().max() > 0.005
@@ -122,9 +122,9 @@ def test_a_resumed_run_is_bitwise_the_run_left_alone_biases_and_their_average_to
     configure: Configure, tmp_path: Path, precision: str
 ) -> None:
     options = (f"trainer.precision={precision}", "optim=muon", "trainer.ema_decay=0.9", "trainer.micro_batch=4", "schedule=constant")
-    train(with_experts(configure(*options, "run.name=whole")))
-    train(with_experts(configure(*options, "trainer.max_steps=5")))
-    train(with_experts(configure(*options)))
+    train_rank(with_experts(configure(*options, "run.name=whole")))
+    train_rank(with_experts(configure(*options, "trainer.max_steps=5")))
+    train_rank(with_experts(configure(*options)))
     assert results(tmp_path / "run")[0] == results(tmp_path / "whole")[0]
     reader = CheckpointReader(tmp_path / "run" / "checkpoints" / "step-00000012")
     name = "blocks.0.ffn.router.correction_bias"
@@ -161,7 +161,7 @@ def test_the_bias_evens_out_a_skewed_router() -> None:
 
 
 def test_the_console_shows_the_worst_layer(configure: Configure, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    train(with_experts(configure(*PLAIN)))
+    train_rank(with_experts(configure(*PLAIN)))
     lines = [line for line in read(tmp_path / "run" / "metrics.jsonl") if "loss" in line]
     assert all({key for key in line if "expert" in key} == {"expert_load/blocks.0", "expert_load/blocks.1"} for line in lines)
     out = capsys.readouterr().out

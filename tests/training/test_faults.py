@@ -22,7 +22,7 @@ from lm.storage.checkpoint import META, CheckpointReader, checkpoints
 from lm.training.callbacks.checkpoints import Checkpoints
 from lm.training.callbacks.validation import Validation
 from lm.training.module import TrainModule
-from lm.training.run import train
+from lm.training.run import train_rank
 from tests.server import ROOT
 from tests.training.conftest import Before, Configure, edit, read, results, settled
 
@@ -52,7 +52,7 @@ def at_each_step(monkeypatch: pytest.MonkeyPatch) -> Watch:
 def stopped_at_five(configure: Configure, tmp_path: Path) -> Path:
     """A run folder with valid checkpoints of steps 4 and 5, as after a SIGTERM."""
     with pytest.raises(LmError, match="SIGTERM"):
-        train(configure(), callbacks=[Before(5, lambda module: os.kill(os.getpid(), signal.SIGTERM))])
+        train_rank(configure(), callbacks=[Before(5, lambda module: os.kill(os.getpid(), signal.SIGTERM))])
     return tmp_path / "run"
 
 
@@ -79,7 +79,7 @@ def test_an_infinite_gradient_takes_no_step_and_names_the_rows(
     with pytest.raises(
         NumericsError, match=r"step 6 has loss \d.* gradient norm (inf|nan).*step-00000005 is the last checkpoint"
     ) as caught:
-        train(cfg)
+        train_rank(cfg)
     assert caught.value.exit_code == 4
     require_unharmed(tmp_path / "run", [5, 4])
     reader = CheckpointReader(tmp_path / "run" / "checkpoints" / "step-00000005")
@@ -102,7 +102,7 @@ def test_skipped_steps_change_nothing_name_their_rows_and_are_counted(
 
     at_each_step(poison)
     cfg = configure(f"optim={optim}", "checkpoint.every=1", "checkpoint.keep_last=99", "numerics.skip_in_a_row=2")
-    assert train(cfg)["steps"] == 12
+    assert train_rank(cfg)["steps"] == 12
     events = [line for line in read(tmp_path / "run" / "metrics.jsonl") if "event" in line]
     rows = [step_rows(cfg.seed, step, cfg.data.global_batch, 59).tolist() for step in (4, 5, 8)]
     assert events == [{"step": step, "event": "skipped", "rows": ids} for step, ids in zip((5, 6, 9), rows, strict=True)]
@@ -122,7 +122,7 @@ def test_one_more_bad_step_in_a_row_than_allowed_ends_the_run(configure: Configu
 
     at_each_step(poison)
     with pytest.raises(NumericsError, match=r"step 7 has loss \d.*only finite steps are taken"):
-        train(configure("numerics.skip_in_a_row=2", "optim=adamw"))
+        train_rank(configure("numerics.skip_in_a_row=2", "optim=adamw"))
     events = [(line["step"], line["event"]) for line in read(tmp_path / "run" / "metrics.jsonl") if "event" in line]
     assert events == [(5, "skipped"), (6, "skipped"), (7, "not finite")]
     require_unharmed(tmp_path / "run", [4])
@@ -156,7 +156,7 @@ def test_a_leap_of_the_loss_is_told_and_takes_the_run_back_where_that_is_wanted(
         TrainModule, "judge", lambda module, norm: module.verdicts.judge(module.nll, _noted(module, norm), module.tokens_in_step)
     )
     cfg = configure("optim=adamw", f"numerics.rollbacks={rollbacks}")
-    assert train(cfg)["steps"] == 12
+    assert train_rank(cfg)["steps"] == 12
     lines = read(tmp_path / "run" / "metrics.jsonl")
     events = [(line["step"], line["event"]) for line in lines if "event" in line]
     assert events == ([(8, "rolled back")] if rollbacks else [(11, "loss spike")])
@@ -175,8 +175,8 @@ def test_a_gradient_that_stays_exactly_0_is_told_once(configure: Configure, tmp_
         lambda module, norm: module.verdicts.judge(module.nll, _noted(module, norm * (module.step < 6)), module.tokens_in_step),
     )
     with pytest.raises(LmError, match="SIGTERM"):
-        train(configure(), callbacks=[Before(7, lambda module: os.kill(os.getpid(), signal.SIGTERM))])
-    assert train(configure())["steps"] == 12
+        train_rank(configure(), callbacks=[Before(7, lambda module: os.kill(os.getpid(), signal.SIGTERM))])
+    assert train_rank(configure())["steps"] == 12
     events = [line for line in read(tmp_path / "run" / "metrics.jsonl") if "event" in line]
     assert [(line["step"], line["since_step"]) for line in events] == [(8, 7)] and "gradient exactly 0" in events[0]["event"]
 
@@ -208,7 +208,7 @@ def test_broken_weights_are_not_saved(configure: Configure, tmp_path: Path, monk
 
     monkeypatch.setattr(Checkpoints, "save", save)
     with pytest.raises(NumericsError, match=r"save: the weight embed.weight holds NaN or infinity"):
-        train(configure())
+        train_rank(configure())
     require_unharmed(tmp_path / "run", [4])
 
 
@@ -225,7 +225,7 @@ def test_a_loss_on_held_out_text_that_is_not_finite_is_not_saved(
 
     monkeypatch.setattr(Validation, judged, spoilt)
     with pytest.raises(NumericsError, match=rf"{part}_loss is (nan|inf) after step {at}.*step-{kept[0]:08} is the last checkpoint"):
-        train(configure("data.test_frac=0.5"))
+        train_rank(configure("data.test_frac=0.5"))
     require_unharmed(tmp_path / "run", kept)
 
 
@@ -236,7 +236,7 @@ def test_a_full_disk_within_a_save_keeps_the_checkpoints_before(
     """Seen to fail with the temporary folder left where it is."""
     monkeypatch.setenv("LM_FAILPOINT", f"{point}:enospc")
     with pytest.raises(ResourceError, match=r"step-00000008: no space left: [\d,]{6,} bytes are needed and [\d,]+ are free") as caught:
-        train(configure())
+        train_rank(configure())
     assert caught.value.exit_code == 5
     require_unharmed(stopped_at_five, [5, 4])
 
@@ -247,10 +247,10 @@ def test_a_full_disk_behind_a_save_keeps_that_save(
 ) -> None:
     with monkeypatch.context() as patch, pytest.raises(ResourceError, match="no space left"):
         patch.setenv("LM_FAILPOINT", f"{point}:enospc")
-        train(configure())
+        train_rank(configure())
     verify(stopped_at_five / "checkpoints" / "step-00000008")
-    train(configure("run.name=whole"))
-    train(configure())
+    train_rank(configure("run.name=whole"))
+    train_rank(configure())
     require_unharmed(stopped_at_five, [12, 8])
     assert results(stopped_at_five) == results(stopped_at_five.parent / "whole")
 
@@ -284,21 +284,21 @@ def test_a_write_that_the_system_refuses_keeps_the_checkpoints_before(
         pytest.raises(ResourceError, match=r"step-00000008: a file of .* bytes is larger than one may be"),
     ):
         patch.setattr(Checkpoints, "save", save)
-        train(configure())
+        train_rank(configure())
     require_unharmed(stopped_at_five, [5, 4])
-    assert train(configure())["steps"] == 12
+    assert train_rank(configure())["steps"] == 12
 
 
 def test_a_disk_too_small_for_the_checkpoints_is_told_before_the_first_step(configure: Configure, tmp_path: Path) -> None:
     """Seen to train on for ever with the look at the free space removed."""
     many = ["checkpoint.every=1", "checkpoint.keep_last=1000000000", "trainer.max_steps=1000000000"]
     with pytest.raises(ResourceError, match=r"checkpoints: no space left: [\d,]{15,} bytes are needed and [\d,]+ are free"):
-        train(configure(*many))
+        train_rank(configure(*many))
     assert read(tmp_path / "run" / "metrics.jsonl") == []
 
 
 def test_keeping_every_checkpoint_asks_only_for_those_that_will_be(configure: Configure) -> None:
-    assert train(configure("checkpoint.keep_last=1000000000"))["steps"] == 12
+    assert train_rank(configure("checkpoint.keep_last=1000000000"))["steps"] == 12
 
 
 def test_a_run_folder_that_cannot_be_made_is_exit_code_5(tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -321,7 +321,7 @@ def test_a_folder_that_becomes_unwritable_keeps_the_checkpoints_before(
 
     at_each_step(block)
     with pytest.raises(ResourceError, match=r"step-00000008: cannot be written \((Not a directory|File exists)\)"):
-        train(configure())
+        train_rank(configure())
     (stopped_at_five / "checkpoints").unlink()
     (stopped_at_five / "aside").rename(stopped_at_five / "checkpoints")
     require_unharmed(stopped_at_five, [5, 4])
@@ -336,7 +336,7 @@ def test_a_batch_that_does_not_fit_in_memory_is_exit_code_5_with_its_size(config
         limit(resource.RLIMIT_AS, pages * resource.getpagesize() + (64 << 20))
 
     with limits_restored(resource.RLIMIT_AS), pytest.raises(ResourceError) as caught:
-        train(configure("data.global_batch=65536", "trainer.micro_batch=65536"), callbacks=[Before(1, little_more)])
+        train_rank(configure("data.global_batch=65536", "trainer.micro_batch=65536"), callbacks=[Before(1, little_more)])
     assert "out of memory with trainer.micro_batch=65536 and data.seq_len=32" in str(caught.value)
     require_unharmed(tmp_path / "run", [])
 
@@ -353,9 +353,9 @@ def test_a_killed_loader_worker_is_named_and_the_next_start_goes_on(
 
     at_each_step(kill)
     with pytest.raises(ResourceError, match=r"data.workers: (a )?DataLoader worker .* Start again, or set data.workers=0"):
-        train(configure("data.workers=1", "trainer.max_steps=4000"))
+        train_rank(configure("data.workers=1", "trainer.max_steps=4000"))
     require_unharmed(stopped_at_five, [int(path.name[5:]) for path in checkpoints(stopped_at_five / "checkpoints")])
-    assert train(configure("data.workers=1", "trainer.max_steps=30"))["steps"] == 30
+    assert train_rank(configure("data.workers=1", "trainer.max_steps=30"))["steps"] == 30
     assert multiprocessing.active_children() == []
 
 
@@ -367,7 +367,7 @@ def test_a_secret_of_the_environment_is_nowhere_in_the_run_folder(
     for name in ("WANDB_API_KEY", "HF_TOKEN"):
         monkeypatch.setenv(name, secret)
     monkeypatch.setenv("WANDB_MODE", "offline")
-    train(configure("logger=wandb"))
+    train_rank(configure("logger=wandb"))
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
     assert (tmp_path / "run" / "wandb").is_dir() and len(files) > 10
     assert [path for path in files if secret.encode() in path.read_bytes()] == []

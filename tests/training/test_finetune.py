@@ -12,13 +12,13 @@ from lm.cli.compose.compose import compose_config
 from lm.errors import CheckpointError, ConfigError
 from lm.storage.reading import read_json
 from lm.training.plan import plan
-from lm.training.run import train
+from lm.training.run import train_rank
 from tests.training.conftest import Before, Configure, read, write_text
 
 
 @pytest.fixture
 def parent(configure: Configure, tmp_path: Path) -> Path:
-    train(configure("trainer.max_steps=6", "run.name=parent"))
+    train_rank(configure("trainer.max_steps=6", "run.name=parent"))
     return tmp_path / "parent"
 
 
@@ -32,7 +32,7 @@ def child(parent: Path, *more: str) -> list[str]:
 
 
 def test_the_first_step_starts_from_the_parents_weights_and_the_parent_is_recorded(parent: Path) -> None:
-    summary = train(compose_config(child(parent, "optim.lr=1e-12")))
+    summary = train_rank(compose_config(child(parent, "optim.lr=1e-12")))
     before, after = (load_file(folder / "model" / "model.safetensors") for folder in (parent, parent.parent / "child"))
     assert before.keys() == after.keys()
     for name in before:
@@ -44,7 +44,7 @@ def test_the_first_step_starts_from_the_parents_weights_and_the_parent_is_record
 
 def test_a_checkpoint_will_do_as_a_parent(parent: Path) -> None:
     checkpoint = parent / "checkpoints" / "step-00000006"
-    train(compose_config([*child(parent, "optim.lr=1e-12"), f"init_from={checkpoint}"]))
+    train_rank(compose_config([*child(parent, "optim.lr=1e-12"), f"init_from={checkpoint}"]))
     assert read(parent.parent / "child" / "metrics.jsonl")[1]["step"] == 1
 
 
@@ -52,8 +52,8 @@ def test_the_parent_is_validated_first_and_once(parent: Path) -> None:
     """Also where the run was killed before its first save."""
     cfg = compose_config(child(parent, "optim.lr=1e-12"))
     with pytest.raises(ValueError, match="stop"):
-        train(cfg, callbacks=[Before(1, Mock(side_effect=ValueError("stop")))])
-    train(cfg)
+        train_rank(cfg, callbacks=[Before(1, Mock(side_effect=ValueError("stop")))])
+    train_rank(cfg)
     lines = [line for line in read(parent.parent / "child" / "metrics.jsonl") if "val_loss" in line]
     assert [line["step"] for line in lines] == [0, 2]
     assert lines[0]["val_loss"] == pytest.approx(lines[1]["val_loss"], rel=1e-6)
@@ -63,12 +63,12 @@ def test_overrides_that_change_no_shape_apply(parent: Path) -> None:
     config = compose_config(child(parent, "model.dropout=0.25", "model.attention.window=8"))
     assert config.model.dropout == 0.25 and config.model.attention.window == 8
     assert config.model.d_model == 32
-    train(config)
+    train_rank(config)
 
 
 def test_overrides_that_change_a_shape_are_refused_with_the_shapes(parent: Path) -> None:
     cfg = compose_config(child(parent, "model.ffn.hidden=96"))
-    for go, of in ((train, cfg), (partial(plan, say=print), cfg.replace(plan=True))):
+    for go, of in ((train_rank, cfg), (partial(plan, say=print), cfg.replace(plan=True))):
         with pytest.raises(CheckpointError, match=r"up.weight is 64x32 there and 96x32 in the model"):
             go(of)
     plan(compose_config(child(parent, "plan=true")), print)

@@ -14,7 +14,7 @@ from lm.nn.transformer import build_model, model_config
 from lm.storage.atomic import read_json
 from lm.storage.checkpoint import CheckpointReader
 from lm.training.plan import counts_of
-from lm.training.run import train
+from lm.training.run import train_rank
 from lm.training.weights.freeze import freeze, freeze_untrained, on_meta, trainable
 from tests.training.conftest import Before, Configure, Launch, ranks, results
 from tests.training.steps import MOE, SGD, batches, config, train_steps
@@ -45,17 +45,17 @@ def require_frozen(run: Path, kinds: set[str], start: dict[str, Tensor]) -> None
 @pytest.mark.slow
 def test_frozen_weights_are_saved_counted_and_unchanged_to_the_bit_and_a_run_resumes(configure: Configure, tmp_path: Path) -> None:
     """Seen to fail with the patterns left aside, and with the optimizer given all weights."""
-    summary = train(configure(FROZEN, "optim=adamw", "run.name=whole"))
+    summary = train_rank(configure(FROZEN, "optim=adamw", "run.name=whole"))
     require_frozen(tmp_path / "whole", {"exp_avg", "exp_avg_sq", "step"}, drawn(tmp_path / "whole"))
     left = summary["parameters"] - summary["parameters_trained"]
     assert left == sum(p.numel() for name, p in load_file(tmp_path / "whole" / "model" / "model.safetensors").items()
                        if name.startswith("embed.") or ".attention.q" in name)  # fmt: skip
     with pytest.raises(ZeroDivisionError):
-        train(configure(FROZEN, "optim=adamw"), callbacks=[Before(7, lambda module: 1 // 0)])
-    train(configure(FROZEN, "optim=adamw"))
+        train_rank(configure(FROZEN, "optim=adamw"), callbacks=[Before(7, lambda module: 1 // 0)])
+    train_rank(configure(FROZEN, "optim=adamw"))
     assert results(tmp_path / "run") == results(tmp_path / "whole")
     with pytest.raises(ConfigError, match=r"trainer.freeze"):
-        train(configure("optim=adamw", "trainer.max_steps=13"))
+        train_rank(configure("optim=adamw", "trainer.max_steps=13"))
 
 
 def test_blocks_for_further_tokens_stay_as_they_are_where_the_loss_does_not_read_them() -> None:
@@ -85,7 +85,7 @@ def test_blocks_for_further_tokens_run_in_training_where_the_loss_reads_them_and
 
 
 def test_the_average_of_a_frozen_weight_is_the_weight(configure: Configure, tmp_path: Path) -> None:
-    train(configure(FROZEN, "optim=muon", "trainer.ema_decay=0.9"))
+    train_rank(configure(FROZEN, "optim=muon", "trainer.ema_decay=0.9"))
     reader = CheckpointReader(tmp_path / "run" / "checkpoints" / "step-00000012")
     assert torch.equal(reader.read("embed.weight", "ema"), reader.read("embed.weight"))
 

@@ -19,7 +19,7 @@ from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import LM
 from lm.training.config import TrainConfig
 from lm.training.objectives.base import build_objective
-from lm.training.run import train
+from lm.training.run import train_rank
 from tests.training.conftest import Configure, in_each_way, read, settled
 
 Made = Callable[..., TrainConfig]
@@ -33,7 +33,7 @@ def rated(n: int = 120) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def parent(configure: Configure, tmp_path: Path) -> Path:
-    train(configure("run.name=parent", "trainer.max_steps=3", "data.seq_len=48", "model.dropout=0"))
+    train_rank(configure("run.name=parent", "trainer.max_steps=3", "data.seq_len=48", "model.dropout=0"))
     return tmp_path / "parent"
 
 
@@ -129,7 +129,7 @@ def test_each_answer_is_also_one_to_another_prompt(of_rated: Made) -> None:
 
 
 def test_it_tells_good_from_bad_and_is_evaluated_as_validated(of_rated: Made, tmp_path: Path) -> None:
-    train(of_rated("optim=adamw", "optim.lr=0.003", "trainer.max_steps=20", "trainer.val_every=20", "data.global_batch=16"))
+    train_rank(of_rated("optim=adamw", "optim.lr=0.003", "trainer.max_steps=20", "trainer.val_every=20", "data.global_batch=16"))
     first, *_, last = [line for line in read(tmp_path / "run" / "metrics.jsonl") if "val_loss" in line]
     steps = [line for line in read(tmp_path / "run" / "metrics.jsonl") if "kl" in line]
     assert first["val_answer_loss"] == pytest.approx(0.5) == steps[0]["loss"] and steps[0]["kl"] == 0 and steps[-1]["kl"] != 0
@@ -154,7 +154,7 @@ def test_a_validation_may_have_no_good_answer(of_rated: Made, tmp_path: Path) ->
     """Seen to fail: its loss was that of good ones alone."""
     bad = [line | {"label": 0} for line in rated()]
     (tmp_path / "rated.jsonl").write_text("".join(json.dumps(line) + "\n" for line in bad))
-    train(of_rated("trainer.max_steps=3"))
+    train_rank(of_rated("trainer.max_steps=3"))
     last = read(tmp_path / "run" / "metrics.jsonl")[-1]
     assert "val_good_gain" not in last and last["val_bad_gain"] != 0
 

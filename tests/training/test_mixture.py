@@ -10,7 +10,7 @@ import pytest
 
 from lm.cli.compose.compose import compose_config
 from lm.report.page import write_report
-from lm.training.run import train
+from lm.training.run import train_rank
 from tests.server import Process
 from tests.training.conftest import read, results, write_text
 
@@ -33,7 +33,7 @@ def test_a_killed_run_on_a_mixture_is_bitwise_the_run_left_alone_and_so_is_what_
     mixed: list[str], lm_process: LmProcess, tmp_path: Path
 ) -> None:
     """Seen to fail with the order begun anew."""
-    train(compose_config([*mixed, "run.name=whole"]))
+    train_rank(compose_config([*mixed, "run.name=whole"]))
     process = lm_process("train", *mixed)
     wait_for(tmp_path / "run" / "metrics.jsonl", 10)
     os.kill(process.pid, signal.SIGKILL)
@@ -56,7 +56,7 @@ def wait_for(metrics: Path, step: int) -> None:
 
 def test_the_report_and_the_summary_show_what_was_read_of_each_source(mixed: list[str], tmp_path: Path) -> None:
     """Seen to fail with rows told as tokens."""
-    summary = train(compose_config(mixed))
+    summary = train_rank(compose_config(mixed))
     assert summary["tokens/a"] + summary["tokens/b"] == summary["tokens"] and summary["epochs/a"] == 1.0
     page = write_report(tmp_path / "run").read_text(encoding="utf-8")
     table = page[page.index("<h2>Sources</h2>") :]

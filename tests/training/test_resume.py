@@ -22,7 +22,7 @@ from lm.storage.formats import FORMAT
 from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
 from lm.training.module import TrainModule
-from lm.training.run import train
+from lm.training.run import train_rank
 from tests.runs import older, save_checkpoint
 from tests.training.conftest import Configure, edit, read, results, write_text
 
@@ -45,7 +45,7 @@ def stop(monkeypatch: pytest.MonkeyPatch) -> Stop:
         with monkeypatch.context() as patch:
             patch.setattr(TrainModule, "training_step", struck)
             with pytest.raises(Interrupted, match=f"SIGTERM ended the run after step {step}, which is saved") as caught:
-                train(cfg)
+                train_rank(cfg)
         assert caught.value.exit_code == 143
 
     return run
@@ -71,21 +71,21 @@ def test_a_run_that_was_stopped_four_times_is_bitwise_the_run_left_alone(
     configure: Configure, stop: Stop, tmp_path: Path, variant: list[str]
 ) -> None:
     """At step 1, within an epoch, at its end (8 steps) and behind it; within the accumulation where there is one."""
-    train(configure(*variant, "run.name=whole"))
+    train_rank(configure(*variant, "run.name=whole"))
     cfg = configure(*variant)
     for step in (1, 5, 8, 9):
         stop(cfg, step, micro=cfg.data.global_batch // cfg.trainer.micro_batch - 1)
         assert checkpoints(tmp_path / "run" / "checkpoints")[0].name == f"step-{step:08d}"
-    train(cfg)
+    train_rank(cfg)
     assert results(tmp_path / "run") == results(tmp_path / "whole")
     if cfg.trainer.sample_prompts:
         assert (tmp_path / "run" / "samples.md").read_bytes() == (tmp_path / "whole" / "samples.md").read_bytes()
 
 
 def test_loader_workers_change_nothing_in_a_resumed_run(configure: Configure, stop: Stop, tmp_path: Path) -> None:
-    train(configure("run.name=whole"))
+    train_rank(configure("run.name=whole"))
     stop(configure("data.workers=2"), 3)
-    train(configure("data.workers=2"))
+    train_rank(configure("data.workers=2"))
     assert results(tmp_path / "run") == results(tmp_path / "whole")
 
 
@@ -94,14 +94,14 @@ def test_early_stopping_counts_on_after_a_resume_and_does_not_train_past_its_end
     still = ["optim=sgd", "optim.lr=1e-30", "trainer.early_stop=2", "trainer.max_steps=40"]
     cfg = configure(*still)
     stop(cfg, 9)
-    summary = train(cfg)
+    summary = train_rank(cfg)
     assert (summary["steps"], summary["stopped_early"]) == (12, True)
     assert [line["step"] for line in read(tmp_path / "run" / "metrics.jsonl") if line.get("event") == "stopped early"] == [12]
     before = results(tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "model")  # as after a kill between the last checkpoint and the model
-    assert train(cfg)["steps"] == 12
+    assert train_rank(cfg)["steps"] == 12
     assert results(tmp_path / "run") == before
-    assert train(configure(*still, "trainer.early_stop=3"))["steps"] == 16
+    assert train_rank(configure(*still, "trainer.early_stop=3"))["steps"] == 16
 
 
 @pytest.mark.parametrize("variant", [["trainer.ema_decay=0.9"], ["trainer.precision=bf16-true"]], ids=["average", "bf16"])
@@ -109,12 +109,12 @@ def test_early_stopping_counts_on_after_a_resume_and_does_not_train_past_its_end
 def test_a_model_that_was_not_written_in_time_is_written_by_the_next_start(
     configure: Configure, tmp_path: Path, variant: list[str], lost: tuple[str, ...]
 ) -> None:
-    summary = train(configure(*variant))
+    summary = train_rank(configure(*variant))
     before = results(tmp_path / "run")
     for name in lost:
         path = tmp_path / "run" / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    again = train(configure(*variant))
+    again = train_rank(configure(*variant))
     assert results(tmp_path / "run") == before
     assert {**again, "finished_at": ""} == {**summary, "finished_at": ""}
 
@@ -124,17 +124,17 @@ def test_a_finished_run_says_so_and_touches_nothing(configure: Configure, tmp_pa
         files = [path for path in (tmp_path / "run").rglob("*") if path.is_file() and path.name != "run.lock"]
         return {path: path.read_bytes() for path in files}
 
-    summary = train(configure())
+    summary = train_rank(configure())
     before = state()
     capsys.readouterr()
-    assert train(configure()) == summary
+    assert train_rank(configure()) == summary
     assert capsys.readouterr().out == f"{tmp_path / 'run'}: finished already at step 12; nothing to do.\n"
     assert state() == before
 
 
 @pytest.mark.slow
 def test_a_finished_run_is_told_without_importing_lightning(configure: Configure, tiny: list[str]) -> None:
-    train(configure())
+    train_rank(configure())
     program = "import lm, sys; lm.train(lm.config(overrides=sys.argv[1:]));"
     done = subprocess.run(
         [sys.executable, "-c", f"{program} assert 'lightning' not in sys.modules", *tiny],
@@ -147,27 +147,27 @@ def test_a_finished_run_is_told_without_importing_lightning(configure: Configure
 
 
 def test_a_finished_run_without_checkpoints_is_finished_but_cannot_go_on(configure: Configure, tmp_path: Path) -> None:
-    summary = train(configure())
+    summary = train_rank(configure())
     shutil.rmtree(tmp_path / "run" / "checkpoints")
-    assert train(configure()) == summary
+    assert train_rank(configure()) == summary
     with pytest.raises(CheckpointError, match=r"ended at step 12 and its checkpoints are gone.*max_steps=20.*init_from=\S+/run"):
-        train(configure("trainer.max_steps=20"))
+        train_rank(configure("trainer.max_steps=20"))
     with pytest.raises(ConfigError, match=r"another config \(seed\)"):
-        train(configure("seed=1"))
+        train_rank(configure("seed=1"))
 
 
 def test_a_run_that_began_before_an_option_was_there_goes_on_with_its_default(configure: Configure, tmp_path: Path) -> None:
-    train(configure())
+    train_rank(configure())
 
     def begin_before() -> None:
         for folder in checkpoints(tmp_path / "run" / "checkpoints"):
             edit(folder, META, _without_float8)
 
     begin_before()
-    assert train(configure("trainer.max_steps=20"))["steps"] == 20
+    assert train_rank(configure("trainer.max_steps=20"))["steps"] == 20
     begin_before()
     with pytest.raises(ConfigError, match=r"another config .*trainer.float8"):
-        train(configure("trainer.max_steps=24", "trainer.float8=true", "trainer.precision=bf16-mixed"))
+        train_rank(configure("trainer.max_steps=24", "trainer.float8=true", "trainer.precision=bf16-mixed"))
 
 
 def _without_float8(meta: Tree) -> Tree:
@@ -178,7 +178,7 @@ def _without_float8(meta: Tree) -> Tree:
 def test_more_steps_go_on_and_less_are_refused(
     configure: Configure, stop: Stop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train(configure())
+    train_rank(configure())
     assert "trainer.max_steps was" not in capsys.readouterr().out
     stop(configure("trainer.max_steps=14"), 13)
     assert not (tmp_path / "run" / "summary.json").exists()  # the model is still the one of step 12
@@ -190,26 +190,26 @@ def test_more_steps_go_on_and_less_are_refused(
         "checkpoint.every=100",
         "trainer.val_every=9",
     ]
-    assert train(configure("trainer.max_steps=14", *where_and_how))["steps"] == 14
+    assert train_rank(configure("trainer.max_steps=14", *where_and_how))["steps"] == 14
     assert [path.name for path in checkpoints(tmp_path / "run" / "checkpoints")] == ["step-00000014"]
     assert CheckpointReader(tmp_path / "run" / "checkpoints" / "step-00000014").meta["step"] == 14
     verify(tmp_path / "run" / "model")
     with pytest.raises(ConfigError, match=r"trainer.max_steps: 14 in the run, 13 now"):
-        train(configure("trainer.max_steps=13"))
+        train_rank(configure("trainer.max_steps=13"))
 
 
 @pytest.mark.slow
 def test_a_run_made_shorter_before_a_rate_depends_on_it_is_the_shorter_run(configure: Configure, stop: Stop, tmp_path: Path) -> None:
     """The rate falls from step 11 of 12 on, the first below the peak."""
     wsd = ["schedule=wsd", "schedule.decay_frac=0.25"]
-    train(configure(*wsd, "run.name=whole"))
+    train_rank(configure(*wsd, "run.name=whole"))
     stop(configure(*wsd, "trainer.max_steps=20", "checkpoint.keep_steps=[3]"), 10)
     assert {path.name[-2:] for path in checkpoints(tmp_path / "run" / "checkpoints")} == {"10", "08", "03"}
-    train(configure(*wsd))
+    train_rank(configure(*wsd))
     assert results(tmp_path / "run") == results(tmp_path / "whole")
     stop(configure(*wsd, "trainer.max_steps=20", "run.name=late"), 11)
     with pytest.raises(ConfigError, match=r"trainer.max_steps: 20 in the run, 12 now"):
-        train(configure(*wsd, "run.name=late"))
+        train_rank(configure(*wsd, "run.name=late"))
 
 
 @pytest.mark.parametrize(
@@ -227,34 +227,34 @@ def test_another_config_is_refused_with_the_difference(configure: Configure, sto
     stop(configure(), 2)
     kept = (tmp_path / "run" / "config.yaml").read_bytes()
     with pytest.raises(ConfigError, match=diff) as caught:
-        train(configure(override))
+        train_rank(configure(override))
     last = str(caught.value).splitlines()[-1]
     newest = tmp_path / "run" / "checkpoints" / "step-00000002"
     onward = "" if override.startswith("model") else f", from its weights with init_from={newest} run.name=..."
     assert f"Set run.name to start a new run{onward}, or restore the values." in last
     assert (tmp_path / "run" / "config.yaml").read_bytes() == kept
-    train(configure())
+    train_rank(configure())
 
 
 def test_another_width_is_refused_by_its_name_before_any_weight_is_looked_at(configure: Configure, stop: Stop) -> None:
     stop(configure(), 2)
     with pytest.raises(ConfigError, match=r"model.d_model: 32 in the run, 48 now\n.*another config \(model.d_model\)"):
-        train(configure("model.d_model=48"))
+        train_rank(configure("model.d_model=48"))
 
 
 def test_a_config_that_came_to_nothing_does_not_bind_the_next(configure: Configure, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"missing.txt does not exist"):
-        train(configure("data.files=missing.txt", "optim.lr=0.5"))
+        train_rank(configure("data.files=missing.txt", "optim.lr=0.5"))
     (tmp_path / "run").mkdir(exist_ok=True)
     (tmp_path / "run" / "config.yaml").write_text("torn: [")
-    assert train(configure())["steps"] == 12
+    assert train_rank(configure())["steps"] == 12
 
 
 def test_changed_data_is_named(configure: Configure, stop: Stop, tmp_path: Path) -> None:
     stop(configure(), 2)
     write_text(tmp_path / "text.txt", seed=1)
     with pytest.raises(ConfigError, match=r"text.txt has changed since the run started"):
-        train(configure())
+        train_rank(configure())
 
 
 def test_a_changed_tokenizer_is_named(configure: Configure, stop: Stop, tmp_path: Path) -> None:
@@ -267,13 +267,13 @@ def test_a_changed_tokenizer_is_named(configure: Configure, stop: Stop, tmp_path
     tree["model"]["merges"].append(["a", "b"])
     path.write_text(json.dumps(tree))
     with pytest.raises(ConfigError, match=r"tokenizer.json: not the tokenizer that \S+/run was started with"):
-        train(configure(*given))
+        train_rank(configure(*given))
 
 
 def test_must_needs_a_checkpoint_and_auto_starts_and_says_so(configure: Configure, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(CheckpointError, match=r"resume.mode=must, but there is no valid checkpoint"):
-        train(configure("resume.mode=must"))
-    train(configure("resume.mode=auto"))
+        train_rank(configure("resume.mode=must"))
+    train_rank(configure("resume.mode=auto"))
     assert "/run starts: " in capsys.readouterr().out
 
 
@@ -283,8 +283,8 @@ def test_a_missing_optimizer_state_is_refused_unless_a_fresh_one_is_asked_for(co
     with pytest.raises(
         CheckpointError, match=r"step-00000005: the optimizer's \w+ of blocks.0.attention.q.weight is missing.*resume.fresh_optimizer=true"
     ):
-        train(configure("optim=adamw"))
-    assert train(configure("optim=adamw", "resume.fresh_optimizer=true"))["steps"] == 12
+        train_rank(configure("optim=adamw"))
+    assert train_rank(configure("optim=adamw", "resume.fresh_optimizer=true"))["steps"] == 12
 
 
 def rewrite(folder: Path, keeps: Callable[[str], bool]) -> None:
@@ -300,7 +300,7 @@ def test_a_checkpoint_of_the_future_is_refused_by_number(configure: Configure, s
     stop(configure(), 2)
     edit(checkpoints(tmp_path / "run" / "checkpoints")[0], META, lambda meta: meta | {"format": 99})
     with pytest.raises(CheckpointError, match=f"the format is 99, but this version reads format {FORMAT}"):
-        train(configure())
+        train_rank(configure())
 
 
 @pytest.mark.slow
@@ -308,13 +308,13 @@ def test_a_checkpoint_of_the_future_is_refused_by_number(configure: Configure, s
 def test_a_run_that_was_begun_with_another_name_of_a_key_goes_on(
     configure: Configure, stop: Stop, tmp_path: Path, again: list[str]
 ) -> None:
-    train(configure(*again, "run.name=whole"))
+    train_rank(configure(*again, "run.name=whole"))
     stop(configure(*again), 5)
     run = RunFolder(tmp_path / "run")
     run.write_config(older(run.config()))
     edit(checkpoints(run.checkpoints)[0], META, lambda meta: meta | {"config": older(meta["config"])})
     assert "checkpoint_blocks" in run.config_file.read_text() and "recompute" not in run.config_file.read_text()
-    train(configure(*again))
+    train_rank(configure(*again))
     assert results(tmp_path / "run") == results(tmp_path / "whole")
     assert run.ended(configure(*again).tree()) is not None
     run.write_config(older(run.config()))
@@ -342,11 +342,11 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_used(
     configure: Configure, stop: Stop, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, how: str
 ) -> None:
     often = ["trainer.val_every=3", "trainer.sample_prompts=['def ']", "trainer.sample_tokens=4"]
-    train(configure(*often, "run.name=whole"))
+    train_rank(configure(*often, "run.name=whole"))
     stop(configure(*often), 9)
     damage(tmp_path / "run" / "checkpoints" / "step-00000009" / name, how)
     capsys.readouterr()
-    train(configure(*often))
+    train_rank(configure(*often))
     out = capsys.readouterr().out
     assert f"not used: {tmp_path}/run/checkpoints/step-00000009/{name}: the file is " in out
     assert "resumes at step 8" in out
@@ -360,7 +360,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_not_overwritten(configure: C
         damage(folder / MANIFEST, "empty")
     metrics = (tmp_path / "run" / "metrics.jsonl").read_bytes()
     with pytest.raises(CheckpointError, match=r"none of the 2 checkpoints is valid.*Remove \S+/run/checkpoints to start anew"):
-        train(configure())
+        train_rank(configure())
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == metrics
 
 
@@ -372,7 +372,7 @@ def test_what_a_kill_left_behind_is_gone_after_the_next_start(configure: Configu
         (folder / "half").write_text("x")
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "lo')
-    train(configure())
+    train_rank(configure())
     assert [path.name for path in run.rglob(".*")] == []
     assert [line["step"] for line in read(run / "metrics.jsonl") if "loss" in line] == list(range(1, 13))
 
@@ -406,11 +406,11 @@ def test_a_killed_run_is_bitwise_the_run_left_alone(options: list[str]) -> None:
 
 def test_a_warm_up_that_followed_from_a_short_runs_length_is_named_where_it_grows(tiny: list[str]) -> None:
     given = [item for item in tiny if not item.startswith("schedule.warmup_steps")]
-    train(compose_config([*given, "trainer.max_steps=10", "run.name=short"]))
+    train_rank(compose_config([*given, "trainer.max_steps=10", "run.name=short"]))
     with pytest.raises(ConfigError, match=r"write schedule.warmup_steps=1 to keep the run's"):
-        train(compose_config([*given, "trainer.max_steps=20", "run.name=short"]))
+        train_rank(compose_config([*given, "trainer.max_steps=20", "run.name=short"]))
     longer = compose_config([*given, "trainer.max_steps=12", "run.name=short", "schedule.warmup_steps=1"])
-    assert train(longer)["steps"] == 12
+    assert train_rank(longer)["steps"] == 12
 
 
 def test_a_run_goes_on_and_is_examined_from_another_folder(
@@ -426,15 +426,15 @@ def test_a_run_goes_on_and_is_examined_from_another_folder(
     there = [*given, "run.dir=..", "data.files=../mine.txt"]
     (tmp_path / "other.txt").write_text("another text\n" * 400)
     with pytest.raises(ConfigError, match=r"the run exists with another config \(data\.files\)"):
-        train(compose_config([*there[:-1], "data.files=../other.txt"]))
-    train(compose_config(there))
+        train_rank(compose_config([*there[:-1], "data.files=../other.txt"]))
+    train_rank(compose_config(there))
     assert [line["step"] for line in read(tmp_path / "run" / "metrics.jsonl") if "loss" in line][-1] == 12
     said: list[str] = []
     found = evaluate(tmp_path / "run", log=said.append)
     monkeypatch.chdir(tmp_path)
     at_home = [item for item in given if not item.startswith("run.name")]
     texts = ["data.files=mine.txt", "data.val_files=other.txt"]
-    train(compose_config([*at_home, *texts, "run.dir=.", "run.name=home", "trainer.max_steps=2", "schedule.warmup_steps=0"]))
+    train_rank(compose_config([*at_home, *texts, "run.dir=.", "run.name=home", "trainer.max_steps=2", "schedule.warmup_steps=0"]))
     tokens = sorted((tmp_path / "cache" / "tokens").iterdir())
     evaluate("home", log=said.append)
     assert sorted((tmp_path / "cache" / "tokens").iterdir()) == tokens  # seen to fail: they were made again, by the absolute path

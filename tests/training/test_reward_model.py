@@ -24,7 +24,7 @@ from lm.generation.rollouts import Asked, Rollout, Sampler
 from lm.losses.rewards import bradley_terry
 from lm.nn.batch import IGNORED
 from lm.training.config import TrainConfig
-from lm.training.run import train
+from lm.training.run import train_rank
 from tests.training.conftest import Configure, in_each_way, read, results, settled
 
 GOOD, BAD = ["sea", "lake", "pond", "dew", "mist", "rain"], ["fire", "ember", "flame", "spark", "ash", "smoke"]
@@ -52,7 +52,7 @@ def test_it_learns_what_is_better_and_is_measured_as_it_is_used(of_pairs: Made, 
     cfg = of_pairs(
         "optim=adamw", "optim.lr=0.01", "trainer.max_steps=20", "trainer.val_every=20", "model.dropout=0", "objective.centre=0.01"
     )
-    summary, folder = train(cfg), tmp_path / "run"
+    summary, folder = train_rank(cfg), tmp_path / "run"
     model, tokenizer = lm.load(folder)
     assert model.cfg.head.labels == ["reward"] and model.head.weight.shape == (1, 32) and model.head.bias is None
     [batch] = lm.batches(cfg).validation(micro_batch=100)
@@ -82,7 +82,7 @@ def test_chats_are_judged_as_training_reads_them(of_pairs: Made, capsys: pytest.
     """In all forms in which a line of a file may have them, from the command line and from Python."""
     given = ("data.record.template=chatml", "tokenizer=bpe", "tokenizer.vocab_size=300", "tokenizer.specials=[<|im_start|>,<|im_end|>]")
     cfg = of_pairs(*given, "trainer.max_steps=3", "model.dropout=0")
-    train(cfg)
+    train_rank(cfg)
     run, (model, tokenizer) = f"from={tmp_path / 'run'}", lm.load(tmp_path / "run")
     [batch] = lm.batches(cfg).validation(micro_batch=100)
     assert batch.labels is not None and batch.positions is not None
@@ -151,13 +151,13 @@ def test_ranks_and_micro_batches_learn_as_one(of_pairs: Made, learns_as_one: Cal
 
 @pytest.fixture
 def parent(configure: Configure, tmp_path: Path) -> Path:
-    train(configure("run.name=parent", "trainer.max_steps=3", "data.seq_len=64"))
+    train_rank(configure("run.name=parent", "trainer.max_steps=3", "data.seq_len=64"))
     return tmp_path / "parent"
 
 
 @pytest.fixture
 def judge(of_pairs: Made, parent: Path, tmp_path: Path) -> Path:
-    train(of_pairs(f"init_from={parent}", "run.name=judge", "trainer.max_steps=3"))
+    train_rank(of_pairs(f"init_from={parent}", "run.name=judge", "trainer.max_steps=3"))
     return tmp_path / "judge"
 
 
@@ -191,7 +191,7 @@ def test_answers_are_judged_by_a_reward_model(
     monkeypatch.setattr(teacher, "load", lambda path, device: (loads.append(path), load(path, device))[1])
     monkeypatch.setattr(Sampler, "answers", heard)
     cfg = by_judge(f"objective.reward_model={judge}")
-    train(cfg.replace(run=cfg.run.replace(name="alone")))
+    train_rank(cfg.replace(run=cfg.run.replace(name="alone")))
     assert len([each for each in read(tmp_path / "alone" / "metrics.jsonl") if "val_loss" in each]) > 2 >= len(loads)
     model, _ = lm.load(judge)
     with torch.no_grad():
@@ -201,7 +201,7 @@ def test_answers_are_judged_by_a_reward_model(
     of_steps = [call for call in calls if len(call) == cfg.data.global_batch * 3]
     assert line["reward"] == pytest.approx(sum(map(float, of_steps[0])) / len(of_steps[0]), abs=1e-5)
     killed(cfg)
-    train(cfg)
+    train_rank(cfg)
     assert results(tmp_path / "run") == results(tmp_path / "alone")
 
 
@@ -239,7 +239,7 @@ def test_what_is_no_reward_model_is_refused(by_judge: Made, parent: Path, tmp_pa
     with pytest.raises(
         ConfigError, match=r"objective.reward_model=.*parent: it is no reward model, which tells a number .*objective=reward"
     ):
-        train(by_judge(f"objective.reward_model={parent}"))
+        train_rank(by_judge(f"objective.reward_model={parent}"))
     with pytest.raises(ConfigError, match=r"learned is what a reward model says, and there is none\. Set objective\.reward_model"):
         by_judge("objective.rewards={learned:{}}")
     with pytest.raises(ConfigError, match="reward_model has no effect without its reward"):
@@ -263,8 +263,8 @@ def test_an_evaluation_names_models_that_were_made_anew_since_the_run(
     by_judge: Made, of_pairs: Made, judge: Path, parent: Path, configure: Configure, tmp_path: Path
 ) -> None:
     """A resumed run refuses them.  A loss that needs no parent does not ask for one."""
-    train(by_judge("run.name=liked", "trainer.max_steps=3", f"objective.reward_model={judge}"))
-    train(of_pairs(f"init_from={parent}", "objective=dpo", "run.name=preferred", "trainer.max_steps=3"))
+    train_rank(by_judge("run.name=liked", "trainer.max_steps=3", f"objective.reward_model={judge}"))
+    train_rank(of_pairs(f"init_from={parent}", "objective=dpo", "run.name=preferred", "trainer.max_steps=3"))
     said = list[str]()
 
     def told() -> list[str]:
@@ -278,7 +278,7 @@ def test_an_evaluation_names_models_that_were_made_anew_since_the_run(
         ("judge", of_pairs(f"init_from={parent}", "run.name=other", "trainer.max_steps=3")),
         ("parent", configure("run.name=other", "trainer.max_steps=3", "data.seq_len=64", "seed=3")),
     ):
-        train(other)
+        train_rank(other)
         (tmp_path / name).rename(tmp_path / f"{name}_before")
         (tmp_path / "other").rename(tmp_path / name)
     anew = "another model by now than the run has used, so these figures are not those that the run told."

@@ -24,7 +24,7 @@ from lm.errors import Interrupted
 from lm.storage.atomic import verify
 from lm.storage.checkpoint import checkpoints
 from lm.storage.lock import RunLock
-from lm.training.run import train
+from lm.training.run import train_rank
 from tests.server import Process
 from tests.training.conftest import Before, Configure, read, settled
 
@@ -116,10 +116,10 @@ def test_a_signal_before_the_first_step_ends_at_once_and_leaves_the_handlers_as_
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     at_once = LambdaCallback(on_fit_start=lambda trainer, module: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(Interrupted, match="SIGINT came before the first step") as caught:
-        train(configure(), callbacks=[at_once])
+        train_rank(configure(), callbacks=[at_once])
     assert caught.value.exit_code == 130
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
-    assert train(configure())["steps"] == 12
+    assert train_rank(configure())["steps"] == 12
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
@@ -158,7 +158,7 @@ def test_a_second_process_in_a_run_folder_is_refused_with_pid_and_host(
     with RunLock(tmp_path / "run"):
         assert main(["train", *tiny]) == 5
     assert re.search(rf"in use by pid {os.getpid()} on host {socket.gethostname()}", capsys.readouterr().err.splitlines()[-1])
-    train(configure())
+    train_rank(configure())
 
 
 def test_a_report_that_cannot_be_written_does_not_fail_the_run(tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,7 +175,7 @@ def test_a_report_that_cannot_be_written_does_not_fail_the_run(tiny: list[str], 
 def test_a_logger_that_cannot_write_does_not_fail_the_run(configure: Configure, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "tensorboard").write_text("not a folder")
-    assert train(configure("logger=tensorboard"))["steps"] == 12
+    assert train_rank(configure("logger=tensorboard"))["steps"] == 12
     assert len([record for record in caplog.records if "tensorboard stopped" in record.message]) == 1
 
 
@@ -183,7 +183,7 @@ def test_metrics_deleted_during_a_run_start_again_with_one_warning(
     configure: Configure, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     delete = Before(6, lambda module: (tmp_path / "run" / "metrics.jsonl").unlink())
-    assert train(configure(), callbacks=[delete])["steps"] == 12
+    assert train_rank(configure(), callbacks=[delete])["steps"] == 12
     assert [line["step"] for line in read(tmp_path / "run" / "metrics.jsonl") if "loss" in line] == list(range(6, 13))
     assert len([record for record in caplog.records if "deleted while the run writes it" in record.message]) == 1
 
@@ -194,7 +194,7 @@ def test_a_run_on_the_rows_of_one_step_reads_them_at_every_step(
     """A rate at which nothing is learned shows them; the first step is that of a run on all rows. Seen to fail with no limit."""
     losses, still = [], ("optim=sgd", "optim.lr=1e-12", "model.dropout=0.0", "data.global_batch=4", "trainer.max_steps=4")
     for limit in ("null", "4"):
-        train(configure(*still, f"data.train_rows={limit}", f"run.name=rows-{limit}"))
+        train_rank(configure(*still, f"data.train_rows={limit}", f"run.name=rows-{limit}"))
         losses.append([line["loss"] for line in read(tmp_path / f"rows-{limit}" / "metrics.jsonl") if "loss" in line])
     unlimited, limited = losses
     assert ", 4 steps, 4 epochs" in capsys.readouterr().out

@@ -19,7 +19,7 @@ from lm.hf.io.import_ import import_adapter
 from lm.storage.reading import read_json
 from lm.training.config import TrainConfig
 from lm.training.plan import plan
-from lm.training.run import train
+from lm.training.run import train_rank
 from tests.training.conftest import TINY, Before, Configure, read, results, settled, write_text
 
 CHATML = "tokenizer.specials=[<|im_start|>,<|im_end|>]"
@@ -33,7 +33,7 @@ def parents(tmp_path_factory: pytest.TempPathFactory) -> Path:
     given = [*TINY, f"run.dir={folder}", f"data.files={write_text(folder / 'text.txt')}", f"data.cache_dir={folder / 'cache'}"]
     padded = ["model.head.tied=false"]
     for name, more in {"exact": ["model.vocab_size=259"], "padded": padded, "biased": [*padded, "model.head.bias=true"]}.items():
-        train(compose_config(settled(*given, *more, "trainer.max_steps=3", f"run.name={name}")))
+        train_rank(compose_config(settled(*given, *more, "trainer.max_steps=3", f"run.name={name}")))
     chats = [[("user", f"{n}?"), ("assistant", f"{n}!")] for n in range(80)]
     rows = [{"messages": [{"role": role, "content": text} for role, text in chat]} for chat in chats]
     (folder / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -60,7 +60,7 @@ def test_new_tokens_start_as_the_mean_of_those_that_there_are(
     """In rows that no token has had, or else in new ones. Seen to fail with padded rows left as they were, and with these in the mean."""
     cfg = child(parent, "optim.lr=1e-12", "trainer.max_steps=1", "schedule.warmup_steps=0")
     plan(cfg.replace(plan=True), lambda line: None)
-    train(cfg)
+    train_rank(cfg)
     tokenizer = load_tokenizer(tmp_path / "run" / "model")
     assert (tokenizer.special(["<|im_start|>"]), tokenizer.special(["<|im_end|>"]), tokenizer.vocab_size) == (259, 260, 261)
     assert read_json(tmp_path / "run" / "model" / "config.json")["model"]["vocab_size"] == cfg.model.vocab_size == n_rows
@@ -79,10 +79,10 @@ def test_they_are_learned_and_kept_by_all_that_is_made_of_the_run(
 ) -> None:
     """By a resumed run too, the merged model, its export, and that of the adapter, which comes back with the same logits."""
     cfg = child(parent, *more, "checkpoint.every=2", "run.name=whole")
-    train(cfg)
+    train_rank(cfg)
     with pytest.raises(ZeroDivisionError):
-        train(child(parent, *more, "checkpoint.every=2"), callbacks=[Before(4, lambda module: 1 // 0)])
-    train(child(parent, *more, "checkpoint.every=2"))
+        train_rank(child(parent, *more, "checkpoint.every=2"), callbacks=[Before(4, lambda module: 1 // 0)])
+    train_rank(child(parent, *more, "checkpoint.every=2"))
     assert results(tmp_path / "run") == results(tmp_path / "whole")
     model, tokenizer = load(tmp_path / "run", "cpu")
     assert tokenizer.hash == load_tokenizer(tmp_path / "run" / "checkpoints" / "step-00000004").hash
@@ -112,7 +112,7 @@ def test_what_was_trained_with_them_is_merged_by_its_changes_to_a_parent_without
     parent: str, child: Configure, parents: Path, tmp_path: Path
 ) -> None:
     """Seen to fail: the parent's vocabulary and tokenizer are others. With all changes of one model that model comes back."""
-    train(child(parent, *LORA))
+    train_rank(child(parent, *LORA))
     found = load(merge([tmp_path / "run"], tmp_path / "same", method="ties", base=parents / parent, density=1), "cpu")[0].state_dict()
     for name, weight in load(tmp_path / "run", "cpu")[0].state_dict().items():
         torch.testing.assert_close(found[name], weight, atol=1e-6, rtol=0)
@@ -121,7 +121,7 @@ def test_what_was_trained_with_them_is_merged_by_its_changes_to_a_parent_without
 def test_the_model_that_a_preference_is_compared_with_has_rows_for_them_too(child: Configure, parents: Path, tmp_path: Path) -> None:
     """Seen to fail: an index beyond its embedding."""
     more = ("data=preferences", "objective=dpo", f"data.files={parents / 'pairs.jsonl'}", "model.dropout=0", "trainer.max_steps=1")
-    train(child("exact", *more, "schedule.warmup_steps=0"))
+    train_rank(child("exact", *more, "schedule.warmup_steps=0"))
     [first] = [line for line in read(tmp_path / "run" / "metrics.jsonl") if "loss" in line]
     assert first["loss"] == pytest.approx(math.log(2), abs=1e-5)
 
@@ -132,7 +132,7 @@ def test_where_they_could_not_be_told_apart_the_run_is_refused(child: Configure,
         (("trainer.freeze=[embed]",), r"embed\.weight, and this run freezes it\. Leave it out of trainer\.freeze"),
     ):
         with pytest.raises(ConfigError, match=f"tokenizer.specials: new tokens start as one and the same row of {remedy}"):
-            train(child("exact", *more))
+            train_rank(child("exact", *more))
     with pytest.raises(ConfigError, match=r"brings its own tokenizer, .* or add special tokens to it by tokenizer\.specials"):
         child("exact", "tokenizer.eos=x")
     cfg = child("exact", "tokenizer.specials=[<|eos|>]", *LORA)  # it has that one

@@ -27,7 +27,7 @@ from lm.schema import from_tree
 from lm.storage.checkpoint import CheckpointReader
 from lm.storage.model_folder import read_model
 from lm.training.module import draw_from, step_seed
-from lm.training.run import train
+from lm.training.run import train_rank
 from tests.training.conftest import Configure, read
 
 PLAIN = ("model.dropout=0", "trainer.max_steps=3", "trainer.val_every=3", "checkpoint.every=3", "schedule.warmup_steps=1")
@@ -57,7 +57,7 @@ def ragged(tmp_path: Path) -> str:
 
 def test_the_split_into_micro_batches_changes_nothing_under_sgd(configure: Configure, tmp_path: Path, ragged: str) -> None:
     for rows in (8, 2, 1):
-        train(configure(*PLAIN, ragged, "optim=sgd", "optim.lr=0.5", f"trainer.micro_batch={rows}", f"run.name=rows{rows}"))
+        train_rank(configure(*PLAIN, ragged, "optim=sgd", "optim.lr=0.5", f"trainer.micro_batch={rows}", f"run.name=rows{rows}"))
     whole = weights(tmp_path, "rows8")
     moved = sum(float((whole[n] - before).norm()) for n, before in initial(tmp_path, "rows8").items())
     assert moved > 0.1
@@ -67,9 +67,9 @@ def test_the_split_into_micro_batches_changes_nothing_under_sgd(configure: Confi
 
 
 def test_dropout_acts_in_training(configure: Configure, tmp_path: Path) -> None:
-    train(configure(*PLAIN, "run.name=none"))
-    train(configure(*PLAIN, "model.dropout=0.5", "model.init.out_scale=1", "run.name=half"))
-    train(configure(*PLAIN, "model.init.out_scale=1", "run.name=same"))
+    train_rank(configure(*PLAIN, "run.name=none"))
+    train_rank(configure(*PLAIN, "model.dropout=0.5", "model.init.out_scale=1", "run.name=half"))
+    train_rank(configure(*PLAIN, "model.init.out_scale=1", "run.name=same"))
     assert abs(losses(tmp_path, "half")[0] - losses(tmp_path, "same")[0]) > 1e-3
 
 
@@ -90,8 +90,8 @@ def test_draws_are_those_of_torchs_own_seeding() -> None:
 def test_bf16_stays_close_to_fp32_and_is_not_fp32(
     configure: Configure, tmp_path: Path, ragged: str, precision: str, tolerance: float
 ) -> None:
-    train(configure(*PLAIN, ragged, "run.name=full", "model.init.out_scale=1"))
-    train(configure(*PLAIN, ragged, "run.name=half", "model.init.out_scale=1", f"trainer.precision={precision}"))
+    train_rank(configure(*PLAIN, ragged, "run.name=full", "model.init.out_scale=1"))
+    train_rank(configure(*PLAIN, ragged, "run.name=half", "model.init.out_scale=1", f"trainer.precision={precision}"))
     full, half = losses(tmp_path, "full"), losses(tmp_path, "half")
     assert full[0] != half[0]
     assert half == pytest.approx(full, rel=0.02)
@@ -106,13 +106,13 @@ def test_the_count_of_label_tokens_is_exact_under_bf16_true(configure: Configure
             if pl_module.stepped:
                 seen.append((pl_module.nll.dtype, pl_module.tokens_in_step.dtype))
 
-    train(configure(*PLAIN, ragged, "trainer.precision=bf16-true"), callbacks=[Watch()])
+    train_rank(configure(*PLAIN, ragged, "trainer.precision=bf16-true"), callbacks=[Watch()])
     assert seen == [(torch.float32, torch.float32)] * 3
 
 
 def test_the_logged_rate_is_the_schedules(configure: Configure, tmp_path: Path) -> None:
     cfg = configure("optim=adamw", "optim.lr=0.01", "schedule=cosine", "schedule.warmup_steps=3")
-    train(cfg)
+    train_rank(cfg)
     rates = [line["lr"] for line in read(tmp_path / "run" / "metrics.jsonl") if "lr" in line]
     assert rates == pytest.approx([0.01 * cfg.schedule.factor(step, 12) for step in range(12)])
 
@@ -120,7 +120,7 @@ def test_the_logged_rate_is_the_schedules(configure: Configure, tmp_path: Path) 
 def test_clipping_bounds_the_update(configure: Configure, tmp_path: Path) -> None:
     sgd = ("optim=sgd", "optim.lr=1.0", "trainer.max_steps=2", "trainer.val_every=2", "schedule=constant", "schedule.warmup_steps=0")
     once = ("checkpoint.every=1", "checkpoint.keep_last=9", "model.dropout=0")
-    train(configure(*sgd, *once, "optim.clip=0.01"))
+    train_rank(configure(*sgd, *once, "optim.clip=0.01"))
     before = initial(tmp_path, "run")
     reader = CheckpointReader(tmp_path / "run" / "checkpoints" / "step-00000001")
     change = torch.cat([(reader.read(name) - before[name]).flatten() for name in before])
@@ -133,7 +133,7 @@ def test_averaged_weights_are_the_formula_over_every_step_and_are_what_is_valida
     configure: Configure, tmp_path: Path
 ) -> None:
     cfg = configure("trainer.ema_decay=0.6", "trainer.max_steps=5", "checkpoint.every=1", "checkpoint.keep_last=9", "optim.lr=0.05")
-    summary = train(cfg)
+    summary = train_rank(cfg)
     average = initial(tmp_path, "run")
     for step in range(1, 6):
         reader = CheckpointReader(tmp_path / "run" / "checkpoints" / f"step-{step:08d}")
@@ -164,9 +164,9 @@ _NO_CONTEXT = Context(Position(), Mask(_PLACES, _PLACES))
 def test_compile_is_asked_of_the_model(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[DecoderLM] = []
     monkeypatch.setattr(DecoderLM, "compile", lambda model: compiled.append(model))
-    train(configure(*PLAIN))
+    train_rank(configure(*PLAIN))
     assert not compiled
-    train(configure(*PLAIN, "run.name=compiled", "trainer.compile=true"))
+    train_rank(configure(*PLAIN, "run.name=compiled", "trainer.compile=true"))
     assert len(compiled) == 1
 
 

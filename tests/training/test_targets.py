@@ -17,7 +17,7 @@ from lm.errors import ConfigError
 from lm.losses.targets import given
 from lm.nn.batch import IGNORED, Batch
 from lm.training.config import TrainConfig
-from lm.training.run import train
+from lm.training.run import train_rank
 from tests.training.conftest import in_each_way, read, settled
 
 WET, HOT = ["sea", "lake", "pond", "dew", "mist", "rain"], ["fire", "ember", "flame", "spark", "ash", "smoke"]
@@ -68,7 +68,7 @@ def held_out(cfg: TrainConfig, folder: Path) -> tuple[torch.Tensor, torch.Tensor
 @pytest.mark.parametrize("model", [(), ENCODER], ids=["decoder", "encoder"])
 def test_a_regression_learns_its_number_and_is_measured_as_numpy_does(of_targets: Told, tmp_path: Path, model: tuple[str, ...]) -> None:
     cfg, folder = of_targets(*model, *NUMBERS, *LONG), tmp_path / "run"
-    summary = train(cfg)
+    summary = train_rank(cfg)
     logits, targets = held_out(cfg, folder)
     guess, number = logits[:, 0].double().numpy(), targets[:, 0].double().numpy()
     last = read(folder / "metrics.jsonl")[-1]
@@ -86,7 +86,7 @@ def test_a_regression_learns_its_number_and_is_measured_as_numpy_does(of_targets
 def test_several_labels_are_learned_and_measured_as_sklearn_does(of_targets: Told, tmp_path: Path, model: tuple[str, ...]) -> None:
     measured = pytest.importorskip("sklearn.metrics")
     cfg, folder = of_targets(*model, *MARKS, *LONG), tmp_path / "run"
-    summary = train(cfg)
+    summary = train_rank(cfg)
     logits, targets = held_out(cfg, folder)
     chances = logits.sigmoid()
     nats = torch.where(targets > 0, chances, 1 - chances).log().neg()
@@ -125,8 +125,8 @@ def test_ranks_and_micro_batches_learn_as_one(
 def test_a_head_is_kept_where_it_tells_the_same(of_targets: Told, tmp_path: Path) -> None:
     """Labels of which one is right are others than those of which several may be; a reward model's number is a number."""
     names = "objective.labels=[wet,hot]"
-    train(of_targets(*MARKS, *STILL))
-    train(of_targets(*NUMBERS, *STILL, "run.name=number"))
+    train_rank(of_targets(*MARKS, *STILL))
+    train_rank(of_targets(*NUMBERS, *STILL, "run.name=number"))
     marks, number = (weights(tmp_path / name)["head.weight"] for name in ("run", "number"))
     again = {
         "turned": (f"init_from={tmp_path / 'run'}", "objective=multi_label", "objective.labels=[hot,wet]"),
@@ -139,7 +139,7 @@ def test_a_head_is_kept_where_it_tells_the_same(of_targets: Told, tmp_path: Path
             lines = [json.dumps({"text": "sea" * (1 + i % 9), "numbers": i % 2}) + "\n" for i in range(60)]
             (tmp_path / "b.jsonl").write_text("".join(lines))
             given_ = (*given_, f"data.files={tmp_path / 'b.jsonl'}")
-        train(of_targets(*given_, *STILL, f"run.name={name}", "seed=7"))
+        train_rank(of_targets(*given_, *STILL, f"run.name={name}", "seed=7"))
         before = number if name.startswith("number") else marks
         assert torch.allclose(weights(tmp_path / name)["head.weight"], before, atol=1e-6) == (name != "one"), name
     assert lm.load(tmp_path / "turned")[0].cfg.head.labelling() == (["wet", "hot"], True)
@@ -168,7 +168,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_read(of_targets: Told, 
 
 
 def test_a_model_of_several_labels_is_no_classifier_of_one(of_targets: Told, tmp_path: Path) -> None:
-    train(of_targets(*MARKS, *STILL))
+    train_rank(of_targets(*MARKS, *STILL))
     data = of_targets(*MARKS).data
     for objective, said in (
         (ClassifyConfig(), "of the model's labels several may be right at once"),

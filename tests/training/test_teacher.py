@@ -14,7 +14,7 @@ from lm.schema import flatten
 from lm.storage.reading import read_json
 from lm.training.config import TrainConfig
 from lm.training.plan import frozen_bytes, plan
-from lm.training.run import train
+from lm.training.run import train_rank
 from tests.conftest import Lm
 from tests.training.conftest import Configure, in_each_way, read, write_text
 
@@ -26,7 +26,7 @@ def made(configure: Configure, tmp_path: Path) -> Made:
     """A run of this name, which is to teach."""
 
     def run(name: str, *more: str) -> Path:
-        train(configure(f"run.name={name}", "trainer.max_steps=8", "seed=5", *more))
+        train_rank(configure(f"run.name={name}", "trainer.max_steps=8", "seed=5", *more))
         return tmp_path / name
 
     return run
@@ -44,7 +44,7 @@ def test_a_model_taught_by_itself_stays_as_it_is(made: Made, configure: Configur
     """So the teacher has no dropout, and the labels no part."""
     teacher = made("teacher")
     still = ("model.dropout=0", "optim=sgd", "optim.lr=0.1", "optim.weight_decay=0", "objective.teacher_weight=1")
-    train(configure(*still, f"objective.teacher={teacher}").replace(init_from=str(teacher)))
+    train_rank(configure(*still, f"objective.teacher={teacher}").replace(init_from=str(teacher)))
     assert max(told(teacher.parent / "run")) < 1e-6
     for name, weight in weights(teacher.parent / "run").items():
         torch.testing.assert_close(weight, weights(teacher)[name], atol=1e-5, rtol=0)
@@ -55,7 +55,7 @@ def test_a_larger_teacher_is_come_closer_to_and_labels_have_their_part(made: Mad
     teacher = made("teacher", "model.d_model=48", "trainer.max_steps=40")
     runs = {}
     for weight in (0.5, 1.0):
-        summary = train(configure(f"run.name=by{weight}", f"objective.teacher={teacher}", f"objective.teacher_weight={weight}"))
+        summary = train_rank(configure(f"run.name=by{weight}", f"objective.teacher={teacher}", f"objective.teacher_weight={weight}"))
         runs[weight] = told(teacher.parent / f"by{weight}")
     assert all(kl[-1] < 0.9 * kl[0] for kl in runs.values())
     own = read_json(teacher / "summary.json")["flops_per_token"]
@@ -97,12 +97,12 @@ def test_a_teacher_that_was_made_anew_is_noticed(made: Made, configure: Configur
     teacher.rename(tmp_path / "before")
     (tmp_path / "moved").rename(teacher)
     with pytest.raises(ConfigError, match="not the model that the run has learned from so far"):
-        train(cfg)
+        train_rank(cfg)
     teacher.rename(tmp_path / "gone")
     with pytest.raises(CheckpointError, match=r"objective\.teacher=.*does not exist"):
-        train(cfg)
+        train_rank(cfg)
     (tmp_path / "before").rename(teacher)
-    summary = train(cfg)
+    summary = train_rank(cfg)
     assert summary["teacher_hash"] == read_json(next((tmp_path / "run" / "checkpoints").iterdir()) / "meta.json")["teacher_hash"]
 
 
@@ -133,7 +133,7 @@ def test_a_teacher_that_cannot_say_it_is_refused(
 ) -> None:
     teacher = made("teacher", *of_teacher)
     with pytest.raises(ConfigError, match=said):
-        train(configure(*of_run, f"objective.teacher={teacher}"))
+        train_rank(configure(*of_run, f"objective.teacher={teacher}"))
 
 
 def test_a_teacher_that_cannot_say_it_is_told_before_text_is_read(made: Made, configure: Configure, tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_teacher_that_cannot_say_it_is_told_before_text_is_read(made: Made, co
         ("b", [f"objective.teacher={teacher}", *other], "it has another tokenizer"),
     ):
         cfg = configure(*more, f"run.name={run}", f"data.files={tmp_path}/none.txt")
-        for start in (train, lambda cfg: plan(cfg, print)):
+        for start in (train_rank, lambda cfg: plan(cfg, print)):
             with pytest.raises(LmError, match=said):
                 start(cfg)
 
@@ -166,7 +166,7 @@ def test_its_own_tokenizer_lets_a_run_learn_from_any_teacher(made: Made, configu
     teacher = made("teacher", "tokenizer=bpe", "tokenizer.vocab_size=300")
     other = write_text(tmp_path / "other.txt", seed=3)
     own = ("tokenizer=file", f"tokenizer.path={teacher}/model", f"data.files={other}")
-    train(configure(*own, f"objective.teacher={teacher}"))
+    train_rank(configure(*own, f"objective.teacher={teacher}"))
     assert len(told(tmp_path / "run")) == 12
 
 
@@ -179,11 +179,11 @@ def test_a_teacher_may_have_more_tokens_and_another_end_but_no_token_less(made: 
     """As an instruction-tuned model has beside the base model that is to learn from it."""
     base = made("base")
     teacher = made("teacher", "tokenizer=file", f"tokenizer.path={base}/model", "tokenizer.eos=<|pad|>", "tokenizer.specials=[<|turn|>]")
-    train(configure(f"objective.teacher={teacher}").replace(init_from=str(base)))
+    train_rank(configure(f"objective.teacher={teacher}").replace(init_from=str(base)))
     assert len(told(tmp_path / "run")) == 12
     more = configure("tokenizer=file", f"tokenizer.path={base}/model", "tokenizer.specials=[<|turn|>]", f"objective.teacher={base}")
     with pytest.raises(ConfigError, match=r"in which '<.turn.>' is not token 259.* Choose one that has all tokens"):
-        train(more.replace(init_from=str(base), run=more.run.replace(name="more")))
+        train_rank(more.replace(init_from=str(base), run=more.run.replace(name="more")))
 
 
 def test_a_plan_counts_the_forward_of_a_teacher_and_its_weights_in_their_own_dtype(made: Made, configure: Configure) -> None:
@@ -211,7 +211,7 @@ def test_a_taught_run_is_shown_from_elsewhere_and_when_its_teacher_is_gone(
 ) -> None:
     teacher = made("teacher")
     monkeypatch.chdir(tmp_path)
-    train(configure("objective.teacher=teacher", "objective.teacher_weight=0.7"))
+    train_rank(configure("objective.teacher=teacher", "objective.teacher_weight=0.7"))
     monkeypatch.chdir("/")
     assert re.search(r"frozen +\d", lm("show", f"from={tmp_path}/run")[1])
     teacher.rename(tmp_path / "gone")

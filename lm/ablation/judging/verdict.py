@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from lm.ablation.exchange import LENGTHS, branched
 from lm.ablation.judging.alike import unlike
-from lm.ablation.judging.found import Found
 from lm.ablation.judging.text import covers, of_text, other_texts, sampled
+from lm.ablation.judging.verdict_schema import Found
 from lm.ablation.judging.worth import in_tokens, percent, short_of
 from lm.ablation.matching import size
 from lm.ablation.study import Study

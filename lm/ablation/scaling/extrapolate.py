@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from lm.ablation.scaling.config import Count
 from lm.ablation.scaling.fit import Fit
-from lm.ablation.scaling.found import FoundPoint, FoundValue
 from lm.ablation.scaling.law import Point
+from lm.ablation.scaling.scaling_schema import FoundPoint, FoundValue
 from lm.errors import ConfigError
 from lm.units import si
 

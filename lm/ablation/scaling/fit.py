@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize, nnls
 
 from lm.ablation.scaling.config import LEAST
-from lm.ablation.scaling.found import FoundValue
 from lm.ablation.scaling.law import Law, Point
+from lm.ablation.scaling.scaling_schema import FoundValue
 from lm.errors import ConfigError
 from lm.units import counted
 

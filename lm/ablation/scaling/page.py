@@ -9,10 +9,10 @@ import numpy as np
 
 from lm.ablation.scaling.extrapolate import MOST, Asking, optimum, predicted
 from lm.ablation.scaling.fit import Fit
-from lm.ablation.scaling.found import FoundScaling, FoundValue
 from lm.ablation.scaling.law import Point
 from lm.ablation.scaling.report import method, report, scaling, sentence, tables
 from lm.ablation.scaling.runs import Ladder
+from lm.ablation.scaling.scaling_schema import FoundScaling, FoundValue
 from lm.errors import ConfigError
 from lm.report.frame import render
 from lm.report.svg import Line, line_chart, sample, scale

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from lm.ablation.scaling.extrapolate import MOST, Asking, falls, optimum, predicted
 from lm.ablation.scaling.fit import EXPONENTS, RESAMPLES, Fit, fit_law
-from lm.ablation.scaling.found import FoundCell, FoundLaw, FoundPoint, FoundScaling, FoundValue
 from lm.ablation.scaling.law import Point
 from lm.ablation.scaling.runs import Cell, Ladder
+from lm.ablation.scaling.scaling_schema import FoundCell, FoundLaw, FoundPoint, FoundScaling, FoundValue
 from lm.errors import ConfigError
 from lm.report.statistics import ALPHA
 from lm.report.tables import in_pipes

@@ -42,10 +42,10 @@ class Show(Verb):
         run = RunFolder.around(folder) if folder is not None else None
         saved = Layer("run", str(run.config_file), _values(run)) if run is not None else None
         composition = compose(overrides_of([*rest, *([f"init_from={quoted(self.from_)}"] if self.from_ else [])]), saved)
-        from lm.cli.views.model import described, sized
+        from lm.cli.views.model import described, setup_of
 
         adapter = read_config(folder).get("adapter") if folder is not None else None
-        shown = sized(composition, {"adapter": adapter} if adapter is not None else {})
+        shown = setup_of(composition, {"adapter": adapter} if adapter is not None else {})
         if not self.from_:  # with from= nothing is trained, so notes on fine-tuning do not matter
             composition.tell()
         for text in described(composition, shown):

@@ -54,7 +54,7 @@ class Train(Verb):
         elif (ended := _ended(composition := compose(call.overrides))) is not None:
             _report(ended)
         else:
-            _train(composition, shlex.join(["lm", "train", *catalog.flags(), *plugins.flags(), *rest]))
+            _run(composition, shlex.join(["lm", "train", *catalog.flags(), *plugins.flags(), *rest]))
 
     @classmethod
     def help_text(cls, rest: list[str]) -> str:
@@ -104,7 +104,7 @@ def _outset(composition: Composition) -> str | None:
     return f"{RunFolder.of(config['run']).path}: {' '.join(chosen)}"
 
 
-def _train(composition: Composition, command: str) -> None:
+def _run(composition: Composition, command: str) -> None:
     composition.tell()
     if (told := _outset(composition)) is not None:
         say(told)

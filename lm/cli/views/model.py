@@ -11,7 +11,7 @@ from lm.errors import ConfigError
 from lm.nn.transformer import LM, EncoderLM, ModelConfig
 from lm.ops.cache.cache import PerToken
 from lm.schema import Config, Tree
-from lm.training.config import Sized
+from lm.training.config import TrainSetup
 from lm.training.plan import frozen_bytes
 from lm.training.strategies.config import StrategyConfig
 from lm.training.weights.freeze import on_meta, trainable
@@ -26,13 +26,13 @@ class _Tokenized(Config):
     tokenizer: TokenizerConfig
 
 
-def sized(composition: Composition, sections: Tree | None = None) -> Sized:
+def setup_of(composition: Composition, sections: Tree | None = None) -> TrainSetup:
     """Returns the parts of a training config that decide its size.  sections: replace composed ones. Raises ConfigError."""
     data = {key: value for key, value in composition.tree["data"].items() if key in DataConfig.model_fields}  # whatever its kind
-    return composition.part(Sized, data={"kind": "stdlib", **data}, **(sections or {}))
+    return composition.part(TrainSetup, data={"kind": "stdlib", **data}, **(sections or {}))
 
 
-def described(composition: Composition, shown: Sized) -> list[str]:
+def described(composition: Composition, shown: TrainSetup) -> list[str]:
     """Returns lines with the module tree, the counts and the memory. Raises ConfigError where the parts do not fit each other."""
     cfg, assumed = _filled(composition, shown)
     if shown.data.seq_len > (cfg.max_seq_len or 0):
@@ -54,7 +54,7 @@ def _trained(model: LM) -> list[tuple[str, str]]:
     return [("trained", f"{n:,} of {total:,} parameters, {100 * n / total:.2g} %")] * still
 
 
-def _filled(composition: Composition, shown: Sized) -> tuple[ModelConfig, list[tuple[str, str]]]:
+def _filled(composition: Composition, shown: TrainSetup) -> tuple[ModelConfig, list[tuple[str, str]]]:
     """Returns the model config with its sizes filled in, and a row for each size that neither preset nor command line sets."""
     cfg = shown.sized_model(shown.model.vocab_size or _n_tokens(composition, shown))
     assumed = []
@@ -65,7 +65,7 @@ def _filled(composition: Composition, shown: Sized) -> tuple[ModelConfig, list[t
     return cfg, assumed
 
 
-def _n_tokens(composition: Composition, shown: Sized) -> int:
+def _n_tokens(composition: Composition, shown: TrainSetup) -> int:
     size = composition.part(_Tokenized).tokenizer.size(shown.objective.specials())
     if size is None:
         raise ConfigError("model.vocab_size: null, and show does not read tokenizer.path. Set model.vocab_size.")
@@ -85,7 +85,7 @@ def _figures(model: LM, counts: Counts, seq_len: int) -> list[tuple[str, str]]:
     return rows if isinstance(model, EncoderLM) else [*rows, ("cache", cache)]
 
 
-def _heading(shown: Sized, how: Setting) -> str:
+def _heading(shown: TrainSetup, how: Setting) -> str:
     ranks = f", on each of {shown.launch.world} ranks with {shown.strategy.kind}" if shown.launch.world > 1 else ""
     return f"memory of the tensors of a step of {how.micro_batch} x {how.seq_len} tokens in {how.precision} with {shown.optim.kind}{ranks}"
 

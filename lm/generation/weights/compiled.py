@@ -15,7 +15,7 @@ from torch.fx.passes.split_module import split_module
 
 from lm.errors import ConfigError
 from lm.generation.weights.fused import FusedGQA
-from lm.generation.weights.held import Held
+from lm.generation.weights.inference_linear import InferenceLinear
 from lm.nn.context import Context
 from lm.nn.ffn.base import Mixture
 from lm.nn.mixers.base import Mixer
@@ -111,7 +111,7 @@ class _Whole(nn.Module):
         return out
 
 
-def row_of(held: Held, like: Tensor) -> Callable[[Tensor], Tensor]:
+def row_of(held: InferenceLinear, like: Tensor) -> Callable[[Tensor], Tensor]:
     """Returns the product of a matrix with one row, compiled.  like: an embedded token, (1, 1, d)."""
     graph, constants = _traced(held, (like,))
     return partial(compiled(graph), *constants)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lm.errors import ConfigError
 from lm.generation.config import Dtype
 from lm.generation.weights.fused import FusedBlock, FusedGQA, FusedMLP, QuickRMSNorm, QuickRope
-from lm.generation.weights.held import Held, OneDNN, Plain, Twice
+from lm.generation.weights.inference_linear import InferenceLinear, OneDNN, Plain, Twice
 from lm.generation.weights.quantised import GROUP, Int4, Int4Reference, Int8, Int8Reference
 from lm.generation.weights.replayed import Replayed, tell_uncompiled
 from lm.nn.block import Block
@@ -32,7 +32,7 @@ from lm.progress import progress
 if TYPE_CHECKING:
     from lm.generation.weights.compiled import Step
 
-KINDS: dict[Dtype, tuple[type[Held], ...]] = {
+KINDS: dict[Dtype, tuple[type[InferenceLinear], ...]] = {
     "saved": (OneDNN, Plain),
     "fp32": (OneDNN, Plain),
     "bf16": (OneDNN, Plain),
@@ -47,12 +47,12 @@ _TRIES = 24
 _BETWEEN_S = 0.0007  # between tries, so that another process on one of our cores does not disturb all of them
 
 
-class HeldHead(Head):
-    """A head whose matrix is a `Held` one."""
+class InferenceHead(Head):
+    """A head whose matrix is an `InferenceLinear`."""
 
-    def __init__(self, of: Head, held: nn.Module) -> None:
+    def __init__(self, of: Head, linear: nn.Module) -> None:
         nn.Module.__init__(self)
-        self.scale, self.softcap, self.dense, self.norm, self.held = of.scale, of.softcap, of.dense, of.norm, held
+        self.scale, self.softcap, self.dense, self.norm, self.linear = of.scale, of.softcap, of.dense, of.norm, linear
         self.in_features, self.out_features = of.in_features, of.out_features
         self.row: Callable[[Tensor], Tensor] | None = None  # the product of one row, (1, 1, d) -> (1, 1, v), compiled
         if of.dense is not None:
@@ -61,7 +61,7 @@ class HeldHead(Head):
     def product(self, x: Tensor) -> Tensor:
         if self.row is not None and x.numel() == self.in_features:
             return self.row(x.view(1, 1, -1)).view(*x.shape[:-1], -1)
-        out: Tensor = self.held(x)
+        out: Tensor = self.linear(x)
         return out
 
     def extra_repr(self) -> str:
@@ -113,8 +113,8 @@ def _compiled(model: LM) -> "Step":
 
     with progress("compiling a step"):
         step = Step(model)
-        if isinstance(head := model.head, HeldHead):
-            head.row = row_of(cast(Held, head.held), torch.zeros_like(model.embed.weight[:1].unsqueeze(0)))
+        if isinstance(head := model.head, InferenceHead):
+            head.row = row_of(cast(InferenceLinear, head.linear), torch.zeros_like(model.embed.weight[:1].unsqueeze(0)))
     return step
 
 
@@ -145,7 +145,7 @@ class _Preparing:
                 self.model.set_submodule(path, QuickRope(module))
         for path, module in self._modules():
             if type(module) is Head:
-                self.model.set_submodule(path, HeldHead(module, self._held(path, module.weight, module.bias)))
+                self.model.set_submodule(path, InferenceHead(module, self._held(path, module.weight, module.bias)))
             elif type(module) in PLAIN:
                 self.model.set_submodule(path, self._held(path, module.weight, module.bias))
             elif type(module) in (BareRMSNorm, RMSNorm, ZeroCenteredRMSNorm) and device == "cpu":
@@ -166,7 +166,7 @@ class _Preparing:
         rope = self.model.position
         return rope if type(rope) is Rope and all(type(each) is GQA and FusedGQA.fits(each) for each in rotated) else None
 
-    def _held(self, path: str, weight: Tensor, bias: Tensor | None) -> Held:
+    def _held(self, path: str, weight: Tensor, bias: Tensor | None) -> InferenceLinear:
         weight = self._cast(weight)
         kinds = self.in_pieces if self._is_traced(path) else self.kinds
         return next(kind for kind in kinds if kind.fits(weight))(weight, None if bias is None else bias.detach())
@@ -183,7 +183,7 @@ class _Preparing:
         return weight.detach().to(torch.bfloat16) if self.dtype == "bf16" else weight.detach()
 
 
-def ranked(kinds: Sequence[type[Held]], weight: Tensor) -> list[type[Held]]:
+def ranked(kinds: Sequence[type[InferenceLinear]], weight: Tensor) -> list[type[InferenceLinear]]:
     """Returns the ways to hold this matrix, the preferred one first. Only a large matrix that oneDNN can hold is timed, since a seed must
     give the same text tomorrow, which may not depend on a close race."""
     blocked = OneDNN in kinds and OneDNN.fits(weight)
@@ -192,7 +192,7 @@ def ranked(kinds: Sequence[type[Held]], weight: Tensor) -> list[type[Held]]:
     return [*kinds]
 
 
-def _is_clearly_faster(one: Held, other: Held, weight: Tensor) -> bool:
+def _is_clearly_faster(one: InferenceLinear, other: InferenceLinear, weight: Tensor) -> bool:
     """Returns whether `one` multiplies a row clearly faster than `other` on this machine."""
     row = torch.ones(1, weight.shape[1], dtype=weight.dtype)
     tries = []
@@ -203,7 +203,7 @@ def _is_clearly_faster(one: Held, other: Held, weight: Tensor) -> bool:
     return first * _CLEARLY < second
 
 
-def _seconds(held: Held, row: Tensor) -> float:
+def _seconds(held: InferenceLinear, row: Tensor) -> float:
     begun = time.perf_counter()
     held(row)
     return time.perf_counter() - begun

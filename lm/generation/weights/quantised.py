@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lm.generation.weights.held import Held, by_hand
+from lm.generation.weights.inference_linear import InferenceLinear, by_hand
 from lm.ops.int8 import int8_rows, of_int8_rows
 
 GROUP = 32  # inputs of one output that share a scale in int4
@@ -24,7 +24,7 @@ def by_rows(kernel: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return out.view(*x.shape[:-1], -1)
 
 
-class Int8Reference(Held):
+class Int8Reference(InferenceLinear):
     """W = scale q with q in -127 .. 127 and a bfloat16 scale for each output; multiplied by F.linear."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -69,7 +69,7 @@ def levels(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return steps.round_().add_(8).clamp_(0, 15).flatten(1).to(torch.uint8), scale, zero
 
 
-class Int4Reference(Held):
+class Int4Reference(InferenceLinear):
     """W = scale (q - 8) + zero with q in 0 .. 15, and a bfloat16 scale and zero for every 32 inputs of an output."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -85,7 +85,7 @@ class Int4Reference(Held):
         return wide.flatten(1)  # (out, groups, group) -> (out, in)
 
 
-class Int4(Held):
+class Int4(InferenceLinear):
     """As Int4Reference, but with torch's kernel, which packs two numbers into a byte."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:

@@ -32,7 +32,7 @@ def train(cfg: TrainConfig, callbacks: Sequence["Callback"] = (), command: str |
         from lm.training import run
 
         with _as_before() if command is None else nullcontext():  # the process of a command ends with it
-            run.train(cfg, command, callbacks)
+            run.train_rank(cfg, command, callbacks)
         return folder
     if callbacks:
         given = ", ".join(type(callback).__name__ for callback in callbacks)

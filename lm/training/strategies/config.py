@@ -8,7 +8,7 @@ from pydantic import Field
 from lm.schema import Slot
 
 if TYPE_CHECKING:
-    from lm.training.config import Sized, TrainConfig
+    from lm.training.config import TrainConfig, TrainSetup
     from lm.training.strategies.base import Strategy
 
 
@@ -39,7 +39,7 @@ class StrategyConfig(Slot, group="strategy"):
         """Returns over how many of `world` ranks one copy of the model is sliced."""
         return world
 
-    def why_not(self, cfg: "Sized") -> str | None:
+    def why_not(self, cfg: "TrainSetup") -> str | None:
         """Returns what the engine cannot do of this config, with the remedy; None where it can do everything."""
         if cfg.optim.whole_matrices and self.slices_matrices and not (cfg.optim.gathers and self.tells_slices):
             others = "ddp, fsdp, zero1 or zero2" if cfg.optim.gathers else "ddp"
@@ -47,7 +47,7 @@ class StrategyConfig(Slot, group="strategy"):
             return f"{what}. Use optim=adamw, or strategy={others}."
         return None
 
-    def why_not_tensor_parallel(self, cfg: "Sized") -> str | None:
+    def why_not_tensor_parallel(self, cfg: "TrainSetup") -> str | None:
         """Returns why ranks cannot compute with slices of matrices in this config, with the remedy; None where they can."""
         return f"strategy={self.kind} knows whole matrices only. Use strategy=fsdp"
 
@@ -64,7 +64,7 @@ class SingleConfig(StrategyConfig):
 
         return Strategy()
 
-    def why_not(self, cfg: "Sized") -> str | None:
+    def why_not(self, cfg: "TrainSetup") -> str | None:
         if (world := cfg.launch.world) > 1:
             return f"this is one process, and launch asks for {world}. Use strategy=ddp, fsdp, zero1, zero2 or zero3."
         return None
@@ -101,12 +101,12 @@ class FSDPConfig(StrategyConfig):
     def sharing(self, world: int) -> int:
         return self.shard or world
 
-    def why_not(self, cfg: "Sized") -> str | None:
+    def why_not(self, cfg: "TrainSetup") -> str | None:
         if (world := cfg.launch.world) % self.sharing(world):
             return f"shard={self.shard} ranks hold a copy of the weights, and launch asks for {world}, no multiple. Choose a divisor of it."
         return super().why_not(cfg)
 
-    def why_not_tensor_parallel(self, cfg: "Sized") -> str | None:
+    def why_not_tensor_parallel(self, cfg: "TrainSetup") -> str | None:
         if self.sharing(cfg.launch.world) % cfg.launch.tensor:
             return f"strategy.shard={self.shard} is not a multiple of it. Choose one"
         if cfg.adapter is not None:

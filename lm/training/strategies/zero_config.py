@@ -15,7 +15,7 @@ from lm.schema import Tree
 from lm.training.strategies.config import StrategyConfig
 
 if TYPE_CHECKING:
-    from lm.training.config import Sized, TrainConfig
+    from lm.training.config import TrainConfig, TrainSetup
     from lm.training.strategies.base import Strategy
 
 _MOST = 10**12
@@ -53,7 +53,7 @@ class ZeroConfig(StrategyConfig):
         """Returns which option needs something that this machine lacks, with the remedy; None where nothing is missing."""
         return None
 
-    def why_not(self, cfg: "Sized") -> str | None:
+    def why_not(self, cfg: "TrainSetup") -> str | None:
         if cfg.trainer.ema_decay is not None:
             return "trainer.ema_decay needs weights that the engine keeps to itself. Leave it out, or use strategy=fsdp or ddp."
         if cfg.trainer.precision == "bf16-true":
@@ -141,7 +141,7 @@ class WeightsInSlices(ZeroConfig):
             )
         return None
 
-    def why_not(self, cfg: "Sized") -> str | None:
+    def why_not(self, cfg: "TrainSetup") -> str | None:
         if cfg.objective.own_answers:
             drawn = f"objective={cfg.objective.kind} draws answers within a step, and ZeRO-3 keeps weights that it gathered for those"
             return f"{drawn}, which have no gradient. Use strategy=fsdp or ddp."

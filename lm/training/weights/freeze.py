@@ -6,11 +6,11 @@ from lm.adapters.adapter import bases_to_int8
 from lm.errors import ConfigError
 from lm.nn.transformer import LM, ModelConfig, build_model
 from lm.spelling import means
-from lm.training.config import Sized
+from lm.training.config import TrainSetup
 from lm.training.optim.traits import unnamed
 
 
-def on_meta(cfg: Sized, model: ModelConfig) -> LM:
+def on_meta(cfg: TrainSetup, model: ModelConfig) -> LM:
     """Returns the model as it will be trained, on the meta device: with its adapter on a held base, and with weights frozen.
 
     model: the config's model with its sizes filled in.
@@ -23,7 +23,7 @@ def on_meta(cfg: Sized, model: ModelConfig) -> LM:
     return built
 
 
-def freeze_untrained(model: LM, cfg: Sized) -> set[str]:
+def freeze_untrained(model: LM, cfg: TrainSetup) -> set[str]:
     """Freezes the weights that no step moves, and returns their names: those of trainer.freeze, and blocks of mtp that the loss does not
     read, whose gradient some engines take for 0, so that they would decay. Those are left out of a training's forward, too."""
     model.runs_mtp = cfg.objective.trains_mtp

@@ -24,7 +24,7 @@ from lm.schema import Tree, from_tree
 from lm.storage.atomic import verify
 from lm.storage.checkpoint import checkpoints
 from lm.training.config import CallbackConfig, MetricConfig, TrainConfig
-from lm.training.run import train
+from lm.training.run import train_rank
 from tests.training.conftest import Before, Configure, read, results
 
 
@@ -72,14 +72,14 @@ def with_plugins(cfg: TrainConfig, **plugins: Tree) -> TrainConfig:
 
 def test_lightnings_timer_ends_a_run_with_all_saved_and_it_goes_on_from_there(configure: Configure, tmp_path: Path) -> None:
     """As the run left alone but for a validation where it was ended. Seen to fail with nothing saved at the end."""
-    train(configure("run.name=whole"))
+    train_rank(configure("run.name=whole"))
     timer = Timer(timedelta(days=1))
-    ended = train(configure(), callbacks=[Before(7, lambda module: setattr(timer, "_duration", 0.0)), timer])
+    ended = train_rank(configure(), callbacks=[Before(7, lambda module: setattr(timer, "_duration", 0.0)), timer])
     assert (ended["steps"], ended["stopped_early"]) == (7, True)
     assert checkpoints(tmp_path / "run" / "checkpoints")[0].name == "step-00000007"
     verify(tmp_path / "run" / "model")
     assert [line["step"] for line in read(tmp_path / "run" / "metrics.jsonl") if "val_loss" in line] == [4, 7]
-    assert train(configure())["steps"] == 12
+    assert train_rank(configure())["steps"] == 12
     (weights, lines), (expected, whole) = results(tmp_path / "run"), results(tmp_path / "whole")
     assert weights == expected
     assert [line for line in lines if (line["step"], "val_loss" in line) != (7, True)] == whole
@@ -93,10 +93,10 @@ def test_lightnings_summary_and_hooks_of_ones_own_run_beside_ours(configure: Con
         if module.stepped:
             seen.append((module.step, len(checkpoints(tmp_path / "run" / "checkpoints"))))
 
-    train(configure("trainer.micro_batch=4"), callbacks=[ModelSummary(), LambdaCallback(on_train_batch_end=look)])
+    train_rank(configure("trainer.micro_batch=4"), callbacks=[ModelSummary(), LambdaCallback(on_train_batch_end=look)])
     assert [step for step, _ in seen] == list(range(1, 13))
     assert dict(seen)[3] == 0 and dict(seen)[4] == 1
-    train(configure("trainer.micro_batch=4", "run.name=alone"))
+    train_rank(configure("trainer.micro_batch=4", "run.name=alone"))
     assert results(tmp_path / "run") == results(tmp_path / "alone")
 
 
@@ -113,13 +113,13 @@ def test_lightnings_summary_and_hooks_of_ones_own_run_beside_ours(configure: Con
 )
 def test_a_callback_that_cannot_work_is_refused_with_what_does(configure: Configure, callback: Callback, remedy: str) -> None:
     with pytest.raises(ConfigError, match=rf"^callbacks: {type(callback).__name__} .*{remedy}"):
-        train(configure(), callbacks=[callback])
+        train_rank(configure(), callbacks=[callback])
 
 
 def test_what_is_no_callback_is_refused(configure: Configure, tmp_path: Path) -> None:
     untyped: Any = [LambdaCallback]
     with pytest.raises(ConfigError, match=r"^callbacks: type was given\. Each is an object of a Callback"):
-        train(configure(), callbacks=untyped)
+        train_rank(configure(), callbacks=untyped)
     assert not (tmp_path / "run").exists()
 
 
@@ -131,21 +131,21 @@ def test_metrics_and_callbacks_of_a_config_take_their_name_as_their_kind(configu
     )
     assert cfg.tree()["callbacks"] == {"test_stop_at": {"kind": "test_stop_at", "step": 5}}
     assert from_tree(TrainConfig, cfg.tree()) == cfg
-    assert train(cfg)["steps"] == 5
+    assert train_rank(cfg)["steps"] == 5
     lines = [line for line in read(tmp_path / "run" / "metrics.jsonl") if "loss" in line]
     assert len(lines) == 5 and all(line["weight_norm"] > 1 for line in lines)
 
 
 def test_a_metric_may_not_take_the_name_of_ours(configure: Configure) -> None:
     with pytest.raises(ConfigError, match=r"metrics.test_loss: 'loss' is in each line"):
-        train(with_plugins(configure(), metrics={"test_loss": {}}))
+        train_rank(with_plugins(configure(), metrics={"test_loss": {}}))
 
 
 def test_metrics_may_change_when_a_run_resumes_and_callbacks_may_not(configure: Configure) -> None:
-    train(configure("trainer.max_steps=4"))
+    train_rank(configure("trainer.max_steps=4"))
     with pytest.raises(ConfigError, match=r"callbacks.test_stop_at"):
-        train(with_plugins(configure(), callbacks={"test_stop_at": {"step": 5}}))
-    assert train(with_plugins(configure(), metrics={"test_weight_norm": {}}))["steps"] == 12
+        train_rank(with_plugins(configure(), callbacks={"test_stop_at": {"step": 5}}))
+    assert train_rank(with_plugins(configure(), metrics={"test_weight_norm": {}}))["steps"] == 12
 
 
 def test_an_unknown_kind_of_metric_is_named(configure: Configure) -> None:

@@ -19,7 +19,7 @@ from lm.nn.batch import Batch
 from lm.training.budget import peak_flops
 from lm.training.callbacks.metrics import utilisation
 from lm.training.objectives.base import LOSSES
-from lm.training.run import train
+from lm.training.run import train_rank
 from tests.training.conftest import Configure, read
 
 
@@ -84,7 +84,7 @@ def test_a_figure_of_the_objective_replaces_none_of_ours(
 
     monkeypatch.setitem(LOSSES, CausalConfig, build)
     with pytest.raises(ConfigError, match=re.escape(said)):
-        train(configure())
+        train_rank(configure())
 
 
 @pytest.mark.parametrize("waiting_s", [0.0, 0.3])
@@ -98,7 +98,7 @@ def test_time_spent_waiting_for_batches_is_told(
         return of_step(steps, step)
 
     monkeypatch.setattr(Steps, "__getitem__", slow)
-    train(configure("trainer.max_steps=3", "trainer.log_every=1", "trainer.val_every=100"))
+    train_rank(configure("trainer.max_steps=3", "trainer.log_every=1", "trainer.val_every=100"))
     lines = [line for line in read(tmp_path / "run" / "metrics.jsonl") if "data_s" in line]
     assert len(lines) == 3 and all(waiting_s < line["data_s"] < line["step_s"] for line in lines)
     told = capsys.readouterr().out.count("waiting for batches: data.workers=2 may help")

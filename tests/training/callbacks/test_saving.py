@@ -17,7 +17,7 @@ from lm.storage.checkpoint import CheckpointReader, Piece, checkpoints, step_fol
 from lm.training.callbacks import saving
 from lm.training.callbacks.saving import Saver
 from lm.training.launch.ranks import Ranks
-from lm.training.run import train
+from lm.training.run import train_rank
 from lm.training.run_config import CheckpointConfig
 from tests.server import Process
 from tests.training.conftest import Configure, Launch, ranks, results
@@ -78,8 +78,8 @@ def test_what_is_saved_is_hashed_once(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_run_that_saves_in_the_background_is_bitwise_the_same(configure: Configure, tmp_path: Path) -> None:
-    train(configure("run.name=whole", "checkpoint.every=2"))
-    train(configure("checkpoint.every=2", "checkpoint.background=true"))
+    train_rank(configure("run.name=whole", "checkpoint.every=2"))
+    train_rank(configure("checkpoint.every=2", "checkpoint.background=true"))
     assert results(tmp_path / "run") == results(tmp_path / "whole")
     ours, theirs = (checkpoints(tmp_path / name / "checkpoints")[0] for name in ("run", "whole"))
     for file in ("rank-00000.weights.safetensors", "rank-00000.optimizer.safetensors"):
@@ -90,10 +90,10 @@ def test_a_run_that_saves_in_the_background_is_bitwise_the_same(configure: Confi
 def test_a_kill_while_writing_in_the_background_leaves_the_checkpoint_before(
     tiny: list[str], configure: Configure, lm_process: Callable[..., Process], tmp_path: Path, point: str
 ) -> None:
-    train(configure("run.name=whole"))
+    train_rank(configure("run.name=whole"))
     assert lm_process("train", *tiny, "checkpoint.background=true", env=os.environ | {"LM_FAILPOINT": f"{point}:kill"}).wait() == -9
     assert checkpoints(tmp_path / "run" / "checkpoints") == []
-    train(configure("checkpoint.background=true"))
+    train_rank(configure("checkpoint.background=true"))
     assert results(tmp_path / "run") == results(tmp_path / "whole")
 
 
@@ -105,7 +105,7 @@ def test_an_error_of_the_run_does_not_lose_the_save_under_way(
     monkeypatch.setattr(saving, "write_pieces", lambda *args: (time.sleep(0.3), write(*args)))
     failing = LambdaCallback(on_train_batch_end=lambda trainer, module, *rest: 1 / (module.step < 3))
     with pytest.raises(ZeroDivisionError):
-        train(configure("checkpoint.every=2", "checkpoint.background=true"), callbacks=[failing])
+        train_rank(configure("checkpoint.every=2", "checkpoint.background=true"), callbacks=[failing])
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000002"]
 
 

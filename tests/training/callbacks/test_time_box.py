@@ -7,7 +7,7 @@ import pytest
 
 from lm.errors import ConfigError
 from lm.storage.checkpoint import CheckpointReader, checkpoints
-from lm.training.run import train
+from lm.training.run import train_rank
 from lm.training.state import Clock
 from tests.training.conftest import Configure, read, results
 
@@ -35,12 +35,12 @@ def decided(run: Path) -> list[int]:
 def test_a_run_that_the_clock_ends_is_the_run_of_as_many_steps(configure: Configure, tmp_path: Path, schedule: list[str]) -> None:
     """Of 24 seconds. Seen to fail with a length of which the steps behind would have had other rates."""
     given = [*MANY, *schedule, "trainer.log_every=3"]
-    summary = train(configure(*given, "trainer.max_minutes=0.4"))
+    summary = train_rank(configure(*given, "trainer.max_minutes=0.4"))
     assert decided(tmp_path / "run") == [summary["steps"]] and summary["steps"] == pytest.approx(16, abs=2) and not summary["stopped_early"]
-    train(configure(*given, f"trainer.max_steps={summary['steps']}", "run.name=again"))
+    train_rank(configure(*given, f"trainer.max_steps={summary['steps']}", "run.name=again"))
     (bytes_of, lines), (again, others) = (results(tmp_path / name) for name in ("run", "again"))
     assert bytes_of == again and [line for line in lines if "event" not in line] == others
-    assert train(configure(*given, "trainer.max_minutes=0.4"))["steps"] == summary["steps"]  # nothing is left to do
+    assert train_rank(configure(*given, "trainer.max_minutes=0.4"))["steps"] == summary["steps"]  # nothing is left to do
 
 
 @pytest.mark.slow
@@ -48,14 +48,14 @@ def test_a_run_that_the_clock_ends_is_the_run_of_as_many_steps(configure: Config
 def test_what_the_clock_has_decided_is_resumed(configure: Configure, tmp_path: Path) -> None:
     """From a checkpoint in the decay, by the same command."""
     given = [*MANY, "schedule=wsd", "trainer.max_minutes=0.2", "checkpoint.every=8"]
-    train(configure(*given, "run.name=whole"))
+    train_rank(configure(*given, "run.name=whole"))
     steps = decided(tmp_path / "whole")[0]
-    train(configure(*given))
+    train_rank(configure(*given))
     newest, before = checkpoints(tmp_path / "run" / "checkpoints")
     assert CheckpointReader(before).meta["counters"]["max_steps"] == steps and newest.name.endswith(f"{steps:08}")
     for file in (newest / "manifest.json", tmp_path / "run" / "summary.json", tmp_path / "run" / "model" / "manifest.json"):
         file.unlink()
-    summary = train(configure(*given))
+    summary = train_rank(configure(*given))
     assert summary["steps"] == steps and results(tmp_path / "run") == results(tmp_path / "whole")
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["stopped_early"] is False
 
@@ -81,7 +81,7 @@ def test_what_the_clock_has_decided_stands_where_the_run_goes_back(
 
     monkeypatch.setattr("lm.training.callbacks.bad_steps.is_spike", is_spike)
     given = [*MANY, "schedule=wsd", "trainer.max_minutes=1", "checkpoint.every=11", "numerics.rollbacks=1", "trainer.log_every=1"]
-    summary, events = train(configure(*given)), read(tmp_path / "run" / "metrics.jsonl")
+    summary, events = train_rank(configure(*given)), read(tmp_path / "run" / "metrics.jsonl")
     back = [line for line in events if line.get("event") == "rolled back"]
     assert len(back) == 1 and decided(tmp_path / "run") == [summary["steps"]]
-    assert train(configure(*given))["steps"] == summary["steps"]  # nothing is left to do
+    assert train_rank(configure(*given))["steps"] == summary["steps"]  # nothing is left to do

@@ -15,7 +15,7 @@ from lm.errors import ConfigError
 from lm.generation.config import EvalConfig
 from lm.generation.evaluate import Evaluator
 from lm.storage.run_folder import RunFolder
-from lm.training.run import train
+from lm.training.run import train_rank
 from tests.nn.models import config, redrawn
 from tests.training.conftest import Configure, read, write_text
 
@@ -65,7 +65,7 @@ def test_shares_add_up_and_take_equally_many_forwards(n: int, world: int, tmp_pa
 def test_a_run_is_tested_once_behind_its_last_step_and_a_later_end_is_another(configure: Configure, tmp_path: Path) -> None:
     """Seen to fail with the test at every validation, and with the held-out rows for it."""
     summaries = [
-        train(configure("schedule=constant", "data.test_frac=0.5", *more))
+        train_rank(configure("schedule=constant", "data.test_frac=0.5", *more))
         for more in ([], ["trainer.max_steps=16"], ["run.name=once", "trainer.max_steps=16"])
     ]
     tested = [line["step"] for line in read(tmp_path / "run" / "metrics.jsonl") if "test_loss" in line]
@@ -85,7 +85,7 @@ def test_a_run_is_tested_once_behind_its_last_step_and_a_later_end_is_another(co
 def test_what_a_test_is_asked_is_what_eval_tells_of_its_model(configure: Configure, tmp_path: Path) -> None:
     """In trained rows and beyond, on as much text. Seen to fail with as many rows at every length."""
     asked = ("data.test_frac=0.5", "model/position=alibi", "eval.seq_len=[16,64]", "eval.own_tokens=8", "data.mask_documents=false")
-    summary = train(configure(*asked, "data.val_rows=2"))
+    summary = train_rank(configure(*asked, "data.val_rows=2"))
     found = dict(library.evaluate(tmp_path / "run", split="test", wanted=EvalConfig(seq_len=[16, 64], own_tokens=8)))
     told = {name: value for name, value in summary.items() if name.startswith("test_")}
     names = {f"test_{name}" for name in EvalConfig(seq_len=[16, 64], own_tokens=8).figures()}
@@ -110,5 +110,5 @@ def test_what_a_test_is_asked_is_what_eval_tells_of_its_model(configure: Configu
 )
 def test_what_a_test_cannot_be_asked_is_refused_before_step_1(configure: Configure, tmp_path: Path, asked: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
-        train(configure(*asked))
+        train_rank(configure(*asked))
     assert not (tmp_path / "run").exists()

@@ -11,7 +11,7 @@ import pytest
 
 from lm.storage.checkpoint import CheckpointReader, checkpoints
 from lm.storage.run_folder import RunFolder
-from lm.training.run import train
+from lm.training.run import train_rank
 from tests.server import ROOT, Process
 from tests.training.conftest import Configure, Launch, ranks, read, results
 
@@ -103,7 +103,7 @@ def test_ranks_share_a_validation_and_find_what_one_process_finds(configure: Con
     to fail with the sums of one rank."""
     still = ["optim=sgd", "optim.lr=1e-30", "data.val_rows=5", "trainer.micro_batch=2", "trainer.max_steps=4"]
     launch(configure(*still, *ranks("fsdp")))
-    train(configure(*still, "run.name=alone"))
+    train_rank(configure(*still, "run.name=alone"))
     shared, alone = ([line for line in read(tmp_path / name / "metrics.jsonl") if "val_loss" in line] for name in ("run", "alone"))
     assert len(shared) == len(alone) == 1
     for key in ("val_loss", "val_bits_per_byte"):
@@ -124,7 +124,7 @@ def test_ranks_whose_labels_take_several_numbers_of_chunks_share_the_slices_of_z
     given += ["objective=sft", "objective.chunk=50", "trainer.val_every=1", "trainer.max_steps=3", "trainer.micro_batch=1"]
     shared = [*PLAIN, *given, "model.head.transform=gelu"]
     launch(configure(*shared, *ranks("zero3"), "strategy.persistence_threshold=0"))
-    train(configure(*shared, "run.name=alone"))
+    train_rank(configure(*shared, "run.name=alone"))
     told = (read(tmp_path / name / "metrics.jsonl") for name in ("run", "alone"))
     found, alone = ([line.get("val_loss", line.get("loss")) for line in lines] for lines in told)
     assert found == pytest.approx(alone, rel=1e-5) and len(found) == 6
@@ -153,7 +153,7 @@ def test_a_run_goes_on_under_another_strategy_and_number_of_ranks(
 ) -> None:
     """The rows of each step, and so the losses but for rounding, are those of one process.  path: arguments of `ranks`."""
     shared = [*PLAIN, "data.global_batch=12", f"trainer.max_steps={4 * len(path)}"]
-    train(configure(*shared, "run.name=whole"))
+    train_rank(configure(*shared, "run.name=whole"))
     for where in path[:-1]:
         killed(configure(*shared, *ranks(*where)))
     launch(configure(*shared, *ranks(*path[-1])))

@@ -182,7 +182,7 @@ def test_nor_does_one_that_runs_out_of_something(
 
     monkeypatch.setattr(run, "_fit", fit)
     with pytest.raises((LmError, KeyboardInterrupt)):
-        run.train(configure())
+        run.train_rank(configure())
     assert not (tmp_path / "run").exists()
 
 
@@ -217,7 +217,7 @@ def test_a_signal_within_an_import_is_raised_behind_it_where_the_process_goes_on
 
     monkeypatch.setattr(Signals, "held", begun)
     with pytest.raises(MemoryError, match="the import"):
-        run.train(configure())
+        run.train_rank(configure())
 
 
 def test_a_second_signal_in_a_session_raises_instead_of_ending_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from lm.ops.ranks.tensor_parallel import Divisible, TensorParallel
 from lm.schema import Tree, from_tree
 from lm.testing.models import BASE, VOCAB, Doubles, random_model
 from lm.training.config import TrainConfig
-from lm.training.run import train
+from lm.training.run import train_rank
 from lm.training.strategies.tensor import cut_weights
 from tests.training.conftest import Configure, Launch, ranks, read
 from tests.training.launch import processes
@@ -109,10 +109,10 @@ def test_a_fine_tune_in_slices_of_matrices_validates_and_continues_as_one_proces
 ) -> None:
     """Of 5 rows in batches of 2, before the first step and behind the last. With a rate of nothing the weights are the parent's."""
     shared = ["trainer.micro_batch=2", "trainer.max_steps=4", "trainer.sample_prompts=[return, if]", "model.dropout=0"]
-    train(configure(*shared, "optim=adamw", "optim.lr=0.01", "run.name=parent"))
+    train_rank(configure(*shared, "optim=adamw", "optim.lr=0.01", "run.name=parent"))
     still = [*shared, "optim=sgd", "optim.lr=1e-30", "data.val_rows=5"]
     launch(configure(*still, *ranks("fsdp", 4, tensor=2)).replace(init_from=str(tmp_path / "parent")))
-    train(configure(*still, "run.name=alone").replace(init_from=str(tmp_path / "parent")))
+    train_rank(configure(*still, "run.name=alone").replace(init_from=str(tmp_path / "parent")))
     found, alone = ([line for line in read(tmp_path / name / "metrics.jsonl") if "val_loss" in line] for name in ("run", "alone"))
     assert [line["step"] for line in found] == [line["step"] for line in alone] == [0, 4]
     for ours, theirs in zip(found, alone, strict=True):

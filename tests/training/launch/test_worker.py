@@ -3,14 +3,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lm.training.run import train
+from lm.training.run import train_rank
 from lm.training.worker import main
 from tests.runs import older
 from tests.training.conftest import Configure, ranks, results
 
 
 def test_a_frozen_config_trained_again_gives_the_same_run(configure: Configure, tmp_path: Path) -> None:
-    train(configure())
+    train_rank(configure())
     tree = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     tree["run"]["name"] = "again"
     (tmp_path / "again.yaml").write_text(yaml.safe_dump(older(tree)))

@@ -24,7 +24,7 @@ from lm.training.config import TrainConfig
 from lm.training.objectives.likelihood import Likelihood
 from lm.training.objectives.preferences import Preferences
 from lm.training.objectives.scheduled_sampling import ScheduledSampling, chances, with_sampled_inputs
-from lm.training.run import train
+from lm.training.run import train_rank
 from tests.conftest import Lm
 from tests.nn.models import config, redrawn
 from tests.training.conftest import Launch, ranks, read, results
@@ -211,8 +211,8 @@ SIMILAR = ("prefix", "fim", "ul2", "causal")  # to another one
 def test_every_objective_learns_in_a_few_steps(small: Callable[..., TrainConfig], objective: str) -> None:
     kind, data = OBJECTIVES[objective]
     cfg = small({"kind": objective}, kind, data, "trainer.max_steps=24", "trainer.val_every=24", "optim.lr=1e-2")
-    first = train(cfg.replace(trainer=cfg.trainer.replace(max_steps=3), run=cfg.run.replace(name="first")))
-    assert train(cfg)["val_loss"] < first["val_loss"] - 0.2
+    first = train_rank(cfg.replace(trainer=cfg.trainer.replace(max_steps=3), run=cfg.run.replace(name="first")))
+    assert train_rank(cfg)["val_loss"] < first["val_loss"] - 0.2
 
 
 def losses(run: Path) -> list[float]:
@@ -250,7 +250,7 @@ def test_lm_eval_finds_what_the_last_validation_told(
         shared = {key: tree["data"].pop(key) for key in [*tree["data"]] if key in DataConfig.model_fields}
         tree["data"] = {"kind": "mix", "sources": [{"name": name, "data": tree["data"], "weight": 1.0} for name in "ab"], **shared}
         cfg = from_tree(TrainConfig, tree)
-    train(cfg)
+    train_rank(cfg)
     line, val = lines_of(tmp_path / "run", "lr"), lines_of(tmp_path / "run", "val_loss")
     assert names < line.keys() and {f"val_{name}" for name in names} < val.keys() and ("val_pair_loss" in val) == (objective == "dpo")
     code, out, err = lm("eval", f"from={tmp_path / 'run'}", "format=json")
@@ -296,14 +296,14 @@ def test_answers_are_counted_among_all_labels(learns: bool) -> None:
 
 @pytest.fixture
 def parent(small: Callable[..., TrainConfig], tmp_path: Path) -> str:
-    train(small({"kind": "sft"}, "decoder", "chat", "run.name=parent"))
+    train_rank(small({"kind": "sft"}, "decoder", "chat", "run.name=parent"))
     return str(tmp_path / "parent")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["simpo", "orpo"])
 def test_preferences_learn_without_a_parent(small: Callable[..., TrainConfig], tmp_path: Path, objective: str) -> None:
-    train(small({"kind": objective}, "decoder", "preferences", "optim.lr=1e-2", "trainer.max_steps=20", "trainer.val_every=10"))
+    train_rank(small({"kind": objective}, "decoder", "preferences", "optim.lr=1e-2", "trainer.max_steps=20", "trainer.val_every=10"))
     first, *_, last = [line for line in read(tmp_path / "run" / "metrics.jsonl") if "val_pair_loss" in line]
     assert last["val_pair_loss"] < first["val_pair_loss"] and last["val_accuracy"] > 0.9
 
@@ -311,13 +311,13 @@ def test_preferences_learn_without_a_parent(small: Callable[..., TrainConfig], t
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"kind": "ipo"}, {"kind": "dpo", "label_smoothing": 0.1, "sft_weight": 0.2}])
 def test_further_losses_learn_from_a_parent(small: Callable[..., TrainConfig], parent: str, tmp_path: Path, options: Tree) -> None:
-    train(small(options, "decoder", "preferences", "optim.lr=1e-3", "trainer.val_every=10", parent=parent))
+    train_rank(small(options, "decoder", "preferences", "optim.lr=1e-3", "trainer.val_every=10", parent=parent))
     first, *_, last = [line for line in read(tmp_path / "run" / "metrics.jsonl") if "val_pair_loss" in line]
     assert last["val_pair_loss"] < first["val_pair_loss"]
 
 
 def test_preferences_learn_from_a_parent(small: Callable[..., TrainConfig], parent: str, tmp_path: Path) -> None:
-    train(small({"kind": "dpo"}, "decoder", "preferences", "optim.lr=1e-3", parent=parent))
+    train_rank(small({"kind": "dpo"}, "decoder", "preferences", "optim.lr=1e-3", parent=parent))
     found = losses(tmp_path / "run")
     assert found[0] == pytest.approx(0.6931, abs=0.01) and found[-1] < 0.65
 
@@ -325,27 +325,27 @@ def test_preferences_learn_from_a_parent(small: Callable[..., TrainConfig], pare
 def test_a_resumed_run_compares_with_the_same_model_bit_for_bit(small: Callable[..., TrainConfig], parent: str, tmp_path: Path) -> None:
     """With dropout 0.1."""
     given = ({"kind": "dpo"}, "decoder", "preferences", "optim.lr=1e-3", "schedule=constant")
-    train(small(*given, "run.name=whole", parent=parent))
-    train(small(*given, "trainer.max_steps=5", parent=parent))
-    train(small(*given, parent=parent))
+    train_rank(small(*given, "run.name=whole", parent=parent))
+    train_rank(small(*given, "trainer.max_steps=5", parent=parent))
+    train_rank(small(*given, parent=parent))
     assert results(tmp_path / "run")[0] == results(tmp_path / "whole")[0]
     assert losses(tmp_path / "run")[5:] == losses(tmp_path / "whole")[5:]
 
 
 def test_a_run_that_compares_with_its_parent_refuses_another_one(small: Callable[..., TrainConfig], parent: str, tmp_path: Path) -> None:
     given = ({"kind": "dpo"}, "decoder", "preferences")
-    train(small(*given, "trainer.max_steps=5", parent=parent))
+    train_rank(small(*given, "trainer.max_steps=5", parent=parent))
     other = small({"kind": "sft"}, "decoder", "chat", "run.name=other", "seed=1")
-    train(other)
+    train_rank(other)
     (tmp_path / "parent").rename(tmp_path / "away")
     (tmp_path / "other").rename(tmp_path / "parent")
     with pytest.raises(
         ConfigError, match=r"^init_from=.*/parent: not the model that the run started from, .*\. Restore it, or set run\.name\.$"
     ):
-        train(small(*given, parent=parent))
+        train_rank(small(*given, parent=parent))
     (tmp_path / "parent").rename(tmp_path / "other")
     (tmp_path / "away").rename(tmp_path / "parent")
-    assert train(small(*given, parent=parent))["steps"] == 12
+    assert train_rank(small(*given, parent=parent))["steps"] == 12
 
 
 COMPARED: dict[str, tuple[str, str, dict[str, float]]] = {
@@ -364,7 +364,7 @@ def test_objectives_with_a_second_forward_train_on_two_ranks_as_on_one(
     kind, data, options = COMPARED[objective]
     given = ({"kind": objective, **options}, kind, data, "optim=adamw", "optim.lr=1e-3", "model.dropout=0")
     start = parent if objective == "dpo" else None
-    train(small(*given, "run.name=one", parent=start))
+    train_rank(small(*given, "run.name=one", parent=start))
     launch(small(*given, "trainer.micro_batch=2", *ranks(strategy), parent=start))
     assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
     assert told(tmp_path / "run") == pytest.approx(told(tmp_path / "one"), rel=1e-4, abs=1e-5)
@@ -378,7 +378,7 @@ def test_objectives_with_a_second_forward_do_not_depend_on_micro_batches(
     kind, data, options = COMPARED[objective]
     for rows in (8, 2):
         given = ("optim=sgd", "optim.lr=0.1", "model.dropout=0", f"trainer.micro_batch={rows}", f"run.name=rows{rows}")
-        train(small({"kind": objective, **options}, kind, data, *given, parent=parent if objective == "dpo" else None))
+        train_rank(small({"kind": objective, **options}, kind, data, *given, parent=parent if objective == "dpo" else None))
     assert losses(tmp_path / "rows2") == pytest.approx(losses(tmp_path / "rows8"), rel=1e-5)
     assert told(tmp_path / "rows2") == pytest.approx(told(tmp_path / "rows8"), rel=1e-4, abs=1e-5)
 
@@ -388,10 +388,10 @@ def test_a_step_without_a_label_ends_the_run_and_is_named(small: Callable[..., T
     rows = ("data.seq_len=4", "data.global_batch=2", "data.val_rows=200")
     given = ({"kind": "mlm", "mask_frac": 0.02}, "encoder", "stdlib", *rows, "trainer.max_steps=40")
     with pytest.raises(NumericsError, match=r"step \d+ has loss nan over 0 labels .* look at the rows of that step"):
-        train(small(*given))
+        train_rank(small(*given))
     *_, last = read(tmp_path / "run" / "metrics.jsonl")
     assert last["event"] == "not finite" and len(last["rows"]) == 2
-    train(small(*given, "numerics.skip_in_a_row=40", "run.name=skipping"))
+    train_rank(small(*given, "numerics.skip_in_a_row=40", "run.name=skipping"))
     lines = read(tmp_path / "skipping" / "metrics.jsonl")
     skipped = {line["step"] for line in lines if line.get("event") == "skipped"}
     assert 5 < len(skipped) < 40 and all((line["loss"] is None) == (line["step"] in skipped) for line in lines if "loss" in line)

@@ -22,7 +22,7 @@ from lm.testing.models import VOCAB
 from lm.training.callbacks.validation import Validation
 from lm.training.config import TrainConfig
 from lm.training.objectives.policy import GRPO, RLOO, Policy
-from lm.training.run import train
+from lm.training.run import train_rank
 from tests.conftest import Lm
 from tests.nn.models import config, redrawn
 from tests.training.conftest import TINY, Launch, ranks, read, results, settled
@@ -51,7 +51,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f"run.dir={folder}",
         f"data.cache_dir={folder / 'c'}",
     )
-    train(compose_config(settled(*given, *RL, *sft)))
+    train_rank(compose_config(settled(*given, *RL, *sft)))
     return folder
 
 
@@ -162,7 +162,7 @@ def test_figures_are_exact_where_bf16_is_the_default() -> None:
 @pytest.mark.parametrize("objective", ["grpo", "rloo"])
 def test_log_p_of_the_sampler_is_that_of_the_training(policy: Callable[..., TrainConfig], tmp_path: Path, objective: str) -> None:
     """And all that is worth something comes likelier."""
-    train(policy(f"objective={objective}", "objective.kl=0.1", "trainer.max_steps=30", "trainer.val_every=30"))
+    train_rank(policy(f"objective={objective}", "objective.kl=0.1", "trainer.max_steps=30", "trainer.val_every=30"))
     lines = [line for line in read(tmp_path / "run" / "metrics.jsonl") if "reward" in line]
     assert len(lines) == 30 and max(line["logp_gap"] for line in lines) < 1e-4
     assert (
@@ -175,7 +175,7 @@ def test_log_p_of_the_sampler_is_that_of_the_training(policy: Callable[..., Trai
 def test_draws_do_not_depend_on_micro_batches(policy: Callable[..., TrainConfig], tmp_path: Path) -> None:
     """Seen to fail with keys of the rows of a micro-batch alone."""
     for rows in (8, 2):
-        train(policy("objective=grpo", f"trainer.micro_batch={rows}", f"run.name=rows{rows}", "optim=sgd", "optim.lr=0.1"))
+        train_rank(policy("objective=grpo", f"trainer.micro_batch={rows}", f"run.name=rows{rows}", "optim=sgd", "optim.lr=0.1"))
     (names, values), (others, wanted) = (zip(*told(tmp_path / f"rows{rows}"), strict=True) for rows in (2, 8))
     assert names == others and values == pytest.approx(wanted, rel=1e-4, abs=1e-5)
 
@@ -183,9 +183,9 @@ def test_draws_do_not_depend_on_micro_batches(policy: Callable[..., TrainConfig]
 @pytest.mark.slow
 def test_a_resumed_run_draws_the_same(policy: Callable[..., TrainConfig], tmp_path: Path) -> None:
     more = ("objective=grpo", "objective.kl=0.1", "schedule=constant")
-    train(policy(*more, "run.name=whole"))
-    train(policy(*more, "trainer.max_steps=3", "checkpoint.every=3"))
-    train(policy(*more))
+    train_rank(policy(*more, "run.name=whole"))
+    train_rank(policy(*more, "trainer.max_steps=3", "checkpoint.every=3"))
+    train_rank(policy(*more))
     assert results(tmp_path / "run")[0] == results(tmp_path / "whole")[0]
     assert told(tmp_path / "run")[-20:] == told(tmp_path / "whole")[-20:]
 
@@ -193,7 +193,9 @@ def test_a_resumed_run_draws_the_same(policy: Callable[..., TrainConfig], tmp_pa
 @pytest.mark.slow
 def test_a_reward_that_is_the_same_for_all_changes_nothing(policy: Callable[..., TrainConfig], made: Path, tmp_path: Path) -> None:
     for objective in ("grpo", "rloo"):
-        train(policy(f"objective={objective}", "objective.rewards={regex:{pattern:'.*'}}", "optim.weight_decay=0", f"run.name={objective}"))
+        train_rank(
+            policy(f"objective={objective}", "objective.rewards={regex:{pattern:'.*'}}", "optim.weight_decay=0", f"run.name={objective}")
+        )
         name = Path("model") / "model.safetensors"
         assert (tmp_path / objective / name).read_bytes() == (made / "parent" / name).read_bytes()
         (event,) = [line["event"] for line in read(tmp_path / objective / "metrics.jsonl") if "event" in line]
@@ -204,14 +206,14 @@ def test_the_best_validation_is_that_of_the_most_reward(policy: Callable[..., Tr
     """Of preferences that of the least pair loss. Seen to fail: that of the least loss on the data's answers, which both give up."""
     said = iter([{"val_loss": 1.0, "val_reward": 0.1}, {"val_loss": 2.0, "val_reward": 0.9}, {"val_loss": 0.5, "val_reward": 0.5}])
     monkeypatch.setattr(Validation, "_losses", lambda *_: {"val_bits_per_byte": 1.0, **next(said)})
-    summary = train(policy("objective=grpo", "checkpoint.best=true"))
+    summary = train_rank(policy("objective=grpo", "checkpoint.best=true"))
     assert (summary["steps"], summary["model_step"], summary["val_loss"]) == (6, 3, 2.0)
     assert ORPOConfig().judged({"val_loss": 1.0, "val_pair_loss": 2.0}) == 2.0 and SFTConfig().judged({"val_loss": 1.0}) == 1.0
 
 
 @pytest.mark.slow
 def test_lm_eval_tells_the_reward_of_the_last_validation(policy: Callable[..., TrainConfig], tmp_path: Path, lm: Lm) -> None:
-    train(policy("objective=grpo"))
+    train_rank(policy("objective=grpo"))
     code, out, err = lm("eval", f"from={tmp_path / 'run'}", "format=json")
     assert code == 0, err
     line = [line for line in read(tmp_path / "run" / "metrics.jsonl") if "val_reward" in line][-1]
@@ -235,7 +237,7 @@ def test_lm_eval_tells_the_reward_of_the_last_validation(policy: Callable[..., T
 )
 def test_what_cannot_be_rewarded_is_refused(policy: Callable[..., TrainConfig], more: tuple[str, ...], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        train(policy(*more))
+        train_rank(policy(*more))
 
 
 PLUGIN = """
@@ -271,7 +273,7 @@ def test_two_ranks_draw_and_learn_what_one_does(policy: Callable[..., TrainConfi
     if strategy.startswith("zero"):
         pytest.importorskip("deepspeed")
     more = ("objective=grpo", "objective.kl=0.1", "trainer.micro_batch=2")
-    train(policy(*more, "run.name=one"))
+    train_rank(policy(*more, "run.name=one"))
     launch(policy(*more, *ranks(strategy)))
     (names, values), (others, wanted) = (zip(*told(tmp_path / run), strict=True) for run in ("run", "one"))
     assert names == others and values == pytest.approx(wanted, rel=2e-3, abs=1e-4)

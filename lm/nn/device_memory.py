@@ -7,7 +7,7 @@ import torch
 from lm.errors import ResourceError
 
 
-def require_room(needed_bytes: int, device: torch.device | str, what: str) -> None:
+def require_memory(needed_bytes: int, device: torch.device | str, what: str) -> None:
     """Raises ResourceError where needed_bytes exceed all memory of the device. Linux would grant them, and kill the process later."""
     device = torch.device(device)
     host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -22,7 +22,7 @@ def by_hand(x: Tensor, weight: Tensor) -> Tensor:
     return out.to(given).view(*x.shape[:-1], -1)
 
 
-class Held(nn.Module):
+class InferenceLinear(nn.Module):
     """x W^T + b, in the dtype of x."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -73,7 +73,7 @@ class Held(nn.Module):
         raise ConfigError("model: its weights are held for decoding, and cannot be saved. Export the folder that they come from.")
 
 
-class Plain(Held):
+class Plain(InferenceLinear):
     """The reference: F.linear, in the dtype of the matrix."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -90,7 +90,7 @@ class Plain(Held):
         return self.weight
 
 
-class OneDNN(Held):
+class OneDNN(InferenceLinear):
     """The matrix in the blocked layout of oneDNN's kernels. They spread the product of one row over all cores, which MKL's does on Intel
     only (pytorch/pytorch#96643), and read bfloat16 as fast as memory brings it."""
 

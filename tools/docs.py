@@ -32,7 +32,7 @@ from lm.cli.views.text import default_text, sentence, type_text
 from lm.cost.count import count
 from lm.hf.io.family import families
 from lm.hf.io.unread import WHY
-from lm.nn.transformer import model_config
+from lm.nn.stack import model_config
 from lm.schema import Config, variants
 from lm.training.config import TrainConfig
 

@@ -28,7 +28,8 @@ from lm.generation.growing import grown_model
 from lm.generation.load import load
 from lm.generation.rollouts import held_out_rewards
 from lm.generation.teacher import require_teacher
-from lm.nn.transformer import LM, ModelConfig
+from lm.nn.stack import ModelConfig
+from lm.nn.transformer import LM
 from lm.ops.defaults import device_unset
 from lm.schema import Config, Tree, did_you_mean, from_tree
 from lm.storage.adapted import Adapted, near, place, placed

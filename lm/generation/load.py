@@ -17,7 +17,8 @@ from lm.generation.drafting.model import DraftModel
 from lm.generation.drafting.mtp import MTP
 from lm.generation.text import require_fit
 from lm.generation.weights.prepare import prepare
-from lm.nn.transformer import LM, EncoderConfig, EncoderDecoderConfig, ModelConfig, build_model, model_config
+from lm.nn.stack import ModelConfig, model_config
+from lm.nn.transformer import LM, EncoderConfig, EncoderDecoderConfig, build_model
 from lm.ops.cache.cache import PerToken
 from lm.ops.defaults import device_unset
 from lm.plugins import used

@@ -175,6 +175,8 @@ class ModelConfig(Slot):
 
 def model_config(tree: Tree, where: str = "") -> ModelConfig:
     """Returns the config of the kind that `tree` names; raises ConfigError as `from_tree`."""
+    from lm.nn import transformer as transformer  # which defines the kinds, from the classes here
+
     kinds = ModelConfig.kinds()
     kind = str(tree.get("kind"))
     if kind not in kinds:

@@ -17,9 +17,7 @@ from lm.nn.head import Head, Reader, TokenEmbedding, pooled
 from lm.nn.init import Declares, init_weights, role_of
 from lm.nn.mtp import MTPBlock, MTPConfig, shifted
 from lm.nn.parametrization import Role
-from lm.nn.stack import ModelConfig as ModelConfig
-from lm.nn.stack import Stack
-from lm.nn.stack import model_config as model_config
+from lm.nn.stack import ModelConfig, Stack
 from lm.ops.attention.mask import Mask
 from lm.ops.cache.cache import Cache, State
 from lm.ops.recompute import Recompute

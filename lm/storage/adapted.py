@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lm.adapters.adapter import AdapterConfig
 from lm.errors import CheckpointError
-from lm.nn.transformer import model_config
+from lm.nn.stack import model_config
 from lm.schema import Config, Tree
 from lm.storage.model_folder import folder_hash, read_model, resolve_model
 from lm.storage.reading import checked

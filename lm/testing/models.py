@@ -9,7 +9,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from lm.nn.transformer import LM, ModelConfig, build_model
+from lm.nn.stack import ModelConfig
+from lm.nn.transformer import LM, build_model
 from lm.schema import Config, Slot, Tree, entry_type, members
 
 VOCAB = 61

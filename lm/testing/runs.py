@@ -12,7 +12,8 @@ import torch
 
 from lm.cli.compose.compose import compose
 from lm.data.kinds import DataConfig, ObjectiveConfig
-from lm.nn.transformer import build_model, model_config
+from lm.nn.stack import model_config
+from lm.nn.transformer import build_model
 from lm.schema import Slot, Tree, from_tree
 from lm.storage.atomic import remove
 from lm.storage.checkpoint import step_folder

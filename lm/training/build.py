@@ -11,7 +11,8 @@ from lm.adapters.adapter import bases_to_int8
 from lm.data.store.prepare import Prepared
 from lm.errors import CheckpointError, ConfigError, ResourceError
 from lm.nn.device_memory import require_memory
-from lm.nn.transformer import EncoderDecoderConfig, ModelConfig, build_model
+from lm.nn.stack import ModelConfig
+from lm.nn.transformer import EncoderDecoderConfig, build_model
 from lm.storage.checkpoint import CheckpointReader
 from lm.training.config import TrainConfig
 from lm.training.launch.ranks import on_cuda

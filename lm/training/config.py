@@ -13,7 +13,8 @@ from lm.data.rows.base import LikelihoodConfig, ScheduledSamplingConfig
 from lm.generation.config import EvalConfig
 from lm.nn.head import CHUNK
 from lm.nn.parametrization import Growth
-from lm.nn.transformer import ModelConfig, build_model
+from lm.nn.stack import ModelConfig
+from lm.nn.transformer import build_model
 from lm.ops.recompute import Recompute, Recomputed
 from lm.schema import MOST, Config, MaybeEmpty, Named, flatten
 from lm.training.budget import BudgetConfig

@@ -8,7 +8,8 @@ import torch
 from lm.adapters.float8 import multiply_in_float8
 from lm.cost.count import Counts, count
 from lm.cost.memory import Memory, memory
-from lm.nn.transformer import ModelConfig, build_model, model_config
+from lm.nn.stack import ModelConfig, model_config
+from lm.nn.transformer import build_model
 from lm.storage.model_folder import number_bytes, read_config, resolve_model
 from lm.training.budget import GPU, known_gpu
 from lm.training.config import TrainConfig, TrainSetup

@@ -7,7 +7,8 @@ from lm import plugins
 from lm.data.kinds import TokenizerFileConfig
 from lm.data.store.prepare import Prepared, changed_files
 from lm.errors import CheckpointError, ConfigError
-from lm.nn.transformer import build_model, model_config
+from lm.nn.stack import model_config
+from lm.nn.transformer import build_model
 from lm.schema import Tree, flatten, from_tree
 from lm.spelling import below
 from lm.storage.adapted import placed

@@ -10,7 +10,8 @@ from torch.nn import functional as F
 from lm.adapters.adapter import LoRAConfig, adapting, bases_to_int8
 from lm.adapters.lowrank import LINEAR, DoRALinear, LoRAOnInt8
 from lm.nn.batch import Batch
-from lm.nn.transformer import LM, build_model, model_config
+from lm.nn.stack import model_config
+from lm.nn.transformer import LM, build_model
 from lm.ops.int8 import of_int8_rows
 from lm.spelling import means
 from lm.storage.model_folder import copy_weights

@@ -10,7 +10,8 @@ from lm.data.kinds import BytesConfig, TextConfig
 from lm.data.store.prepare import Prepared, prepare
 from lm.data.store.shards import ShardWriter, TokenStore, write_index
 from lm.data.tokenizer.tokenizer import Tokenizer
-from lm.nn.transformer import EncoderDecoderConfig, ModelConfig
+from lm.nn.stack import ModelConfig
+from lm.nn.transformer import EncoderDecoderConfig
 from lm.schema import from_tree
 from lm.testing.models import BASE
 from tests.nn.models import config, with_kinds

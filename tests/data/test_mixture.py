@@ -17,7 +17,7 @@ from lm.data.rows.build import build_splits
 from lm.data.store.prepare import Prepared, prepare
 from lm.errors import ConfigError
 from lm.nn.batch import IGNORED, Batch
-from lm.nn.transformer import ModelConfig
+from lm.nn.stack import ModelConfig
 from lm.schema import from_tree
 
 FREE = [Share(700, None), Share(50, None), Share(301, None)]

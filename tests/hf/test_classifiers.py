@@ -24,7 +24,8 @@ from lm.hf.io.classifier import HEADS, classifiers  # noqa: E402
 from lm.hf.io.reading import read_hf  # noqa: E402
 from lm.hf.io.tokenizer import save_tokenizer  # noqa: E402
 from lm.hf.io.writing import family_for, write_hf  # noqa: E402
-from lm.nn.transformer import ModelConfig, build_model  # noqa: E402
+from lm.nn.stack import ModelConfig  # noqa: E402
+from lm.nn.transformer import build_model  # noqa: E402
 from tests.conftest import Lm  # noqa: E402
 from tests.hf.draws import held  # noqa: E402
 from tests.hf.harness import change  # noqa: E402

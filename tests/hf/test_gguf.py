@@ -19,7 +19,8 @@ from lm.hf.gguf.vocabulary import unnamed_ends, vocabulary
 from lm.hf.gguf.writing import ARCHITECTURES, architecture_for
 from lm.hf.io.export import export
 from lm.hf.io.handing_on import uses_of_gguf
-from lm.nn.transformer import LM, model_config
+from lm.nn.stack import model_config
+from lm.nn.transformer import LM
 from lm.schema import Tree, from_tree
 from lm.storage.model_folder import save_model
 from tests.conftest import Lm

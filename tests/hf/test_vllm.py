@@ -9,7 +9,7 @@ import transformers
 from lm.hf.io import vllm
 from lm.hf.io.family import families, resolved
 from lm.hf.io.writing import family_for
-from lm.nn.transformer import ModelConfig
+from lm.nn.stack import ModelConfig
 from tests.hf.gguf_models import DEEP, EXPERT, EXPERTS, HEADS, MLA, MLP, ROPE, built
 
 HEAD: dict[str, Any] = HEADS | {"head_dim": 32}

@@ -12,7 +12,8 @@ from lm.errors import ConfigError
 from lm.nn.batch import Batch
 from lm.nn.head import last_position
 from lm.nn.mixers.gqa import GQAConfig
-from lm.nn.transformer import build_model, model_config
+from lm.nn.stack import model_config
+from lm.nn.transformer import build_model
 from lm.schema import Tree
 from lm.testing.invariants import check_sizes
 from lm.testing.models import BASE, tokens

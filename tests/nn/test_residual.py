@@ -12,7 +12,8 @@ from lm.errors import ConfigError
 from lm.nn.context import Context
 from lm.nn.hyper import HyperConfig, HyperConnection, HyperResidual, HyperWeights
 from lm.nn.norm import Branch, PreNorm, RMSNormConfig
-from lm.nn.transformer import LM, build_model, model_config
+from lm.nn.stack import model_config
+from lm.nn.transformer import LM, build_model
 from lm.schema import Tree
 from lm.testing.models import BASE, random_model, redraw, tokens
 

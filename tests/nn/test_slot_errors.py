@@ -9,7 +9,8 @@ import torch
 
 from lm.errors import ConfigError
 from lm.nn.batch import Batch
-from lm.nn.transformer import ModelConfig, build_model, model_config
+from lm.nn.stack import ModelConfig, model_config
+from lm.nn.transformer import build_model
 from lm.schema import Config, Tree, variants
 from lm.testing.models import BASE, tokens
 from tests.nn.models import CONV, DELTA, EXPERT, MAMBA2, MIXTURES, MLA, RG_LRU, with_kinds

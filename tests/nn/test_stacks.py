@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from lm.errors import ConfigError
 from lm.nn.batch import Batch
 from lm.nn.context import Context
-from lm.nn.transformer import EncoderDecoderConfig, EncoderDecoderLM, build_model, model_config
+from lm.nn.stack import model_config
+from lm.nn.transformer import EncoderDecoderConfig, EncoderDecoderLM, build_model
 from lm.ops.attention.mask import Mask, arange_positions
 from lm.schema import from_tree
 from lm.testing.models import BASE, random_model, redraw, tokens

@@ -14,7 +14,8 @@ from lm.cli.compose.overrides import expand
 from lm.cost.memory import Setting, memory
 from lm.data.kinds import DataConfig
 from lm.errors import ConfigError
-from lm.nn.transformer import build_model, model_config
+from lm.nn.stack import model_config
+from lm.nn.transformer import build_model
 from lm.training.resume import _MAY_CHANGE
 from lm.training.strategies.config import StrategyConfig
 from tests.pages.commands import PAGES, ROOT, Block, blocks, run

@@ -13,7 +13,8 @@ import httpx
 import pytest
 
 from lm.data.tokenizer.tokenizer import Tokenizer
-from lm.nn.transformer import DecoderLM, build_model, model_config
+from lm.nn.stack import model_config
+from lm.nn.transformer import DecoderLM, build_model
 from lm.storage.model_folder import save_model
 from lm.testing.models import BASE
 from tests.conftest import Lm

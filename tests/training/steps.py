@@ -11,7 +11,8 @@ from lightning import Trainer
 from torch.utils.data import DataLoader
 
 from lm.nn.batch import IGNORED, Batch
-from lm.nn.transformer import LM, ModelConfig, build_model
+from lm.nn.stack import ModelConfig
+from lm.nn.transformer import LM, build_model
 from lm.schema import Tree, from_tree
 from lm.training.callbacks.base import RunCallback
 from lm.training.config import TrainConfig

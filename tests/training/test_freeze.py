@@ -10,7 +10,8 @@ from torch import Tensor
 from lm.cost.count import count
 from lm.cost.memory import memory
 from lm.errors import ConfigError
-from lm.nn.transformer import build_model, model_config
+from lm.nn.stack import model_config
+from lm.nn.transformer import build_model
 from lm.storage.atomic import read_json
 from lm.storage.checkpoint import CheckpointReader
 from lm.training.plan import counts_of

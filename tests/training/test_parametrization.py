@@ -13,7 +13,8 @@ from lm.errors import ConfigError
 from lm.losses.tokens import causal_reader
 from lm.nn.batch import Batch
 from lm.nn.init import Declares
-from lm.nn.transformer import LM, ModelConfig, build_model, model_config
+from lm.nn.stack import ModelConfig, model_config
+from lm.nn.transformer import LM, build_model
 from lm.schema import Tree
 from lm.testing.models import Doubles, random_model, same, tokens
 from lm.training.optim.adamw import AdamWConfig

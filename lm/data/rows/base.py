@@ -18,7 +18,8 @@ from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.losses.measure import Answers, Measure
 from lm.nn.batch import Batch
 from lm.nn.head import HeadConfig
-from lm.nn.transformer import LM, ModelConfig
+from lm.nn.stack import ModelConfig
+from lm.nn.transformer import LM
 from lm.schema import Slot, Tree
 
 ModelKind = Literal["decoder", "encoder", "encoder_decoder"]

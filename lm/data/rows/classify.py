@@ -12,7 +12,8 @@ from lm.data.rows.labelled import LabelledRows, label_texts, no_label, numbered,
 from lm.data.sources.base import SPLITS
 from lm.data.store.shards import TokenStore
 from lm.losses.measure import Choices, Measure
-from lm.nn.transformer import LM, ModelConfig
+from lm.nn.stack import ModelConfig
+from lm.nn.transformer import LM
 
 _OTHER = {r"\[": ", or set objective=multi_label for several at once", r"-?\d*\.\d": ", or set objective=regression for numbers"}
 _NONE = "-1"  # the label of a text that has none, in what `datasets` writes

@@ -15,7 +15,8 @@ from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.losses.measure import Measure, Rewards
 from lm.nn.batch import IGNORED, Batch
-from lm.nn.transformer import LM, ModelConfig
+from lm.nn.stack import ModelConfig
+from lm.nn.transformer import LM
 
 REWARD = "reward"  # the name of what the model tells
 

@@ -17,7 +17,8 @@ from lm.errors import ConfigError
 from lm.losses.measure import Measure
 from lm.losses.targets import BinaryCrossEntropy, SquaredError, TargetLoss
 from lm.nn.batch import Batch
-from lm.nn.transformer import LM, ModelConfig
+from lm.nn.stack import ModelConfig
+from lm.nn.transformer import LM
 
 SCORE = "score"  # the name of the number that a regression tells
 

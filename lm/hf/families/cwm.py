@@ -2,7 +2,7 @@
 
 from lm.hf.families.llama import Llama
 from lm.hf.options.windows import WINDOW_KEYS, layer_types, read_windows, write_windows
-from lm.nn.transformer import ModelConfig
+from lm.nn.stack import ModelConfig
 from lm.schema import Tree
 
 _USUAL: Tree = {

@@ -5,7 +5,7 @@ from lm.hf.families.qwen3_moe import Qwen3MoE
 from lm.hf.io.family import activation
 from lm.hf.options.pattern import read_first_dense, write_first_dense
 from lm.hf.options.windows import FULL, SLIDING, WINDOW_KEYS, read_windows, write_windows
-from lm.nn.transformer import ModelConfig
+from lm.nn.stack import ModelConfig
 from lm.schema import Tree
 
 

@@ -3,7 +3,7 @@
 from lm.errors import ConfigError
 from lm.hf.families.mistral import Mistral
 from lm.hf.options.rope import write_rope
-from lm.nn.transformer import ModelConfig
+from lm.nn.stack import ModelConfig
 from lm.schema import Tree
 
 _ORIGINAL, _RATE = "original_max_position_embeddings", "llama_4_scaling_beta"

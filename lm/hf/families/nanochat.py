@@ -7,7 +7,7 @@ from lm.hf.families.llama import Llama
 from lm.hf.io.family import Pair, module
 from lm.hf.io.transforms import ExchangeHalves
 from lm.nn.position.rope import RopeConfig
-from lm.nn.transformer import ModelConfig
+from lm.nn.stack import ModelConfig
 from lm.schema import Tree
 
 

@@ -12,7 +12,7 @@ from lm.hf.io.family import alike
 from lm.hf.io.rules import unlike
 from lm.nn.position.rope import RopeConfig
 from lm.nn.position.scaling import ScalingConfig, YarnScaling, frequencies
-from lm.nn.transformer import ModelConfig
+from lm.nn.stack import ModelConfig
 from lm.schema import Tree
 
 ROUTING = {"softmax": 1, "sigmoid": 2}  # llama.cpp's numbers of what makes weights of a router's scores

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lm.hf.gguf.architecture import Architecture, divisors
 from lm.nn.position.scaling import ScalingConfig
-from lm.nn.transformer import ModelConfig
+from lm.nn.stack import ModelConfig
 from lm.schema import Tree
 
 _QKV: dict[str, tuple[str, ...]] = {"attn_qkv": ("attention.q", "attention.k", "attention.v")}

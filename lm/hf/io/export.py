@@ -26,7 +26,8 @@ from lm.hf.io.tokenizer import save_tokenizer
 from lm.hf.io.writing import drop_mtp, family_for, write_hf
 from lm.hf.io.written import Written
 from lm.hf.options.context import changes_at, settled, with_amplitude
-from lm.nn.transformer import LM, ModelConfig, model_config
+from lm.nn.stack import ModelConfig, model_config
+from lm.nn.transformer import LM
 from lm.ops.defaults import unset
 from lm.schema import did_you_mean
 from lm.storage.adapted import Adapted, read_merged

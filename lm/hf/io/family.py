@@ -14,7 +14,7 @@ from lm.errors import ConfigError
 from lm.hf.io.transforms import Copies, Same, Stack, Transform
 from lm.hf.options.rope import ROPE_KEYS, read_ropes, write_ropes
 from lm.nn.ffn.mlp import Activation
-from lm.nn.transformer import ModelConfig, model_config
+from lm.nn.stack import ModelConfig, model_config
 from lm.schema import MOST_LAYERS, Tree, flatten, nest
 
 ACTIVATIONS: dict[str, Activation] = {

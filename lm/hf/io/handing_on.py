@@ -11,7 +11,8 @@ from lm.hf.gguf.vocabulary import vocabulary
 from lm.hf.gguf.writing import FILE, architecture_for
 from lm.hf.io import mlx, vllm
 from lm.hf.io.family import Family, resolved
-from lm.nn.transformer import LM, ModelConfig
+from lm.nn.stack import ModelConfig
+from lm.nn.transformer import LM
 from lm.schema import Tree
 
 _PYTHON = (

@@ -19,7 +19,7 @@ from lm.hf.io.reading import read_hf
 from lm.hf.io.whole import with_rows_of
 from lm.hf.io.writing import family_for
 from lm.hf.io.written import Written
-from lm.nn.transformer import model_config
+from lm.nn.stack import model_config
 from lm.ops.defaults import device_unset
 from lm.storage.adapted import read_merged
 from lm.storage.model_folder import IMPORTED, folder_hash, read_config, resolve_model, save_model

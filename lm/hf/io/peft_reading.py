@@ -22,7 +22,8 @@ from lm.hf.io.family import Family, Pair, resolved
 from lm.hf.io.peft import CONFIG, WEIGHTS, Low, modules, probes, transposed
 from lm.hf.io.transforms import Copies
 from lm.hf.io.whole import from_modules, with_rows_of
-from lm.nn.transformer import ModelConfig, build_model
+from lm.nn.stack import ModelConfig
+from lm.nn.transformer import build_model
 from lm.schema import Tree
 from lm.storage.checkpoint import require_finite
 from lm.storage.reading import read_json

@@ -17,7 +17,8 @@ from lm.hf.io.packed import PackedFiles, packing_of
 from lm.hf.io.unread import refusal
 from lm.hf.options.context import changes_at, shortened, stretched_beyond
 from lm.hf.options.keys import unheard
-from lm.nn.transformer import DecoderConfig, ModelConfig, build_model
+from lm.nn.stack import ModelConfig
+from lm.nn.transformer import DecoderConfig, build_model
 from lm.schema import Tree
 from lm.storage.reading import read_json
 from lm.units import counted

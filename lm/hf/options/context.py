@@ -4,7 +4,7 @@ from lm.errors import ConfigError
 from lm.nn.position.base import PositionConfig
 from lm.nn.position.rope import RopeConfig
 from lm.nn.position.scaling import DynamicScaling, LongRopeScaling, ScalingConfig
-from lm.nn.transformer import ModelConfig
+from lm.nn.stack import ModelConfig
 
 
 def _scaling(position: PositionConfig) -> ScalingConfig | None:

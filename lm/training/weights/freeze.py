@@ -4,7 +4,8 @@ from torch import nn
 
 from lm.adapters.adapter import bases_to_int8
 from lm.errors import ConfigError
-from lm.nn.transformer import LM, ModelConfig, build_model
+from lm.nn.stack import ModelConfig
+from lm.nn.transformer import LM, build_model
 from lm.spelling import means
 from lm.training.config import TrainSetup
 from lm.training.optim.traits import unnamed

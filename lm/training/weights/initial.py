@@ -15,7 +15,8 @@ from lm.generation import teacher
 from lm.generation.growing import ROWS, grown_model, grown_weights
 from lm.generation.load import load
 from lm.nn.init import init_weights
-from lm.nn.transformer import LM, build_model, model_config
+from lm.nn.stack import model_config
+from lm.nn.transformer import LM, build_model
 from lm.storage.adapted import read_merged
 from lm.storage.checkpoint import CheckpointReader, Piece
 from lm.storage.model_folder import copy_weights, read_config, require_same_shapes, resolve_model

@@ -25,7 +25,7 @@ from lm.data.kinds import (
 from lm.data.rows.base import Rows
 from lm.data.rows.build import build_rows, build_splits
 from lm.data.store.prepare import prepare
-from lm.nn.transformer import ModelConfig
+from lm.nn.stack import ModelConfig
 from lm.schema import from_tree
 
 Build = Callable[..., Rows]

@@ -23,7 +23,8 @@ from lm.errors import ConfigError
 from lm.generation.evaluate import Evaluator, OneRank
 from lm.losses.measure import Choices
 from lm.nn.batch import IGNORED
-from lm.nn.transformer import EncoderConfig, ModelConfig, build_model
+from lm.nn.stack import ModelConfig
+from lm.nn.transformer import EncoderConfig, build_model
 from lm.schema import from_tree
 from lm.testing.models import BASE
 from tests.nn.models import config, with_kinds

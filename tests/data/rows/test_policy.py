@@ -14,7 +14,7 @@ from lm.data.rows.build import build_rows
 from lm.data.store.prepare import Prepared
 from lm.errors import ConfigError
 from lm.generation.rollouts import asked_of
-from lm.nn.transformer import ModelConfig
+from lm.nn.stack import ModelConfig
 
 Prepare = Callable[..., Prepared]
 

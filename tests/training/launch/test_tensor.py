@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, distributed
 
 from lm.errors import ConfigError
-from lm.nn.transformer import LM, model_config
+from lm.nn.stack import model_config
+from lm.nn.transformer import LM
 from lm.ops.ranks.tensor_parallel import Divisible, TensorParallel
 from lm.schema import Tree, from_tree
 from lm.testing.models import BASE, VOCAB, Doubles, random_model

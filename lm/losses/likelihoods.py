@@ -67,9 +67,9 @@ def label_likelihoods(labels: Tensor, chunk: int = CHUNK, n: int | None = None) 
     return read
 
 
-def row_likelihoods(labels: Tensor, chunk: int = CHUNK, n: int | None = None) -> Callable[[Tensor, Head, Context], Tensor]:
+def row_likelihoods(labels: Tensor, n: int | None = None) -> Callable[[Tensor, Head, Context], Tensor]:
     """A reader: (b,) the log-likelihood of the labels of each row.  n: as in `label_likelihoods`."""
-    each = label_likelihoods(labels, chunk, n)
+    each = label_likelihoods(labels, n=n)
 
     def read(hidden: Tensor, head: Head, ctx: Context) -> Tensor:
         found = each(hidden, head, ctx)

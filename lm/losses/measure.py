@@ -221,13 +221,13 @@ def answers(batch: Batch) -> Tensor | None:
     return batch.labels if batch.answers is None else batch.answers
 
 
-def guesses(labels: Tensor, chunk: int = CHUNK) -> Reader:
+def guesses(labels: Tensor) -> Reader:
     """A reader: (n, 3) for each label that is not IGNORED, row by row: its nats, the probability of the likeliest token, and whether the
     label is that token. Logits exist only chunk by chunk."""
 
     def read(hidden: Tensor, head: Head, ctx: Context) -> Tensor:
         wanted, places = labels[labels != IGNORED], hidden[labels != IGNORED]  # (n,), (n, d)
-        parts = zip(places.split(chunk), wanted.split(chunk), strict=True)
+        parts = zip(places.split(CHUNK), wanted.split(CHUNK), strict=True)
         return torch.cat([_guessed(head(place).float(), label) for place, label in parts])
 
     return read

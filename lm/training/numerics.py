@@ -66,8 +66,10 @@ class StepJudge:
 
 
 def is_spike(loss: float, recent: list[float], factor: float | None) -> bool:
-    """Says whether a loss exceeds `factor` times the median of the recent ones; if not, appends it to them."""
-    if factor is not None and len(recent) >= _FEWEST and loss > factor * statistics.median(recent):
-        return True
-    recent[:] = [*recent, loss][-_WINDOW:]
-    return False
+    """Returns whether a loss exceeds `factor` times the median of the recent ones, where these are enough."""
+    return factor is not None and len(recent) >= _FEWEST and loss > factor * statistics.median(recent)
+
+
+def with_loss(recent: list[float], loss: float) -> list[float]:
+    """Returns the recent losses with this one, without the oldest where they would be too many."""
+    return [*recent, loss][-_WINDOW:]

@@ -32,7 +32,7 @@ def test_likelihoods_and_their_gradients_are_those_of_cross_entropy(
     results = ([each, *torch.autograd.grad((each * weights).sum(), given)] for each in (found, wanted))
     for mine, its in zip(*results, strict=True):
         near(mine, its)
-    rows = row_likelihoods(labels, chunk)(hidden, head, HERE)
+    rows = row_likelihoods(labels)(hidden, head, HERE)
     near(rows, torch.stack([each.sum() for each in wanted.split(at.sum(-1).tolist())]))
 
 

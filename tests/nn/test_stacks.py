@@ -103,7 +103,8 @@ def explicit(q: int, k: int, seed: int, heads: int = 1) -> Tensor:
 
 
 def stacked(model: EncoderDecoderLM, x: Tensor, memory: Tensor, mask: Mask, memory_mask: Mask) -> Tensor:
-    ctx = Context(model.position, mask, memory=memory, memory_mask=memory_mask)
+    ctx = Context(model.position, mask, memory_mask=memory_mask)
+    ctx.memory = memory
     out: Tensor = model.norm(model.through_blocks(x, ctx))
     return out
 

@@ -77,6 +77,7 @@ def test_blocks_for_further_tokens_run_in_training_where_the_loss_reads_them_and
     for objective, data in (({"kind": "causal"}, cfg.data.tree()), ({"kind": "orpo"}, pairs)):
         own = cfg.replace(objective=objective, data=data | {"seq_len": 16})
         built = build_model(own.model, seed=0)
+        built.runs_mtp = own.objective.trains_mtp
         freeze_untrained(built, own)
         seen.append(built.train()(torch.zeros(1, 8, dtype=torch.int64), read=lambda hidden, head, ctx: len(ctx.mtp)))
         costs.append((counts_of(own, own.model).train_flops_per_token, memory(on_meta(own, own.model), own.setting()).activations))

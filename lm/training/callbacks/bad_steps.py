@@ -7,7 +7,7 @@ from lm.errors import NumericsError
 from lm.storage.checkpoint import CheckpointReader, newest_valid
 from lm.training.callbacks.base import RunCallback
 from lm.training.module import TrainModule
-from lm.training.numerics import is_spike
+from lm.training.numerics import is_spike, with_loss
 from lm.training.state import Saved
 
 
@@ -46,7 +46,10 @@ class Rollback(RunCallback):
         if not run.logs(step):
             return
         loss, numerics = run.logged["loss"], run.cfg.numerics
-        if not math.isfinite(loss) or not is_spike(loss, run.counters.recent_losses, numerics.spike_factor):
+        if not math.isfinite(loss):
+            return
+        if not is_spike(loss, run.counters.recent_losses, numerics.spike_factor):
+            run.counters.recent_losses = with_loss(run.counters.recent_losses, loss)
             return
         run.journal.record({"step": step, "event": "loss spike", "loss": loss, "rows": run.rows_of(step - 1)})
         run.saver.wait()

@@ -20,14 +20,14 @@ def on_meta(cfg: TrainSetup, model: ModelConfig) -> LM:
     if cfg.adapter is not None:
         cfg.adapter.apply(built)
         bases_to_int8(built)
+    built.runs_mtp = cfg.objective.trains_mtp
     freeze_untrained(built, cfg)
     return built
 
 
 def freeze_untrained(model: LM, cfg: TrainSetup) -> set[str]:
-    """Freezes the weights that no step moves, and returns their names: those of trainer.freeze, and blocks of mtp that the loss does not
-    read, whose gradient some engines take for 0, so that they would decay. Those are left out of a training's forward, too."""
-    model.runs_mtp = cfg.objective.trains_mtp
+    """Freezes the weights that no step moves, and returns their names: those of trainer.freeze, and blocks of mtp where training does not
+    run them (`runs_mtp`), whose gradient some engines take for 0, so that they would decay."""
     return freeze(model, [*cfg.trainer.freeze, *(["mtp"] if model.mtp and not model.runs_mtp else [])])
 
 

@@ -54,11 +54,11 @@ class Sample:
 
 @dataclass(frozen=True)
 class Event:
-    """What a step did to a sample: gave it a new token, or ended it, or both.  told: log p of the new token, or of the end token."""
+    """What a step did to a sample: gave it a new token, or ended it, or both.  logprob: that of the new token, or of the end token."""
 
     sample: Sample
     token: int | None
-    told: Logprob | None
+    logprob: Logprob | None
     finish: Finish | None
 
 
@@ -201,8 +201,8 @@ class Engine:
             chosen, cfg = [samples[i] for i in group], samples[group[0]].request.cfg
             rows = logits if len(group) == len(samples) else logits[group]
             ids = choose(rows[:, : self._vocabulary.n_tokens], [sample.row for sample in chosen], cfg)
-            told = [None] * len(group) if cfg.logprobs is None else logprobs(rows, ids, cfg.logprobs)
-            events += [self._went_on(*each) for each in zip(chosen, ids.tolist(), told, strict=True)]
+            found = [None] * len(group) if cfg.logprobs is None else logprobs(rows, ids, cfg.logprobs)
+            events += [self._went_on(*each) for each in zip(chosen, ids.tolist(), found, strict=True)]
         return events
 
     def _finite(self, logits: Tensor) -> list[bool]:
@@ -211,16 +211,16 @@ class Engine:
         sums = torch.isfinite(logits.sum(-1, dtype=torch.float32)).tolist()
         return sums if all(sums) else torch.isfinite(logits).all(-1).tolist()
 
-    def _went_on(self, sample: Sample, token: int, told: Logprob | None) -> Event:
+    def _went_on(self, sample: Sample, token: int, logprob: Logprob | None) -> Event:
         if token in self._vocabulary.ends:
-            return self._ended(sample, "stop", told)
+            return self._ended(sample, "stop", logprob)
         sample.row.new.append(token)
         sample.over = len(sample.row.new) >= sample.row.limit
-        return Event(sample, token, told, "length" if sample.over else None)
+        return Event(sample, token, logprob, "length" if sample.over else None)
 
-    def _ended(self, sample: Sample, finish: Finish, told: Logprob | None = None) -> Event:
+    def _ended(self, sample: Sample, finish: Finish, logprob: Logprob | None = None) -> Event:
         sample.over = True
-        return Event(sample, None, told, finish)
+        return Event(sample, None, logprob, finish)
 
 
 class _Scores:

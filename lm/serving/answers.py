@@ -52,40 +52,40 @@ class Answer:
         return "chat.completion.chunk" if self._chat else "text_completion"
 
     def _choice(self, piece: Piece, said: Tree) -> Tree:
-        told = piece.told if self._cfg.logprobs is not None else None
+        found = piece.logprobs if self._cfg.logprobs is not None else None
         if self._chat:
-            logprobs = None if told is None else {"content": [self._in_chat(each) for each in told]}
+            logprobs = None if found is None else {"content": [self._in_chat(each) for each in found]}
             return {"index": piece.index, **said, "logprobs": logprobs, "finish_reason": piece.finish}
-        logprobs = None if told is None else self._in_lists(piece.index, told)
+        logprobs = None if found is None else self._in_lists(piece.index, found)
         return {"index": piece.index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish}
 
-    def _in_lists(self, index: int, told: Sequence[Logprob]) -> Tree:
+    def _in_lists(self, index: int, found: Sequence[Logprob]) -> Tree:
         request = self._asked.requests[index // self._cfg.n]
-        before = [] if request.scores is not None else request.rows[0].begin  # where told begins with the prompt
+        before = [] if request.scores is not None else request.rows[0].begin  # where they begin with the prompt
         stream, at = self._read.get(index) or (primed(self._tokenizer, before), 0)
         places = []
-        for each in told:
+        for each in found:
             text, own = stream.push(each.token), self._tokenizer.decode([each.token])
             places.append(at + (len(text) - len(own)) * text.endswith(own))  # behind the text that a token before it left incomplete
             at += len(text)
         self._read[index] = stream, at
         return {
-            "tokens": [self._name(each.token) for each in told],
-            "token_logprobs": [_number(each.logprob) for each in told],
-            "top_logprobs": [self._by_name(each) for each in told],
+            "tokens": [self._name(each.token) for each in found],
+            "token_logprobs": [_number(each.logprob) for each in found],
+            "top_logprobs": [self._by_name(each) for each in found],
             "text_offset": places,
         }
 
-    def _by_name(self, told: Logprob) -> dict[str, float] | None:
+    def _by_name(self, one: Logprob) -> dict[str, float] | None:
         """Returns log p by name of the likeliest tokens and of the token itself; of tokens with the same name, that of the likeliest."""
-        if math.isnan(told.logprob):
+        if math.isnan(one.logprob):
             return None
-        ranked = sorted({*told.top, (told.token, told.logprob)}, key=lambda each: each[1])  # of equal names the last one stays
+        ranked = sorted({*one.top, (one.token, one.logprob)}, key=lambda each: each[1])  # of equal names the last one stays
         return {self._name(token): logprob for token, logprob in ranked}
 
-    def _in_chat(self, told: Logprob) -> Tree:
-        top = [self._entry(token, logprob) for token, logprob in told.top]
-        return {**self._entry(told.token, told.logprob), "top_logprobs": top}
+    def _in_chat(self, one: Logprob) -> Tree:
+        top = [self._entry(token, logprob) for token, logprob in one.top]
+        return {**self._entry(one.token, one.logprob), "top_logprobs": top}
 
     def _entry(self, token: int, logprob: float) -> Tree:
         data = self._bytes(token)

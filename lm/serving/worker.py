@@ -24,13 +24,13 @@ class Piece:
 
     index: int
     text: str = ""
-    told: list[Logprob] = field(default_factory=list)
+    logprobs: list[Logprob] = field(default_factory=list)
     n_tokens: int = 0
     finish: Finish | None = None
 
     def add(self, more: "Piece") -> None:
         """Appends the next piece of the same sample to this one."""
-        self.text, self.told, self.n_tokens = self.text + more.text, self.told + more.told, self.n_tokens + more.n_tokens
+        self.text, self.logprobs, self.n_tokens = self.text + more.text, self.logprobs + more.logprobs, self.n_tokens + more.n_tokens
         self.finish = more.finish
 
 
@@ -60,12 +60,12 @@ class Ticket:
     def piece(self, event: Event) -> Piece:
         """Returns the new text of the event's sample that is certain by now; `finish` is also set where a stop string ends it."""
         request, row = event.sample.request, event.sample.row
-        told = [] if event.told is None else [event.told]
-        piece = Piece(row.index, told=told, n_tokens=int(event.token is not None), finish=event.finish)
+        found = [] if event.logprob is None else [event.logprob]
+        piece = Piece(row.index, logprobs=found, n_tokens=int(event.token is not None), finish=event.finish)
         if row.index not in self._texts:
             self._texts[row.index] = self.asked.writer.text_of(row)
             piece.text = self.asked.echoes[row.index // request.cfg.n]
-            piece.told = ([Logprob(row.begin[0], _UNTOLD, []), *request.scored] if request.scores is not None else []) + told
+            piece.logprobs = ([Logprob(row.begin[0], _UNTOLD, []), *request.scored] if request.scores is not None else []) + found
         text = self._texts[row.index]
         if event.token is not None:
             piece.text += text.push(event.token)

@@ -185,7 +185,7 @@ class LM(Stack):
         return {name for name, p in self.named_parameters() if id(p) in inside and roles[name] in ("hidden", "scores")}
 
     def roles(self) -> dict[str, Role | None]:
-        """Returns the `Role` of each weight by name; None for a matrix that is drawn by a function outside of lm.nn.init."""
+        """Returns the `Role` of each weight by name; None for a matrix whose initializer is not of lm.nn.init."""
         return {f"{prefix}.{name}": role_of(module, name, p) for prefix, module, name, p in self._each()}
 
     def self_updated(self) -> dict[str, nn.Parameter]:

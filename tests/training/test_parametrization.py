@@ -219,5 +219,5 @@ def test_what_a_parametrization_cannot_reach_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"optim=sgd has no rule for model\.parametrization=mup\. Use optim=adamw or muon\."):
         config(SGD, model=narrow)
     assert not traits_of(with_own({"kind": "standard"}))["blocks.0.own.weight"].matrix
-    with pytest.raises(ConfigError, match=r"mup: blocks\.0\.own\.weight is drawn by a function of its own, which does not tell"):
+    with pytest.raises(ConfigError, match=r"mup: blocks\.0\.own\.weight has an initializer of its own, which does not tell"):
         traits_of(with_own(MUP))

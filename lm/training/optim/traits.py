@@ -104,8 +104,8 @@ def traits_of(model: LM, groups: Sequence[GroupConfig] = (), layer_decay: float 
     for name, p in model.named_parameters():
         if (role := roles[name]) is None and name not in added and growth != Growth():
             raise ConfigError(
-                f"model.parametrization={model.cfg.parametrization.kind}: {name} is drawn by a function of its own, which does not tell"
-                " whether it reads the width. Draw it by one of lm.nn.init, or use parametrization=standard."
+                f"model.parametrization={model.cfg.parametrization.kind}: {name} has an initializer of its own, which does not tell"
+                " whether it reads the width. Use one of lm.nn.init, or parametrization=standard."
             )
         decays = p.ndim > 1 and not name.endswith("bias")
         lr, weight_decay = next(((group.lr, group.weight_decay) for group in groups if means(group.match, name)), (None, None))

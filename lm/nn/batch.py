@@ -20,7 +20,7 @@ class Batch:
 
     An encoder-decoder reads `source_tokens` in its encoder and `tokens` in its decoder. Which token sees which follows from positions,
     documents and prefix, which every backend knows; any other mask is `Mask.explicit`, for code that calls blocks with a Context of its
-    own. Where ranks hold rows in slices, tokens, labels, answers and segments are those of this rank's slice, and positions, documents and
+    own. Where ranks shard rows, tokens, labels, answers and segments are those of this rank's shard, and positions, documents and
     prefix are those of whole rows.
     """
 

@@ -52,7 +52,7 @@ class TrainModule(LightningModule):
 
     run: RunState  # what the callbacks of a run share; a step needs only its length
     ema: EMA | None = None
-    sharding: ShardedRows | None = None  # this rank's slices of rows, where several ranks share each row
+    sharding: ShardedRows | None = None  # of the rows, where several ranks share each
 
     def __init__(self, cfg: TrainConfig, model: LM, strategy: Strategy, fill: Fill, reader: CheckpointReader | None) -> None:
         """fill: writes the weights where the strategy builds the model part by part.  reader: reads the checkpoint to resume from."""

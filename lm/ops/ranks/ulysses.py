@@ -1,4 +1,4 @@
-"""Context parallelism: several ranks hold rows in slices, and exchange tokens for heads around attention.
+"""Context parallelism: several ranks hold shards of the same rows, and exchange tokens for heads around attention.
 
 DeepSpeed-Ulysses, Jacobs et al. 2023, arXiv:2309.14509, section 3.1.
 """
@@ -48,7 +48,7 @@ UNSHARDED = RowSharding()
 
 
 class ShardedRows(RowSharding):
-    """n ranks hold consecutive slices of the same rows, rank i the i-th. All ranks must make each call, in the same order."""
+    """n ranks hold consecutive shards of the same rows, rank i the i-th. All ranks must make each call, in the same order."""
 
     def __init__(self, group: Any, rank: int, n: int) -> None:
         """group: the n ranks, a group of torch.distributed.  rank: within it."""

@@ -127,7 +127,7 @@ class GroupedRanks:
 
 
 def row_sharding_of(launch: LaunchConfig) -> ShardedRows | None:
-    """Returns this rank's slices of rows; None where it has whole rows. All ranks must call it.
+    """Returns how this rank and its neighbours share rows; None where it has whole rows. All ranks must call it.
 
     Neighbouring ranks share rows, so that their exchange stays on one machine where possible.
     """

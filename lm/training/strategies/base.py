@@ -20,7 +20,7 @@ Judge = Callable[[Tensor], Tensor]  # norm of a step's full gradient -> the opti
 class Strategy:
     """Gradients are whole tensors, or sharded ones that act as whole; they are clipped here, before the optimizer's step."""
 
-    sharding: ShardedRows | None = None  # this rank's slices of rows and matrices, with tensor parallelism
+    sharding: ShardedRows | None = None  # of the rows, and of matrices, with tensor parallelism
     meta = False  # whether `shard` takes a model on the meta device, so that no rank ever holds all of it
 
     def lightning(self) -> Any:

@@ -18,7 +18,10 @@ MISTAKES = {
         ["model.attention.kv_lora_rank=8"],
         ["Did you mean 'kv_rank'? Write model/attention=mla model.attention"],
     ),
-    "key of another objective": (["objective.beta=1"], ["Write objective=dpo or objective=ipo or objective=simpo objective.beta=..."]),
+    "key of another objective": (
+        ["objective.beta=1"],
+        ["Write objective=dpo or objective=ipo or objective=kto or objective=simpo objective.beta=..."],
+    ),
     "key of another kind, and of a section of the chosen one": (
         ["model/ffn=moe", "model.ffn.hidden=512"],
         ["model.ffn.hidden: there is no such key in kind 'moe'. Did you mean 'model.ffn.expert.hidden'?"],

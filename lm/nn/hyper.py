@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lm.nn.activation_memory import Activations
-from lm.nn.init import Declares, InitContext, Initializer, zeros
+from lm.nn.init import Declares, InitContext, Initializer, zero_scores
 from lm.nn.norm import NormConfig, PreNorm, Sublayer
 from lm.nn.residual import LayerFn, Residual, ResidualConfig
 from lm.ops.precision import wide, without_autocast
@@ -72,7 +72,7 @@ class HyperWeights(Declares, nn.Module):
         self.bias, self.scale = nn.Parameter(torch.empty(sum(sizes))), nn.Parameter(torch.empty(len(sizes)))
 
     def named_initializers(self) -> Mapping[str, Initializer]:
-        return {"weight": zeros, "bias": lambda shape, init: torch.tensor(self.start), "scale": hundredths}
+        return {"weight": zero_scores, "bias": lambda shape, init: torch.tensor(self.start), "scale": hundredths}
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """(b, s, n, d) -> (b, s, size) of each size."""

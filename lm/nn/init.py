@@ -90,11 +90,16 @@ def into_scores(shape: torch.Size, init: InitContext) -> Tensor:
     return init.normal(shape, _std(shape, init) / math.sqrt(init.growth.width))
 
 
+def zero_scores(shape: torch.Size, init: InitContext) -> Tensor:
+    """0, of a matrix that learns as one of `into_scores` does."""
+    return torch.zeros(shape)
+
+
 def _std(shape: torch.Size, init: InitContext) -> float:
     return 1 / math.sqrt(shape[-1]) if init.cfg.fan_in else init.cfg.std / math.sqrt(init.growth.width)
 
 
-_ROLES: dict[Initializer, Role] = {matrix: "hidden", into_residual: "hidden", into_scores: "scores"}
+_ROLES: dict[Initializer, Role] = {matrix: "hidden", into_residual: "hidden", into_scores: "scores", zero_scores: "scores"}
 _ROLES |= dict.fromkeys((zeros, ones, halves, embedding, by_inputs, into_logits), "vector")
 
 

@@ -38,6 +38,7 @@ KINDS: dict[str, Tree] = {
     "convolution": {"recurrent": {"kind": "short_conv"}, "pattern": ["recurrent", "attention"], "init": {"fan_in": True}},
     "latent, fan_in": {"attention": LATENT, "head": {"tied": False}, "init": {"fan_in": True}},
     "encoder": ENCODER,
+    "hyper-connections": {"residual": {"kind": "hyper", "streams": 2, "sinkhorn": 3}},
     "encoder-decoder": {"kind": "encoder_decoder", "position": {"kind": "t5_relative"}},
 }  # fmt: skip
 FURTHER = ("qkv_bias", "bias", "qk_norm", "scale")
@@ -95,7 +96,7 @@ def test_every_weight_starts_and_learns_as_the_papers_table_says_of_its_shape(ki
                 if name == twin and p.numel() > 300 and before[name].std() > 0:
                     assert float(p.detach().std() / before[name].detach().std()) == pytest.approx(std, rel=0.25), name
                 seen.add(role)
-    assert seen == {"vector", "hidden", *(["scores"] if "experts" in kind else [])}
+    assert seen == {"vector", "hidden", *(["scores"] if "experts" in kind or "hyper" in kind else [])}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -144,10 +144,15 @@ class _Marks:
         if strange := [name for name in names if name not in self._known]:
             raise no_label(strange[0], split, self._labels, sorted({name for each in there for name in _names(each)}))
         places = [self._known[name] for name in names]
-        if len({*places}) < len(places):
+        either = len(there) == len(_EITHER) and {*there} == _EITHER
+        fault = "has one twice" if len({*places}) < len(places) else "is of all labels, as every other is" if either else None
+        if fault is not None:
             rule = "names or numbers of those that are right are needed, not 0 or 1 for each"
-            raise ConfigError(f"data: the label {label:.60} of the {split} split has one twice; {rule}. Fix the records.")
+            raise ConfigError(f"data: the label {label:.60} of the {split} split {fault}; {rule}. Fix the records.")
         return [float(place in places) for place in range(len(self._labels))]
+
+
+_EITHER = {'["0", "1"]', '["1", "0"]'}  # all that data of two labels have where one of them is right, by a 0 or 1 for each
 
 
 def _names(label: str) -> list[str]:

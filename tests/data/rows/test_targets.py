@@ -105,6 +105,14 @@ def test_what_is_no_number_or_label_is_refused(rows: NumberedRows, objective: Ob
         rows(objective, [*fine * 25, label])
 
 
+def test_a_0_or_1_for_each_of_two_labels_is_refused(rows: NumberedRows) -> None:
+    """Seen to be read as the numbers of both, in whatever text."""
+    two = MultiLabelConfig(labels=["wet", "hot"])
+    with pytest.raises(ConfigError, match=r"is of all labels, as every other is; .*, not 0 or 1 for each"):
+        rows(two, [[0, 1], [1, 0]] * 20)
+    assert "2.00 labels" not in rows(two, [[0, 1], [1, 0], [1]] * 20).describe()
+
+
 def test_batches_of_several_sources_keep_their_numbers(rows: NumberedRows) -> None:
     """Seen to fail: they were left out."""
     found = rows(RegressionConfig(), [i / 2 for i in range(20)])

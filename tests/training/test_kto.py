@@ -13,6 +13,7 @@ import torch
 import lm
 from lm.cli.compose.compose import compose_config
 from lm.data.loader import Steps
+from lm.data.mixture import merged
 from lm.errors import ConfigError
 from lm.losses.kto import KTOLoss
 from lm.nn.batch import IGNORED, Batch
@@ -168,6 +169,14 @@ def test_preferences_are_two_rated_answers(of_rated: Made, tmp_path: Path) -> No
     good = (batch.answers != IGNORED).any(-1)
     texts = [batches.tokenizer.decode(row[row != IGNORED].tolist()) for row in batch.labels]
     assert [text.startswith("yes") for text in texts] == good.tolist() == [True, False] * (len(texts) // 2)
+
+
+def test_batches_of_several_sources_keep_answers_to_other_prompts(of_rated: Made) -> None:
+    """Seen to fail where they are left out, which makes a step's reference point 0."""
+    rows = lm.batches(of_rated()).train
+    parts = [rows.batch(np.array([0, 2])), rows.batch(np.array([1]))]
+    whole = merged(parts, [np.array([0, 2]), np.array([1])], pad=0)
+    assert whole.beside == [*parts[0].beside, *parts[1].beside] and [len(each.tokens) for each in whole.beside] == [2, 1]
 
 
 def test_what_is_not_rated_is_refused(of_rated: Made, tmp_path: Path) -> None:

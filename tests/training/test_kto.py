@@ -14,6 +14,7 @@ import lm
 from lm.cli.compose.compose import compose_config
 from lm.data.loader import Steps
 from lm.data.mixture import merged
+from lm.data.rows.rated import RatedRows
 from lm.errors import ConfigError
 from lm.losses.kto import KTOLoss
 from lm.nn.batch import IGNORED, Batch
@@ -34,7 +35,7 @@ def rated(n: int = 120) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def parent(configure: Configure, tmp_path: Path) -> Path:
-    train_rank(configure("run.name=parent", "trainer.max_steps=3", "data.seq_len=48", "model.dropout=0"))
+    train_rank(configure("run.name=parent", "trainer.max_steps=3", "data.seq_len=128", "model.dropout=0"))
     return tmp_path / "parent"
 
 
@@ -127,6 +128,35 @@ def test_each_answer_is_also_one_to_another_prompt(of_rated: Made) -> None:
     labels = {line["completion"]: line["label"] for line in rated()}
     good = (batch.answers != IGNORED).any(-1).tolist()
     assert [labels[text.removesuffix("</s>").strip()] for text in own] == good and 0 < sum(good) < len(good)
+
+
+def test_an_answer_that_just_fits_is_kept_and_with_another_prompt_it_is_cut(of_rated: Made, tmp_path: Path) -> None:
+    lines = [line | {"prompt": "?" * (1 + i % 9)} for i, line in enumerate(rated())]
+    (tmp_path / "rated.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def rows(seq_len: int) -> RatedRows:
+        found = lm.batches(of_rated(f"data.seq_len={seq_len}", "data.val_rows=1")).train
+        assert isinstance(found, RatedRows)
+        return found
+
+    every = rows(48)
+    lengths = [int((every.batch(np.array([i])).tokens[0] != every.pad).sum()) for i in range(len(every))]
+    assert len(rows(max(lengths))) == len(lengths) == len(rows(max(lengths) - 1)) + lengths.count(max(lengths))
+    most = sorted(lengths)[-1 - len(lengths) // 12]  # as many may be dropped
+    low = rows(most)
+    beside = [int((low.batch(np.array([i])).beside[0].tokens[0] != low.pad).sum()) for i in range(len(low))]
+    assert max(beside) == most
+
+
+def test_the_last_answer_alone_is_rated(of_rated: Made, tmp_path: Path) -> None:
+    chats = [[("user", f"{i}"), ("assistant", "one"), ("user", "b"), ("assistant", "two")] for i in range(40)]
+    lines = [{"messages": [{"role": role, "content": text} for role, text in chat], "label": True} for chat in chats]
+    (tmp_path / "rated.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    batches = lm.batches(of_rated("data.seq_len=128"))
+    labels = batches.train.batch(np.array([0])).labels
+    assert labels is not None
+    text = batches.tokenizer.decode(labels[labels != IGNORED].tolist())
+    assert "two" in text and "one" not in text
 
 
 def test_it_tells_good_from_bad_and_is_evaluated_as_validated(of_rated: Made, tmp_path: Path) -> None:

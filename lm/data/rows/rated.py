@@ -91,7 +91,9 @@ class RatedRows(PartedRows):
         return batch
 
     def widest(self, n: int) -> Ids:
-        return widest(n, self._bounds[:, 2] - self._bounds[:, 0])
+        start, answer, end = self._bounds.T
+        mixed = np.minimum(answer - start + (end - answer)[self._other], self._seq_len + 1)
+        return widest(n, np.maximum(end - start, mixed))
 
     def describe(self) -> str:
         few = f"{self._store.split}: {int(self._good.sum()):,} good answers and {int((~self._good).sum()):,} bad ones"

@@ -144,7 +144,7 @@ def _as_group(path: str) -> str:
 
 def _having(section: str, key: str, kinds: Mapping[str, type[Config]]) -> list[str]:
     """Returns the overrides that choose the kinds with this key."""
-    having, group = [kind for kind, cls in kinds.items() if kind and key in cls.model_fields], section.replace(".", "/")
+    having, group = [kind for kind in sorted(kinds) if kind and key in kinds[kind].model_fields], section.replace(".", "/")
     return [
         f"{group}={catalog.options_of_kind(group, kind)[0]}" if group in catalog.groups() else f"{section}.kind={kind}" for kind in having
     ]

@@ -30,6 +30,19 @@ def started(args: Sequence[str], **options: Any) -> Iterator["subprocess.Popen[s
             process.kill()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test with more than a dozen cases `make test` runs every third one, and `make test-all` all."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("slow") is None:
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for same in cases.values():
+        for n, item in enumerate(same):
+            if len(same) > 12 and n % 3:
+                item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes long says so on stderr, and on a busy machine everything does."""

@@ -105,7 +105,7 @@ def test_a_kind_of_a_file_is_chosen_explained_listed_and_misspelt_like_ours(lm: 
         ("model/norm=askd", "Did you mean 'asked'?"),
         ("model.norm.flor=1", "model.norm.flor: there is no such key in kind 'asked'. Did you mean 'floor'?"),
         ("model.norm.floor=x", "model.norm.floor: 'x' does not fit"),
-        ("model.norm.eps=1", "only in others. Write model/norm=rms or model/norm=layer model.norm.eps=..."),
+        ("model.norm.eps=1", "only in others. Write model/norm=layer or model/norm=rms model.norm.eps=..."),
     ):
         code, _, err = lm("train", given, *(["model/norm=asked"] if "/" not in wrong else []), wrong)
         assert code == 2 and words in err.splitlines()[-1], err

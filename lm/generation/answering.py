@@ -15,6 +15,7 @@ from lm.data.records.chat import ChatRecord
 from lm.data.records.fields import BadRecord
 from lm.data.records.messages import tools_of
 from lm.data.records.preference import PreferenceRecord
+from lm.data.records.rated import RatedRecord
 from lm.data.sources.base import ASSISTANT, Turn
 from lm.errors import ConfigError, ResourceError
 from lm.generation.decode import room
@@ -95,8 +96,7 @@ def chat_of(line: Tree, field: str | None, where: str) -> list[Turn]:
             if field not in ("chosen", "rejected"):
                 raise ConfigError(f"{where}: chosen and rejected are two chats. Set field=chosen, or field=rejected.")
             return [*before, (chosen if field == "chosen" else rejected)._replace(role=ASSISTANT)]
-        record, _ = ChatRecord(messages=field).recognised({name: value for name, value in line.items() if name != "label"}, where)
-        return record.said(line, where)
+        return RatedRecord(messages=field).recognised(line, where)[0].said(line, where)  # whose answer may be a bad one
 
 
 @contextmanager

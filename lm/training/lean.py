@@ -11,18 +11,8 @@ from types import ModuleType
 from typing import Any
 
 _NAME = "torchmetrics"
+_ASKED = "__getattr__"  # of a module: called for what it has not (PEP 562)
 _NEEDED = {"__version__": "__about__", "Metric": "metric", "MetricCollection": "collections"}
-
-
-class _Part(ModuleType):
-    """The package before its `__init__` has run, which runs as soon as more is asked of it, such as a metric or a further module."""
-
-    def __getattr__(self, name: str) -> Any:
-        spec, self.__class__ = self.__spec__, ModuleType  # type: ignore[assignment]
-        assert spec is not None and spec.loader is not None
-        self.__path__ = spec.submodule_search_locations or []
-        spec.loader.exec_module(self)
-        return getattr(self, name)
 
 
 @contextmanager
@@ -30,12 +20,13 @@ def without_metrics() -> Iterator[None]:
     """To import Lightning in. Has no effect where torchmetrics is imported already, or is another than is known here."""
     part = _part()
     yield
-    if part is not None and type(part) is _Part:
+    if part is not None and _ASKED in part.__dict__:
         del part.__path__  # what is imported of it from now on looks for this
 
 
 def _part() -> ModuleType | None:
-    if _NAME in sys.modules or (spec := find_spec(_NAME)) is None:
+    """Returns the package without its `__init__`, which runs as soon as more is asked of it, such as a metric or a further module."""
+    if _NAME in sys.modules or (spec := find_spec(_NAME)) is None or (loader := spec.loader) is None:
         return None
     part = sys.modules[_NAME] = module_from_spec(spec)
     part.__dict__["_logger"] = logging.getLogger(_NAME)
@@ -46,5 +37,12 @@ def _part() -> ModuleType | None:
         for name in [name for name in sys.modules if name.partition(".")[0] == _NAME]:
             del sys.modules[name]
         return None
-    part.__class__ = _Part
+
+    def whole(name: str) -> Any:
+        del part.__dict__[_ASKED]
+        part.__path__ = spec.submodule_search_locations or []
+        loader.exec_module(part)
+        return getattr(part, name)
+
+    part.__dict__[_ASKED] = whole
     return part

@@ -17,10 +17,9 @@ if TYPE_CHECKING:
     from lm.data.tokenizer.chat import ChatTemplate, Run
 
 
-class ChatRecord(MessagesRecord):
-    """Messages of several speakers, of which the assistant's are learned."""
+class ConversationRecord(MessagesRecord):
+    """Messages of several speakers, by whatever fields."""
 
-    kind: Literal["chat"] = "chat"
     messages: str | None = None
     """Field of the list of messages. null: one turn out of the fields `user` and `assistant`, or where these are not set either, what the
     record's fields tell: OpenAI, ShareGPT, Alpaca, Dolly, prompt and completion, question and answer."""
@@ -41,9 +40,6 @@ class ChatRecord(MessagesRecord):
         if self.messages or self.user:
             return self, ""
         form, system = chat_form(values, where), self.system or system_field(values)
-        if "completion" in form.fields and values.get("label") is False:
-            remedy = "Learn from it by data=rated objective=kto, name data.record.user and data.record.assistant to learn it all the same"
-            raise bad_record(f"{where}: its label is false, as of a bad completion in KTO's form, which is not to be learned. {remedy}")
         history = None if len(form.fields) == 1 else self.history or history_field(values)
         told = f"{form.name} ({', '.join([*form.fields, *(name for name in (history, system) if name)])})"
         if len(form.fields) == 1:
@@ -53,14 +49,8 @@ class ChatRecord(MessagesRecord):
         named = {"user": [asked, *between], "assistant": answer, "history": history, "system": system}
         return self.model_copy(update=named), told
 
-    def turns(self, values: Values, where: str) -> list[Turn]:
-        turns = self.said(values, where)
-        if not any(turn.role == ASSISTANT and _weighs(turn) for turn in turns):
-            raise bad_record(f"{where}: no message is the assistant's, or none has weight, so there is nothing to learn. Fix the record")
-        return turns
-
     def said(self, values: Values, where: str) -> list[Turn]:
-        """As `turns`, whoever speaks."""
+        """Returns the turns of the record, whoever speaks. Raises as `turns`."""
         if self.messages is not None:
             turns = self.messages_of(values, self.messages, "data.record.messages", where)
         else:
@@ -69,6 +59,25 @@ class ChatRecord(MessagesRecord):
             answer = self.turns_of(values, self.assistant, ASSISTANT, "data.record.assistant", where)
             turns = [*self.behind_earlier(values, asked, where), *answer]
         return [*tools_of(values, where), *self.after_system(values, turns, where)]
+
+
+class ChatRecord(ConversationRecord):
+    """Messages of several speakers, of which the assistant's are learned."""
+
+    kind: Literal["chat"] = "chat"
+
+    def recognised(self, values: Values, where: str) -> tuple[Self, str]:
+        named, told = super().recognised(values, where)
+        if told and named.assistant == "completion" and values.get("label") is False:
+            remedy = "Learn from it by data=rated objective=kto, name data.record.user and data.record.assistant to learn it all the same"
+            raise bad_record(f"{where}: its label is false, as of a bad completion in KTO's form, which is not to be learned. {remedy}")
+        return named, told
+
+    def turns(self, values: Values, where: str) -> list[Turn]:
+        turns = self.said(values, where)
+        if not any(turn.role == ASSISTANT and _weighs(turn) for turn in turns):
+            raise bad_record(f"{where}: no message is the assistant's, or none has weight, so there is nothing to learn. Fix the record")
+        return turns
 
     def runs(self, turns: Sequence[Turn], template: "ChatTemplate") -> list[list[tuple["Run", int]]]:
         """The assistant's messages are learned, except those with `weight: 0` (OpenAI's format) or `train: false` (axolotl's)."""

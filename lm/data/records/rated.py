@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, Self
 
 from lm.data.records.base import GIVEN, LEARNED, OTHER, Values
-from lm.data.records.chat import ChatRecord
+from lm.data.records.chat import ConversationRecord
 from lm.data.records.fields import bad_record, shown, value_of
 from lm.data.sources.base import ASSISTANT, Turn
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 _GOOD, _BAD = "chosen", "rejected"  # roles of the answer, as of preferences
 
 
-class RatedRecord(ChatRecord):
+class RatedRecord(ConversationRecord):
     """A chat whose last message, the assistant's, is rated as good or bad: a thumb up or down."""
 
-    kind: Literal["rated"] = "rated"  # type: ignore[assignment]
+    kind: Literal["rated"] = "rated"
     label: str = "label"
     """Field that says so: true or false, 1 or 0."""
 
     def recognised(self, values: Values, where: str) -> tuple[Self, str]:
-        named, told = super().recognised({name: value for name, value in values.items() if name != self.label}, where)
+        named, told = super().recognised(values, where)
         return named, told and f"{told}, {self.label}"
 
     def turns(self, values: Values, where: str) -> list[Turn]:

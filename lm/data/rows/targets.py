@@ -82,7 +82,8 @@ class MultiLabelConfig(TargetConfig):
     def rows(self, of: Material) -> Rows:
         told = (of.model.head.labels if of.model is not None and of.model.head.several else None) or []
         labels = self.labels or told
-        return MultiLabelRows(of, _Marks(labels, told if same(labels, told) else labels), told if same(labels, told) else labels)
+        names = told if same(labels, told) else labels
+        return MultiLabelRows(of, _Marks(labels, names), names)
 
 
 class TargetRows(LabelledRows):

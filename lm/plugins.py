@@ -159,7 +159,18 @@ def _add(plugin: Plugin) -> None:
     if not plugin.kinds:
         rule = 'it defines no kind: a class below a slot such as lm.kinds.NormConfig, with `kind: Literal["NAME"] = "NAME"`'
         raise ConfigError(f"plugins: {plugin.origin}: {rule}. Add one, or leave the file out.")
+    _require_names_of_today(plugin)
     _loaded[plugin.name] = plugin
+
+
+def _require_names_of_today(plugin: Plugin) -> None:
+    """Raises ConfigError for a class with a name of `_RENAMED`, which would be silently ignored."""
+    for kind in (each for each in vars(sys.modules[plugin.module]).values() if isinstance(each, type) and plugin.defines(each)):
+        renamed = {old: new for base in kind.__mro__ for old, new in _RENAMED.get(base.__name__, {}).items()}
+        for old in renamed.keys() & vars(kind).keys():
+            _forget(plugin.module)
+            rule = f"{kind.__name__}: {old} is called {renamed[old]} now, and would not be asked for. Rename it."
+            raise ConfigError(f"plugins: {plugin.origin}: {rule}")
 
 
 def _from_file(path: Path) -> Plugin:
@@ -182,20 +193,11 @@ def _from_file(path: Path) -> Plugin:
     _forget(module)  # a file that was edited need not have the same kinds
     try:
         exec(compile(code, str(path), "exec"), made.__dict__)
-        _require_names_of_today(made)
     except (Exception, SystemExit) as error:
         del sys.modules[module]
         _forget(module)
         raise _refusal(str(path), error) from error
     return plugin
-
-
-def _require_names_of_today(module: ModuleType) -> None:
-    """Raises ConfigError for a class of this module with a name of `_RENAMED`, which would be silently ignored."""
-    for kind in (each for each in vars(module).values() if isinstance(each, type) and each.__module__ == module.__name__):
-        renamed = {old: new for base in kind.__mro__ for old, new in _RENAMED.get(base.__name__, {}).items()}
-        for old in renamed.keys() & vars(kind).keys():
-            raise ConfigError(f"{kind.__name__}: {old} is called {renamed[old]} now, and would not be asked for. Rename it.")
 
 
 def _forget(module: str) -> None:
@@ -207,7 +209,6 @@ def _forget(module: str) -> None:
 def _installed(point: metadata.EntryPoint) -> Plugin:
     try:
         module = import_module(point.module)
-        _require_names_of_today(module)
     except (Exception, SystemExit) as error:
         raise _refusal(f"{point.name} ({GROUP} = {point.value})", error) from error
     file = Path(module.__file__ or "")

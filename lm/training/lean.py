@@ -3,11 +3,8 @@ time that a run spends before its first step, and 90 MiB in each of its processe
 
 import logging
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec
-from types import ModuleType
 from typing import Any
 
 _NAME = "torchmetrics"
@@ -15,19 +12,11 @@ _ASKED = "__getattr__"  # of a module: called for what it has not (PEP 562)
 _NEEDED = {"__version__": "__about__", "Metric": "metric", "MetricCollection": "collections"}
 
 
-@contextmanager
-def without_metrics() -> Iterator[None]:
-    """To import Lightning in. Has no effect where torchmetrics is imported already, or is another than is known here."""
-    part = _part()
-    yield
-    if part is not None and _ASKED in part.__dict__:
-        del part.__path__  # what is imported of it from now on looks for this
-
-
-def _part() -> ModuleType | None:
-    """Returns the package without its `__init__`, which runs as soon as more is asked of it, such as a metric or a further module."""
+def leave_out_metrics() -> None:
+    """Makes Lightning, where it is imported from now on, find torchmetrics without its metrics: these are imported as soon as one of them
+    is asked for. Has no effect where torchmetrics is imported already, or is another than is known here."""
     if _NAME in sys.modules or (spec := find_spec(_NAME)) is None or (loader := spec.loader) is None:
-        return None
+        return
     part = sys.modules[_NAME] = module_from_spec(spec)
     part.__dict__["_logger"] = logging.getLogger(_NAME)
     try:
@@ -36,13 +25,11 @@ def _part() -> ModuleType | None:
     except (ImportError, AttributeError):
         for name in [name for name in sys.modules if name.partition(".")[0] == _NAME]:
             del sys.modules[name]
-        return None
+        return
 
     def whole(name: str) -> Any:
         del part.__dict__[_ASKED]
-        part.__path__ = spec.submodule_search_locations or []
         loader.exec_module(part)
         return getattr(part, name)
 
     part.__dict__[_ASKED] = whole
-    return part

@@ -31,7 +31,7 @@ from lm.training.journal import Journal
 from lm.training.launch.agreement import require_same, require_same_config, require_started
 from lm.training.launch.ranks import Ranks, on_cuda
 from lm.training.launch.signals import Signals
-from lm.training.lean import without_metrics
+from lm.training.lean import leave_out_metrics
 from lm.training.resume import finished, imported, open_run, parent_hash, require_same_data, teacher_hash
 from lm.training.state import Counters, RunState, Saved
 from lm.training.weights.export import export_model
@@ -84,7 +84,8 @@ def _start_or_resume(
     with console.during("Preparing the data"):
         data = ranks.first_here(lambda: _prepare(cfg, folder, reader, console))
     held = signals.held() if command is None else nullcontext()  # a command's process ends, and need not wait
-    with console.during("Loading Lightning"), collector.paused(), held, without_metrics():  # seconds that a finished run does not need
+    with console.during("Loading Lightning"), collector.paused(), held:  # takes seconds, and a finished run does not need it
+        leave_out_metrics()
         from lm.training.build import build_module, memory_errors
 
     with memory_errors(cfg):

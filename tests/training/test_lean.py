@@ -9,13 +9,13 @@ from lm.training import lean
 
 needed = dict(lean._NEEDED)
 lean._NEEDED["NoSuchMetric"] = "metric"
-with lean.without_metrics():
-    left = [name for name in sys.modules if name.startswith("torchmetrics")]
+lean.leave_out_metrics()
 lean._NEEDED = needed
-print(left)
+print([name for name in sys.modules if name.startswith("torchmetrics")])
 
-with lean.without_metrics():
-    from lightning.pytorch.core.module import Metric
+lean.leave_out_metrics()
+from lightning.pytorch.core.module import Metric
+
 print([name for name in ("scipy.signal", "transformers", "torchmetrics.functional") if name in sys.modules])
 
 import torch

@@ -55,7 +55,7 @@ class Plugin:
     @property
     def kinds(self) -> list[type[Slot]]:
         """The classes that it has added to slots."""
-        return [kind for slot in Slot.__subclasses__() for kind in slot.kinds().values() if self.defines(kind)]
+        return [kind for kind in _every_kind() if self.defines(kind)]
 
     def defines(self, kind: type) -> bool:
         """Whether this class comes from here."""
@@ -102,6 +102,12 @@ def loaded() -> list[Plugin]:
     return list(_loaded.values())
 
 
+def kinds() -> list[tuple[Plugin, type[Slot]]]:
+    """Returns each class that a plugin of this process has added to a slot, beside that plugin."""
+    foreign = [kind for kind in _every_kind() if not kind.__module__.startswith("lm.")] if _loaded else []
+    return [(plugin, kind) for plugin in _loaded.values() for kind in foreign if plugin.defines(kind)]
+
+
 def used(config: Config) -> dict[str, str]:
     """Returns name -> SHA-256 of the plugins whose kinds a config has, at any depth: what is recorded beside it."""
     return {plugin.name: plugin.sha256 for plugin in _used(config)}
@@ -141,6 +147,12 @@ def require(tree: Tree, where: object) -> None:
 def with_todays_hashes(named: Tree) -> Tree:
     """Returns recorded names with hashes, where those of loaded plugins leave out comments and blank lines."""
     return {name: known.sha256 if (known := _loaded.get(name)) and sha256 == known.whole else sha256 for name, sha256 in named.items()}
+
+
+def _every_kind() -> Iterator[type[Slot]]:
+    """The options of all slots."""
+    for slot in Slot.__subclasses__():
+        yield from slot._registry.values()
 
 
 def _parts(value: Any) -> Iterator[Config]:

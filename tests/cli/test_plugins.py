@@ -78,6 +78,7 @@ def own(tmp_path: Path) -> Callable[[str, str], str]:
 def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """What this process loads is known to no later test's processes."""
     monkeypatch.setenv("LM_PLUGINS", "")
+    monkeypatch.setattr("lm.plugins._loaded", {})
 
 
 def norm(kind: str) -> str:

@@ -54,6 +54,13 @@ def reference(n: int, times: int, d: int) -> DeepseekV4Config:
     return DeepseekV4Config(hidden_size=d, hc_mult=n, hc_sinkhorn_iters=times, hc_eps=1e-6, rms_norm_eps=1e-6)
 
 
+def random(part: torch.nn.Module) -> None:
+    """A part of a model is made with whatever memory holds, and only the whole model draws it."""
+    for p in part.parameters():
+        torch.nn.init.ones_(p)
+    redraw(part)
+
+
 def give(ours: HyperWeights, fn: Tensor, base: Tensor, scale: Tensor) -> None:
     with torch.no_grad():
         for there, here in ((fn, ours.weight), (base, ours.bias), (scale, ours.scale)):
@@ -65,7 +72,7 @@ def test_a_hyper_connection_is_that_of_deepseek_v4_forward_and_backward(n: int, 
     """As in DeepseekV4DecoderLayer, around a sublayer that is a product. In float32, since transformers' is always."""
     d, cfg = 24, HyperConfig(streams=n, sinkhorn=times)
     ours = HyperConnection(cfg, PreNorm(RMSNormConfig(), d, Branch(0.0)), d, 1)
-    redraw(ours)
+    random(ours)
     other = theirs.DeepseekV4HyperConnection(reference(n, times, d))
     give(ours.weights, other.fn, other.base, other.scale)
     x, by, to = torch.randn(2, 7, n, d, requires_grad=True), torch.randn(d, d), torch.randn(2, 7, n, d)
@@ -81,7 +88,7 @@ def test_a_hyper_connection_is_that_of_deepseek_v4_forward_and_backward(n: int, 
 
 def test_the_streams_end_as_in_deepseek_v4() -> None:
     ours, other = HyperResidual(HyperConfig(streams=3), 24), theirs.DeepseekV4HyperHead(reference(3, 20, 24))
-    redraw(ours)
+    random(ours)
     give(ours.weights, other.hc_fn, other.hc_base, other.hc_scale)
     x = torch.randn(2, 7, 24)
     layers = [lambda streams: streams * torch.arange(1.0, 4.0)[:, None]]

@@ -130,6 +130,7 @@ def test_a_model_says_which_plugin_it_wants(plugged: Plugged, tmp_path: Path) ->
     assert code == 2 and f"{file} has" in said and "Give the file that it was made with" in said
 
 
+@pytest.mark.slow
 def test_what_is_wrong_with_a_plugin_is_said_with_its_place(plugged: Plugged, tmp_path: Path) -> None:
     wrong = {
         "absent": (None, "absent.py is no file. Give"),

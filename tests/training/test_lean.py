@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import sys
 from lm.training import lean
@@ -26,6 +28,7 @@ print(torchmetrics.AUROC.__name__)
 """
 
 
+@pytest.mark.slow
 def test_lightning_comes_without_the_metrics_and_these_come_when_they_are_asked_for() -> None:
     """Another torchmetrics than this one, in which a name is missing, is imported as ever."""
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)

@@ -173,6 +173,7 @@ def by_judge(of_pairs: Made, parent: Path, tmp_path: Path) -> Made:
     return run
 
 
+@pytest.mark.slow
 def test_answers_are_judged_by_a_reward_model(
     by_judge: Made, judge: Path, killed: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,6 +260,7 @@ def test_an_evaluation_tells_rewards_of_a_reward_model_that_is_there(by_judge: M
         lm.evaluate(parent, cfg.data, cfg.objective.replace(reward_model=str(parent)), parent=parent)
 
 
+@pytest.mark.slow
 def test_an_evaluation_names_models_that_were_made_anew_since_the_run(
     by_judge: Made, of_pairs: Made, judge: Path, parent: Path, configure: Configure, tmp_path: Path
 ) -> None:

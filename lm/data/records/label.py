@@ -3,14 +3,17 @@
 import json
 import math
 from collections.abc import Iterable, Iterator
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
+from pydantic import Field
 
 from lm.data.records.base import GIVEN, LEARNED, Passage, RecordConfig, Values
 from lm.data.records.fields import bad_record, shown, text_of, value_of
 from lm.data.sources.base import Document, Turn
 from lm.data.tokenizer.tokenizer import Tokenizer
+
+_KEY = "data.record.label"
 
 
 class LabelRecord(RecordConfig):
@@ -22,12 +25,13 @@ class LabelRecord(RecordConfig):
     """Field of the text."""
     text_pair: str | None = None
     """Field of a second text (hypothesis, sentence2). null: there is none."""
-    label: str = "label"
+    label: str | Annotated[list[str], Field(min_length=1)] = "label"
     """Field of the label: its name, or its number, counted from 0; a list of these where several may be right at once; or the number that
-    is to be told. true and false are names. A record where it is null is left out."""
+    is to be told. true and false are names. A list of fields: of a field for each label, 1 or true where it is right, 0 or false where it
+    is not. A record where it, or one of them, is null is left out."""
 
     def turns(self, values: Values, where: str) -> list[Turn]:
-        label = value_of(values, self.label, "data.record.label", where)
+        label = self._right(values, where) if isinstance(self.label, list) else value_of(values, self.label, _KEY, where)
         if label is None or label != label:  # or NaN, as which a table may have a gap
             label = ""
         names = [_name(each) for each in label] if isinstance(label, list) else [_name(label)]
@@ -39,6 +43,19 @@ class LabelRecord(RecordConfig):
         if self.text_pair is not None:
             texts.append(text_of(values, self.text_pair, "data.record.text_pair", where))
         return [*(Turn("source", text) for text in texts), Turn("label", name)]
+
+    def _right(self, values: Values, where: str) -> list[str] | None:
+        """Returns the fields that hold 1 or true; None where one holds nothing."""
+        found: list[str] = []
+        for field in self.label:
+            mark = value_of(values, field, _KEY, where)
+            if mark is None or mark != mark or mark == "":
+                return None
+            if (name := (_name(mark) or "").lower()) not in ("0", "1", "false", "true"):
+                rule = "and a field for each label holds 1 or true, or 0 or false"
+                raise bad_record(f"{where}: field '{field}' holds {shown(mark)}, {rule}. Fix the record, give {_KEY} one field")
+            found += [field] if name in ("1", "true") else []
+        return found
 
     def passages(self, documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[Passage]:
         """Yields the beginning and the text, the second text, if any, then the label's bytes, which are the same whatever the tokenizer

@@ -84,6 +84,37 @@ def test_each_label_that_is_right_is_marked(rows: NumberedRows, packing: str) ->
     assert "1.37 labels in each, 'old' in 55.6% of them" in found.describe()
 
 
+@pytest.mark.parametrize("ending", ["jsonl", "csv"])
+def test_labels_may_have_a_field_each(tmp_path: Path, ending: str) -> None:
+    """As 0 and 1, or as false and true; a text of which one is not known is left out."""
+    marks = [[1, 0, 1], [0, 1, 0], [0, 0, 0], [None, 0, 1]] * 8
+    file = tmp_path / f"a.{ending}"
+    if ending == "csv":
+        lines = [
+            "text,wet,hot,old",
+            *(",".join([letters(i), *("" if mark is None else str(mark) for mark in row)]) for i, row in enumerate(marks)),
+        ]
+    else:
+        told = [[mark if i % 2 else mark and bool(mark) for mark in row] for i, row in enumerate(marks)]
+        lines = [json.dumps({"text": letters(i), **dict(zip(LABELS, row, strict=True))}) for i, row in enumerate(told)]
+    file.write_text("\n".join(lines))
+    seen = marked(file, LABELS)
+    known = {n + 2: row for n, row in enumerate(marks) if None not in row}
+    assert 20 < len(seen) < len(known) + 1 and all(row == known[length] for length, row in seen.items())
+    with pytest.raises(ConfigError, match=r"field 'cold' is missing; the fields are text, wet, hot, old\. Set data.record.label"):
+        marked(file, [*LABELS, "cold"])
+    file.write_text(lines[0] + "\n" + lines[1].replace("1", "2").replace("true", "2"))
+    with pytest.raises(ConfigError, match=r"field '(wet|hot)' holds .*2.*, and a field for each label holds 1 or true, or 0 or false"):
+        marked(file, LABELS)
+
+
+def marked(file: Path, fields: list[str]) -> dict[int, list[float]]:
+    data = TextConfig(files=str(file), cache_dir=str(file.parent / "cache"), record=LabelRecord(label=fields), val_frac=0.0001, seq_len=48)
+    prepared = prepare(data, BytesConfig(), log=lambda line: None)
+    found = build_rows(MANY, data, prepared.parts[""].stores["train"], prepared.tokenizer, config())
+    return told_of(found.batch(np.arange(len(found))))
+
+
 @pytest.mark.parametrize(
     ("objective", "label", "said"),
     [

@@ -11,7 +11,7 @@ class Activations(NamedTuple):
 
     wide: int  # inputs of norms, which autocast leaves in float32
     narrow: int  # all others
-    masks: int = 0  # of dropout, one byte each
+    masks: int = 0  # of dropout and of xielu, one byte each
     casts: int = 0  # further copies that autocast makes of an input that several matrices read
     recomputed_wide: int = 0  # of the wide ones, those that compiled code computes again
     recomputed: int = 0  # the same of the narrow ones; below 0: it saves so many more, in place of wide ones

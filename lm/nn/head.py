@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lm.nn.context import Context
-from lm.nn.ffn.mlp import ACTIVATIONS, Activation
+from lm.nn.ffn.mlp import Activation, activation_of
 from lm.nn.init import Declares, into_logits
 from lm.nn.linear import Embedding, Linear
 from lm.nn.norm import NormConfig
@@ -135,7 +135,7 @@ class Head(Declares, OfVocabulary, nn.Linear):
         self.scale, self.softcap = cfg.scale, cfg.softcap
         self.dense = self.norm = None
         if cfg.transform is not None:
-            self.act = torch.tanh if cfg.transform == "tanh" else ACTIVATIONS[cfg.transform]
+            self.act = torch.tanh if cfg.transform == "tanh" else activation_of(cfg.transform)
             self.dense = Linear(d_model, d_model, bias=cfg.transform_bias)
             self.norm = norm.build(d_model) if cfg.transform_norm else nn.Identity()
 

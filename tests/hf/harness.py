@@ -44,10 +44,11 @@ def change(folder: Path, **keys: Any) -> None:
 @torch.no_grad()
 def redraw(theirs: torch.nn.Module, embed_gain: float, seed: int = 0) -> None:
     """Every weight and stored buffer random: matrices so that activations keep their size, norms, biases and sinks far from 0 and 1.
-    Tables of sines are none."""
+    Tables of sines and xIELU's numbers are none."""
     source = torch.Generator().manual_seed(seed)
     tables = {f"{name}.weight" for name, module in theirs.named_modules() if "Sinusoidal" in type(module).__name__}
-    stored = {name: tensor for name, tensor in theirs.state_dict().items() if name not in tables}
+    fixed = tables | {name for name in theirs.state_dict() if name.endswith((".act_fn.beta", ".act_fn.eps"))}
+    stored = {name: tensor for name, tensor in theirs.state_dict().items() if name not in fixed}
     drawn: set[int] = set()
     for name in sorted(stored):
         tensor = stored[name]

@@ -67,7 +67,7 @@ ATTENTIONS: list[dict[str, Any]] = [
 FFNS: list[dict[str, Any]] = [
     {"kind": "mlp", "activation": activation, "gated": gated, "bias": bias, "hidden": 40}
     for (activation, gated), bias in zip(
-        [("silu", True), ("gelu", True), ("relu", False), ("gelu_tanh", False), ("relu2", False), ("relu", True)],
+        [("silu", True), ("gelu", True), ("relu", False), ("gelu_tanh", False), ("relu2", False), ("relu", True), ("xielu", False)],
         itertools.cycle([False, True]),
     )
 ]

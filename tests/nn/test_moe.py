@@ -12,7 +12,7 @@ from lm.losses.tokens import causal_reader
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.context import Context
 from lm.nn.ffn.experts import Experts
-from lm.nn.ffn.mlp import MLPConfig
+from lm.nn.ffn.mlp import ACTIVATIONS, MLPConfig
 from lm.nn.ffn.moe import MoE, MoEConfig
 from lm.nn.ffn.router import CorrectedRouter, SoftmaxRouter
 from lm.nn.position.base import Position
@@ -168,7 +168,7 @@ def test_a_clamped_gate_follows_the_formula_of_gpt_oss() -> None:
     gate, up = torch.tensor([-9.0, 0.5, 9.0]), torch.tensor([-9.0, 0.5, 9.0])
     clamped = torch.tensor([-9.0, 0.5, 1.0])
     expected = (torch.tensor([-1.0, 0.5, 1.0]) + 1) * clamped * torch.sigmoid(1.702 * clamped)
-    torch.testing.assert_close(from_tree(MLPConfig, GPT_OSS).gate()(gate, up), expected)
+    torch.testing.assert_close(from_tree(MLPConfig, GPT_OSS).gate(ACTIVATIONS["quick_gelu"])(gate, up), expected)
 
 
 def losses_by_hand(layer: MoE, x: Tensor, shown: Tensor) -> list[float]:

@@ -1,5 +1,7 @@
 """Fast paths equal their readable reference, in values and gradients; sizes equal hand counts."""
 
+import math
+
 import pytest
 import torch
 
@@ -8,7 +10,7 @@ from lm.errors import ConfigError
 from lm.nn.batch import Batch
 from lm.nn.position.absolute import Sinusoidal, SinusoidalConfig
 from lm.nn.position.scaling import frequencies
-from lm.nn.transformer import DecoderConfig
+from lm.nn.transformer import DecoderConfig, build_model
 from lm.ops.attention.attend import Scoring, choose, reference, sdpa
 from lm.ops.attention.mask import Mask, arange_positions
 from lm.ops.rotation import rope_angles, rotate, rotate_half
@@ -42,6 +44,20 @@ def test_rotary_scores_depend_on_distance_only() -> None:
 
     torch.testing.assert_close(score(9, 4), score(25, 20), **CLOSE)
     assert abs(score(9, 4) - score(9, 5)) > 1e-4
+
+
+def test_xielu_equals_the_papers_formula() -> None:
+    """And has a gradient where e^x overflows. Both factors are 0.8 at first; the lower one is at least 1/2."""
+    act = build_model(config(ffn={"gated": False, "activation": "xielu"}), seed=0).double().blocks[0].get_submodule("ffn.act")
+    x = torch.tensor([-30.0, -2.0, -0.5, 0.5, 2.0, 1000.0], requires_grad=True)
+    for a, b in ((0.8, 0.8), (1.7, 0.6)):
+        for name, value in (("alpha_p", a), ("alpha_n", b - 0.5)):
+            if a != b:
+                act.get_parameter(name).data.fill_(math.log(math.expm1(value)))
+        below, above = b * (x.exp() - 1 - x) + 0.5 * x, a * x**2 + 0.5 * x
+        torch.testing.assert_close(act(x), torch.where(x > 0, above, below), rtol=1e-7, atol=1e-7)
+        slope = torch.where(x > 0, 2 * a * x + 0.5, b * (x.clamp(max=0).exp() - 1) + 0.5)
+        torch.testing.assert_close(torch.autograd.grad(act(x).sum(), x)[0], slope, rtol=1e-7, atol=1e-7)
 
 
 def test_sinusoidal_position_equals_the_papers_formula() -> None:

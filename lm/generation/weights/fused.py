@@ -78,7 +78,7 @@ class FusedMLP(GatedMLP):
 
     def __init__(self, of: GatedMLP, hold: Hold) -> None:
         nn.Module.__init__(self)
-        self.gate_up, self.down, self.combine = stacked([of.gate, of.up], hold), of.down, of.combine
+        self.gate_up, self.down, self.act, self.combine = stacked([of.gate, of.up], hold), of.down, of.act, of.combine
 
     @staticmethod
     def fits(of: GatedMLP) -> bool:

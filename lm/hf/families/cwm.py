@@ -2,14 +2,7 @@
 
 from lm.hf.families.llama import Llama
 from lm.hf.options.windows import WINDOW_KEYS, layer_types, read_windows, write_windows
-from lm.nn.stack import ModelConfig
 from lm.schema import Tree
-
-_USUAL: Tree = {
-    "rope_type": "llama3", "rope_theta": 1000000.0, "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}  # fmt: skip
-"""Rotary parameters, where the file has none."""
 
 
 class Cwm(Llama):
@@ -19,6 +12,10 @@ class Cwm(Llama):
     architecture = "CwmForCausalLM"
     rare = True
     theta = 1000000.0
+    usual_rope = {
+        "rope_type": "llama3", "rope_theta": 1000000.0, "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }  # fmt: skip
     fields = {
         **{ours: theirs for ours, theirs in Llama.fields.items() if not ours.startswith("attention.") or not ours.endswith("bias")},
         "norm.eps": ("rms_norm_eps", 1e-5),
@@ -26,9 +23,6 @@ class Cwm(Llama):
         "attention.head_dim": ("head_dim", 128),
     }
     further = WINDOW_KEYS
-
-    def config(self, hf: Tree) -> ModelConfig:
-        return super().config(hf if hf.get("rope_scaling") or hf.get("rope_parameters") else {**hf, "rope_parameters": _USUAL})
 
     def read(self, hf: Tree) -> Tree:
         return read_windows(hf, layer_types(hf["num_hidden_layers"], 4, 0), 8192)

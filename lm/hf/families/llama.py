@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from lm.hf.io.family import Family, Pair, module, same
+from lm.nn.stack import ModelConfig
 from lm.schema import Tree
 
 
@@ -14,6 +15,7 @@ class Llama(Family):
     architecture = "LlamaForCausalLM"
     prefix = "model."
     theta: ClassVar[float | None] = 10000.0
+    usual_rope: ClassVar[Tree] = {}  # rotary parameters of a file that has none, where the class has other than the plain ones
     last_norm: ClassVar[str] = "model.norm"  # name of the norm behind the layers
     ignored: ClassVar[tuple[str, ...]] = (r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
     fields = {
@@ -37,6 +39,10 @@ class Llama(Family):
         "kind": "decoder", "norm.kind": "rms", "norm.place": "pre", "attention.kind": "gqa", "ffn.kind": "mlp", "ffn.gated": True,
         "position.kind": "rope", "block.kind": "sequential",
     }  # fmt: skip
+
+    def config(self, hf: Tree) -> ModelConfig:
+        told = hf.get("rope_scaling") or hf.get("rope_parameters") or not self.usual_rope
+        return super().config(hf if told else {**hf, "rope_parameters": self.usual_rope})
 
     def pairs(self, ours: Tree) -> Iterator[Pair]:
         yield same("embed.weight", "model.embed_tokens.weight")

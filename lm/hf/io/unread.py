@@ -9,7 +9,6 @@ _PER_LAYER = "each layer reads an embedding of the tokens of its own"
 _MAMBA = "its states decay by a rate for each of their numbers (Mamba 1), where Mamba 2 has one for each head"
 WHY: dict[str, str] = {
     "albert": "all its layers are one, with the same weights",
-    "apertus": "its activation, xIELU, has weights",
     "big_bird": _SPARSE,
     "bigbird_pegasus": _SPARSE,
     "bitnet": "norms stand within its sublayers, before the last matrix",

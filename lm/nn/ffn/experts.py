@@ -25,7 +25,8 @@ class Experts(Declares, Divisible):
         super().__init__()
         self.reference = reference
         self.cfg, self.d_model, self.hidden = cfg, d_model, (hidden := cfg.width(d_model))
-        self.n, self.gated, self.act, self.combine = n, cfg.gated, ACTIVATIONS[cfg.activation], cfg.gate()
+        self.n, self.gated, self.act = n, cfg.gated, ACTIVATIONS[cfg.activation]
+        self.combine = cfg.gate(self.act)
         self.up = nn.Parameter(torch.empty(n, hidden, d_model))
         self.gate = nn.Parameter(torch.empty(n, hidden, d_model)) if cfg.gated else None
         self.down = nn.Parameter(torch.empty(n, d_model, hidden))

@@ -1,5 +1,6 @@
 """Position-wise feed-forward layers."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Literal, Self
@@ -12,11 +13,12 @@ from torch.nn import functional as F
 from lm.nn.activation_memory import Activations
 from lm.nn.context import Context
 from lm.nn.ffn.base import FFNConfig
+from lm.nn.init import Declares, InitContext
 from lm.nn.linear import Linear, Out
 from lm.ops.ranks.tensor_parallel import Divisible
 from lm.schema import MOST, Tree
 
-Activation = Literal["relu", "gelu", "gelu_tanh", "quick_gelu", "silu", "relu2"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "quick_gelu", "silu", "relu2", "xielu"]
 
 
 class MLPConfig(FFNConfig):
@@ -26,7 +28,8 @@ class MLPConfig(FFNConfig):
     hidden: int | None = Field(None, gt=0, le=MOST)
     """Inner width. null: 4 d_model, or 8/3 d_model rounded up to a multiple of 64 when gated, so that parameters match."""
     activation: Activation = "silu"
-    """relu2 is relu squared (So et al. 2021, arXiv:2109.08668); gelu is exact, gelu_tanh GPT-2's, quick_gelu x sigmoid(1.702 x)."""
+    """relu2 is relu squared (So et al. 2021, arXiv:2109.08668); gelu is exact, gelu_tanh GPT-2's, quick_gelu x sigmoid(1.702 x); xielu
+    learns how it rises on both sides (Apertus)."""
     gated: bool = True
     """Multiply by a second projection: silu + gated is SwiGLU, gelu + gated is GeGLU."""
     bias: bool = False
@@ -54,12 +57,14 @@ class MLPConfig(FFNConfig):
         return (3 if self.gated else 2) * d_model * self.width(d_model)
 
     def saved_activations(self, d_model: int, layer: int) -> Activations:
-        """Counts the activation; when gated, up and the product too; with gpt_oss_limit, gate and up before and after clamping. A compiler
-        keeps what the matrices give, and what the last one reads; of relu alone the latter, and half a number each for what it cut off."""
+        """Counts the activation (xielu's sides too, a byte each); when gated, up and the product too; with gpt_oss_limit, gate and up
+        before and after clamping. A compiler keeps what the matrices give, and what the last one reads; of relu alone the latter, and
+        half a number each for what it cut off."""
         tensors = _STEPS[self.activation] + (2 if self.gated else 0) + (2 if self.gpt_oss_limit is not None else 0)
         width, matrices = self.width(d_model), 3 if self.gated else 2
         again = -width // 2 if tensors < matrices else (tensors - matrices) * width
-        return Activations(0, tensors * width, width if self.dropout else 0, d_model if self.gated else 0, recomputed=again)
+        masks = (1 if self.dropout else 0) + (1 if self.activation == "xielu" else 0)
+        return Activations(0, tensors * width, masks * width, d_model if self.gated else 0, recomputed=again)
 
     def why_not_tensor_parallel(self, d_model: int, n: int, name: str = "hidden") -> str | None:
         """As in FFNConfig.  name: of the option that sets this width."""
@@ -70,9 +75,8 @@ class MLPConfig(FFNConfig):
     def implied(self, d_model: int) -> Tree:
         return {"hidden": self.width(d_model)}
 
-    def gate(self) -> "Gate":
+    def gate(self, act: Callable[[Tensor], Tensor]) -> "Gate":
         """Returns the function that combines gate and up."""
-        act = ACTIVATIONS[self.activation]
         return partial(_gated, act) if self.gpt_oss_limit is None else partial(_limited, act, self.gpt_oss_limit)
 
 
@@ -99,6 +103,29 @@ def quick_gelu(x: Tensor) -> Tensor:
     return x * torch.sigmoid(1.702 * x)
 
 
+def _softplus_of(value: float, shape: torch.Size, init: InitContext) -> Tensor:
+    """What softplus makes this value of."""
+    return torch.full(shape, math.log(math.expm1(value)))
+
+
+class XIELU(Declares, nn.Module):
+    """a x^2 + x / 2 above 0, b (e^x - 1 - x) + x / 2 below; each layer learns a = softplus(alpha_p) and b = 1/2 + softplus(alpha_n).
+
+    Both are 0.8 at first. The exponent stays below -1e-6, as in transformers.  Huang & Schlag 2024, arXiv:2411.13010.
+    """
+
+    beta, highest = 0.5, -1e-6
+    initializers = {"alpha_p": partial(_softplus_of, 0.8), "alpha_n": partial(_softplus_of, 0.8 - beta)}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alpha_p, self.alpha_n = nn.Parameter(torch.empty(1)), nn.Parameter(torch.empty(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = F.softplus(self.alpha_p).to(x.dtype), (self.beta + F.softplus(self.alpha_n)).to(x.dtype)
+        return torch.where(x > 0, a * x.square(), b * (torch.expm1(x.clamp(max=self.highest)) - x)) + self.beta * x
+
+
 Gate = Callable[[Tensor, Tensor], Tensor]
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
@@ -109,8 +136,15 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "relu2": relu2,
 }
-_STEPS: dict[Activation, int] = {"relu": 1, "relu2": 2, "gelu": 2, "gelu_tanh": 2, "silu": 2, "quick_gelu": 3}
+LEARNED: dict[Activation, type[nn.Module]] = {"xielu": XIELU}
+"""Activations that have weights, of each layer."""
+_STEPS: dict[Activation, int] = {"relu": 1, "relu2": 2, "gelu": 2, "gelu_tanh": 2, "silu": 2, "quick_gelu": 3, "xielu": 5}
 """Tensors kept from an activation's input to its result, the result included; relu needs its result alone."""
+
+
+def activation_of(name: Activation) -> Callable[[Tensor], Tensor]:
+    """Returns the activation of this name: a function, or a module where it has weights."""
+    return LEARNED[name]() if name in LEARNED else ACTIVATIONS[name]
 
 
 class MLP(Divisible):
@@ -123,7 +157,7 @@ class MLP(Divisible):
         hidden = cfg.width(d_model)
         self.up = Linear(d_model, hidden, bias=cfg.bias)
         self.down = Out(hidden, d_model, bias=cfg.bias)
-        self.act = ACTIVATIONS[cfg.activation]
+        self.act = activation_of(cfg.activation)
         self.dropout = nn.Dropout(cfg.dropout)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
@@ -137,7 +171,7 @@ class GatedMLP(MLP):
     def __init__(self, cfg: MLPConfig, d_model: int) -> None:
         super().__init__(cfg, d_model)
         self.gate = Linear(d_model, cfg.width(d_model), bias=cfg.bias)
-        self.combine = cfg.gate()
+        self.combine = cfg.gate(self.act)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         out: Tensor = self.down(self.dropout(self.combine(self.gate(x), self.up(x))))

@@ -10,7 +10,7 @@ from lm.nn.activation_memory import Activations, sum_activations
 from lm.nn.context import Context
 from lm.nn.ffn.base import FFNConfig, Mixture
 from lm.nn.ffn.experts import Experts
-from lm.nn.ffn.mlp import MLPConfig
+from lm.nn.ffn.mlp import LEARNED, MLPConfig
 from lm.nn.ffn.router import RouterConfig, Routing, SoftmaxRouterConfig
 from lm.nn.linear import Linear
 from lm.ops.routing import agreement, capacity_of, loads, squares_of_log_z, tokens, within_capacity
@@ -67,6 +67,8 @@ class MoEConfig(FFNConfig):
         if self.top_k == 1 and self.router.normalize:
             raise ValueError("top_k=1 makes the one weight of each token 1 whatever its score, so that the router learns nothing."
                              " Set router.normalize=false, or raise top_k.")  # fmt: skip
+        if self.expert.activation in LEARNED:
+            raise ValueError(f"expert.activation={self.expert.activation} has weights, and experts have none for it. Choose another one.")
         self.router.require(self.n_experts, self.top_k)
         return self
 

@@ -30,7 +30,7 @@ EXPERTS: Tree = {**SHARED["ffn"]}
 MODELS: dict[str, Tree] = {
     "biases, a norm of each head": {
         "attention": HEADS | {"qkv_bias": True, "out_bias": True, "qk_norm": "head"},
-        "ffn": {"kind": "mlp", "hidden": 24, "bias": True},
+        "ffn": {"kind": "mlp", "hidden": 24, "bias": True, "activation": "xielu"},
     },
     "windows, sinks, a gate of each head": {
         "attention": HEADS | {"window": 5, "global_every": 2, "gpt_oss_sinks": True, "out_gate": "head"}

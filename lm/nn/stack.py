@@ -74,6 +74,7 @@ class ModelConfig(Slot):
         self.attention.require(self.d_model, self.position)
         self.attention.require_layers(self.slot(0) == "attention", self.drafts())
         self.position.require(self.attention.rotary_width(self.d_model), self.attention.whence(self.d_model))
+        self.position.require_layers(self.drafts())
         self.block.require(self.norm, self.ffn, self.recurrent is not None)
         self.residual.require(self.norm, self.block.kind, self.drafts())
         self.ffn.require(self.n_layers)
@@ -155,12 +156,12 @@ class ModelConfig(Slot):
         reader = self.attention.cross() if cross else None
         return BlockParts(layer, self.norm, self.slot(layer), mixer, reader, self.ffn, self.residual, self.d_model, self.dropout)
 
-    def dims(self, causal: bool) -> Dims:
-        """Returns the dimensions that the position of a stack may need to know."""
+    def dims(self, causal: bool, n_layers: int) -> Dims:
+        """Returns the dimensions that the position of a stack of so many layers may need to know."""
         assert self.max_seq_len is not None
         attention = self.attention
         rotary = attention.rotary_width(self.d_model)
-        return Dims(self.d_model, attention.n_heads, rotary, self.max_seq_len, causal, attention.layer_window)
+        return Dims(self.d_model, attention.n_heads, rotary, self.max_seq_len, causal, attention.layer_window, n_layers)
 
     def implied(self) -> Tree:
         """Returns, by dotted path, what options mean where that is not the value that they hold, such as what null stands for."""
@@ -199,7 +200,7 @@ class Stack(nn.Module):
         super().__init__()
         self.cfg, self.embed_scale = cfg, cfg.embed.scale
         self.parts = [cfg.parts(layer, cross) for layer in range(n_layers)]
-        self.position = cfg.position.build(cfg.dims(causal))
+        self.position = cfg.position.build(cfg.dims(causal, n_layers))
         self.segment = Embedding(cfg.embed.segments, cfg.d_model) if cfg.embed.segments else None
         self.embed_norm = cfg.norm.build(cfg.d_model) if cfg.embed.norm else None
         self.dropout = nn.Dropout(cfg.dropout)

@@ -29,6 +29,8 @@ FUSED = {  # none has a window, a soft-cap or MLA, for which no kernel on a CPU 
     "bart_base": "objective=seq2seq data=stdlib_docstrings model.attention.n_heads=4 model.attention.dropout=0 model.ffn.dropout=0",
     "transformer_base": "objective=seq2seq data=stdlib_docstrings model.attention.n_heads=4",
     "t5_small": "objective=seq2seq data=stdlib_docstrings model.attention.n_heads=4",
+    "t5_1_1_base": "objective=seq2seq data=stdlib_docstrings model.attention.n_heads=4 model.position.shared=false model.ffn.hidden=256"
+    " model.attention.head_dim=32",
     "gpt_neox_20b": "model.attention.n_heads=4 model.ffn.activation=xielu",
     "palm_8b": "model.attention.n_heads=4 model.attention.head_dim=32 model.ffn.hidden=512",
     "mixtral_8x7b": "model.attention.n_heads=4 model.attention.n_kv_heads=2 model.ffn.expert.hidden=256 model.ffn.n_shared=1"

@@ -45,6 +45,7 @@ POSITIONS: list[dict[str, Any]] = [
     *({"kind": "rope", "scaling": scaling} for scaling in SCALINGS),
     {"kind": "alibi"},
     {"kind": "t5_relative", "n_buckets": 8, "max_distance": 12},
+    {"kind": "t5_relative", "n_buckets": 6, "max_distance": 9, "shared": False},
 ]
 MLA: dict[str, Any] = {"kind": "mla", "n_heads": 4, "kv_rank": 16, "nope_dim": 6, "rope_dim": 8, "v_dim": 10}
 ATTENTIONS: list[dict[str, Any]] = [

@@ -95,7 +95,7 @@ def test_alibi_equals_blooms(n_heads: int) -> None:
     theirs = modeling.build_alibi_tensor(torch.ones(1, 9, dtype=torch.int64), n_heads, torch.float32).view(n_heads, 9)
     torch.testing.assert_close(torch.tensor(alibi_slopes(n_heads)), theirs[:, 1])
     at = torch.arange(9)[None]
-    bias = AlibiConfig().build(Dims(32, n_heads, 8, 16, True)).bias(at, at)
+    bias = AlibiConfig().build(Dims(32, n_heads, 8, 16, True)).bias(at, at, 0)
     assert bias is not None and bias.shape == (1, n_heads, 9, 9)
     last = theirs - theirs[:, -1:]  # there keys are numbered, and the softmax cancels the query's own number
     torch.testing.assert_close(bias[0, :, -1], last)
@@ -116,12 +116,25 @@ def test_the_relative_bias_is_one_table_for_all_layers_and_one_for_each_stack() 
     model = redrawn(config(position={"kind": "t5_relative", "n_buckets": 8, "max_distance": 12}))
     assert [name for name, _ in model.named_parameters() if "table" in name] == ["position.table.weight"]
     at = torch.tensor([[0, 1, 5]])
-    bias = model.position.bias(at, at)
+    bias = model.position.bias(at, at, 0)
     table = model.position.table.weight
     assert bias is not None
     torch.testing.assert_close(bias[0, :, 1, 0], table[1])  # key one before the query
     torch.testing.assert_close(bias[0, :, 0, 2], table[0])  # a later key, which a causal mask hides
     torch.testing.assert_close(bias[0, :, 2, 0], table[t5_buckets(torch.tensor(-5), 8, 12, True)])
+
+
+def test_each_layer_may_have_a_table_of_its_own() -> None:
+    model = redrawn(config(position={"kind": "t5_relative", "n_buckets": 8, "max_distance": 12, "shared": False}, n_layers=3))
+    at, table = torch.tensor([[0, 1, 5]]), model.position.table.weight
+    assert table.shape == (3 * 8, 4)
+    for layer in range(3):
+        bias = model.position.bias(at, at, layer)
+        assert bias is not None
+        torch.testing.assert_close(bias[0, :, 1, 0], table[layer * 8 + 1])
+    logits = model(tokens(1, 6))
+    table.data[16:] += 1.0 * torch.arange(8)[:, None]
+    assert not torch.allclose(model(tokens(1, 6)), logits)  # the last layer reads the last rows
 
 
 def test_interleaved_pairs_turn_as_complex_numbers() -> None:

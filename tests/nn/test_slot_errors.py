@@ -66,6 +66,7 @@ MISTAKES: list[tuple[Tree, str]] = [
     ({"position": {"kind": "rope", "fraction": 0.01}}, "fraction=0.01 of head_dim=8 (d_model=32 / n_heads=4) rotates 0 dimensions."),
     ({"position": {"kind": "rope", "none_every": 1}}, "position.none_every: 1 does not fit. The value must be greater than 1."),
     ({"position": {"kind": "t5_relative", "n_buckets": 7}}, "position.n_buckets: 7 does not fit. The value must be a multiple of 2."),
+    ({"position": {"kind": "t5_relative", "shared": False}, "mtp": {"depth": 1}}, "shared=false has a table for each layer, and mtp"),
     ({"position": {"kind": "t5_relative", "max_distance": 16}}, "max_distance=16 leaves nothing to share beyond the 16 exact distances of"),
     (scaled(kind="linear", factor=0.5), "position.scaling.factor: 0.5 does not fit. The value must be greater than or equal to 1."),
     (scaled(kind="linear"), "position.scaling.factor: a value is missing (New context length / old one). Set it."),

@@ -30,6 +30,7 @@ SLOTS: list[dict[str, Any]] = [
     *({"block": block} for block in BLOCKS),
     *({"norm": {"kind": "rms", "place": place}} for place in ("post", "sandwich", "output")),
     T5,
+    {"position": T5["position"] | {"shared": False}},
     T5 | {"attention": {"n_heads": 4, "window": 4, "keep_first": 3}},
     JITTER,
 ]

@@ -35,7 +35,7 @@ class T5(Family):
     respelled = ("feed_forward_proj",)  # dense_act_fn comes first
     fixed = {
         "kind": "encoder_decoder", "norm.kind": "rms", "norm.place": "pre", "attention.kind": "gqa", "attention.scale": 1.0,
-        "position.kind": "t5_relative", "ffn.kind": "mlp", "block.kind": "sequential",
+        "position.kind": "t5_relative", "position.shared": True, "ffn.kind": "mlp", "block.kind": "sequential",
     }  # fmt: skip
 
     def as_stored(self, hf: Tree, names: Collection[str]) -> Tree:
@@ -75,7 +75,7 @@ class T5(Family):
         yield self.embedding(ours)
         yield same("head.weight", "lm_head.weight")
         for here, there, layers in (("encoder.", "encoder", ours["n_encoder_layers"]), ("", "decoder", ours["n_layers"])):
-            yield same(f"{here}position.table.weight", f"{there}.block.0.layer.0.SelfAttention.relative_attention_bias.weight")
+            yield self.tables(f"{here}position.table.weight", there, ours["position.n_buckets"], layers)
             yield from module(f"{here}norm", f"{there}.final_layer_norm")
             for i in range(layers):
                 yield from self.block(f"{here}blocks.{i}", f"{there}.block.{i}.layer", ours, cross=there == "decoder")
@@ -83,6 +83,10 @@ class T5(Family):
     def embedding(self, ours: Tree) -> Pair:
         """Returns the pair of the embedding, which both stacks share."""
         return same("embed.weight", "shared.weight")
+
+    def tables(self, here: str, there: str, n_buckets: int, layers: int) -> Pair:
+        """Returns the pair of a stack's relative positions."""
+        return same(here, f"{there}.block.0.layer.0.SelfAttention.relative_attention_bias.weight")
 
     def block(self, here: str, there: str, ours: Tree, cross: bool) -> Iterator[Pair]:
         """Yields the pairs of one layer."""

@@ -35,7 +35,6 @@ WHY: dict[str, str] = {
     "mpnet": "it has learned positions and a bias of distances at once",
     "nemotron_h": "a layer is attention, Mamba or a feed-forward, and nothing else",
     "phimoe": "its router scores each of a token's experts against those that are left (SparseMixer)",
-    "umt5": "each layer has a table of distances of its own",
     "zamba2": "layers share the weights of one attention",
 }
 """model_type -> what is particular to it."""

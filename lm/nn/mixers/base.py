@@ -1,7 +1,7 @@
 """Token mixers, by which the tokens of a row read each other: attention and recurrences. The model's `pattern` chooses."""
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import ClassVar, Self
 
@@ -63,7 +63,13 @@ class Attention(Mixer):
 
     def bias(self, mask: Mask, position: Position | None) -> Tensor | None:
         """Returns the bias that this position adds to the scores, broadcastable to (b, h, q, k); None: there is none."""
-        return None if position is None else mask.once("bias", lambda: position.bias(mask.q_positions, mask.k_positions))
+        return None if position is None else self.bias_of(position, mask.q_positions, mask, "bias")
+
+    def bias_of(self, position: Position, q_positions: Tensor, mask: Mask, key: Hashable) -> Tensor | None:
+        """Returns the bias for queries at these positions; where layers share it, it is built once and kept in the mask by `key`."""
+        if position.by_layer:
+            return position.bias(q_positions, mask.k_positions, self.layer)
+        return mask.once(key, lambda: position.bias(q_positions, mask.k_positions, self.layer))
 
     def joined(self, heads: Tensor) -> Tensor:
         """Joins the heads and projects them, (b, h, s, c) -> (b, s, d)."""

@@ -246,7 +246,7 @@ class StreamingGQA(GQA):
         far = super().bias(mask, position)
         if position is None or far is None:
             return None
-        near = mask.once(("bias", self.last), lambda: position.bias(mask.q_positions.clamp(max=self.last), mask.k_positions))
+        near = self.bias_of(position, mask.q_positions.clamp(max=self.last), mask, ("bias", self.last))
         return far if near is None else torch.where(self.is_first(mask.k_positions)[:, None, None], near, far)
 
     def is_first(self, positions: Tensor) -> Tensor:

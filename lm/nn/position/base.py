@@ -18,7 +18,8 @@ Angles = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Dims:
-    """What a position kind may need to know of its stack. `rotary`: dimensions of a head that may rotate; `window`: that of each layer."""
+    """What a position kind may need to know of its stack. `rotary`: dimensions of a head that may rotate; `window`: that of each layer;
+    `n_layers`: of this stack."""
 
     d_model: int
     n_heads: int
@@ -26,6 +27,7 @@ class Dims:
     max_seq_len: int
     causal: bool
     window: Callable[[int], int | None] = lambda layer: None
+    n_layers: int = 1
 
 
 class PositionConfig(Slot, group="model/position"):
@@ -42,6 +44,9 @@ class PositionConfig(Slot, group="model/position"):
 
     def require(self, rotary: int, whence: str = "") -> None:
         """Raises ValueError where this kind does not fit heads with `rotary` dimensions that may rotate.  whence: what made it so many."""
+
+    def require_layers(self, drafts: bool) -> None:
+        """Raises ValueError where this kind does not fit the layers.  drafts: there are blocks beyond the last one."""
 
     def saved_activations(self, n_heads: int, seq_len: int) -> Activations:
         """Returns what autograd saves of one token in each layer that attends."""
@@ -61,6 +66,8 @@ class PositionConfig(Slot, group="model/position"):
 class Position(Declares, nn.Module):
     """No position information; the base of every kind.  positions: (b, s) int64, -1 on padding."""
 
+    by_layer = False  # each layer has a bias of its own
+
     def places(self, s: int, device: torch.device, start: int = 0) -> Tensor:
         """Returns start .. start + s - 1 as (1, s), for tokens without given positions. Raises ConfigError beyond the last one there is."""
         return arange_positions(s, device, start)
@@ -77,6 +84,7 @@ class Position(Declares, nn.Module):
         """Returns queries, or keys before they are cached, rotated, (b, h, s, c)."""
         return x
 
-    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
-        """Returns a bias on the scores of every layer, broadcastable to (b, h, q, k); None: there is none."""
+    def bias(self, q_positions: Tensor, k_positions: Tensor, layer: int) -> Tensor | None:
+        """Returns the bias on the scores of this layer, the same of all unless `by_layer`, broadcastable to (b, h, q, k); None: there is
+        none."""
         return None

@@ -31,7 +31,7 @@ class Alibi(Position):
         self.slopes = torch.tensor(alibi_slopes(n_heads), device="cpu")
         self._here = self.slopes  # where the scores are
 
-    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
+    def bias(self, q_positions: Tensor, k_positions: Tensor, layer: int) -> Tensor | None:
         distance = (q_positions.unsqueeze(-1) - k_positions.unsqueeze(-2)).abs().float()  # (b, q, k)
         if self._here.device != distance.device:  # at the first call only: a copy would wait for a GPU
             self._here = self.slopes.to(distance.device)
@@ -39,7 +39,7 @@ class Alibi(Position):
 
 
 class T5RelativeConfig(PositionConfig):
-    """A learned bias per head and bucket of distance, shared by all layers (Raffel et al. 2019, arXiv:1910.10683, section 2.1)."""
+    """A learned bias per head and bucket of distance (Raffel et al. 2019, arXiv:1910.10683, section 2.1)."""
 
     kind: Literal["t5_relative"] = "t5_relative"
     acts = "bias"
@@ -47,6 +47,8 @@ class T5RelativeConfig(PositionConfig):
     """Rows of the table; bidirectional stacks use half for each direction."""
     max_distance: int = Field(128, gt=1)
     """Distances from here on share the last bucket."""
+    shared: bool = True
+    """All layers of a stack have one table; false: each has its own (UMT5, Chung et al. 2023, arXiv:2304.09151)."""
 
     @model_validator(mode="after")
     def _far_is_far(self) -> Self:
@@ -60,20 +62,25 @@ class T5RelativeConfig(PositionConfig):
     def build(self, dims: Dims) -> Position:
         return T5Relative(self, dims)
 
+    def require_layers(self, drafts: bool) -> None:
+        if drafts and not self.shared:
+            raise ValueError("position.shared=false has a table for each layer, and mtp's blocks are none. Set shared=true, or mtp=null.")
+
     def saved_activations(self, n_heads: int, seq_len: int) -> Activations:
-        """Counts the scores of all heads: the bias needs a gradient, which no fused kernel computes."""
-        return Activations(0, n_heads * seq_len)
+        """Counts the scores of all heads: the bias needs a gradient, which no fused kernel computes; and the layer's own buckets."""
+        return Activations(0, n_heads * seq_len, 0 if self.shared else 8 * seq_len)
 
 
 class T5Relative(Position):
-    """bias = table[bucket(key - query), head]."""
+    """bias = table[bucket(key - query), head]; the tables of all layers, one below the other, are one matrix."""
 
     def __init__(self, cfg: T5RelativeConfig, dims: Dims) -> None:
         super().__init__()
-        self.cfg, self.causal = cfg, dims.causal
-        self.table = Embedding(cfg.n_buckets, dims.n_heads)
+        self.cfg, self.causal, self.by_layer = cfg, dims.causal, not cfg.shared
+        self.table = Embedding(cfg.n_buckets * (dims.n_layers if self.by_layer else 1), dims.n_heads)
 
-    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
+    def bias(self, q_positions: Tensor, k_positions: Tensor, layer: int) -> Tensor | None:
         distance = k_positions.unsqueeze(-2) - q_positions.unsqueeze(-1)  # (b, q, k)
-        bias: Tensor = self.table(t5_buckets(distance, self.cfg.n_buckets, self.cfg.max_distance, self.causal))
+        buckets = t5_buckets(distance, self.cfg.n_buckets, self.cfg.max_distance, self.causal)
+        bias: Tensor = self.table(buckets + layer * self.cfg.n_buckets if self.by_layer else buckets)
         return bias.permute(0, 3, 1, 2)  # (b, q, k, h) -> (b, h, q, k)

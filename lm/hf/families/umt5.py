@@ -1,0 +1,36 @@
+"""UMT5, and Pile-T5.  Chung et al. 2023, arXiv:2304.09151."""
+
+from lm.hf.families.mt5 import MT5
+from lm.hf.io.family import Pair
+from lm.hf.io.transforms import Join
+from lm.nn.stack import ModelConfig
+from lm.schema import Tree
+
+
+class UMT5(MT5):
+    """T5 1.1 with a table of relative positions for each layer. States are scaled where the head is tied.
+
+    An untied head, as all published models have, is read as it was trained. transformers 5 scales its states too (4 did not), so that it
+    computes other probabilities, and an export is refused.
+    """
+
+    name = "umt5"
+    architecture = "UMT5ForConditionalGeneration"
+    ignored = (r"(encoder|decoder)\.embed_tokens\.weight",)
+    fixed = {**{key: value for key, value in MT5.fixed.items() if key != "head.scale"}, "position.shared": False}
+
+    def read(self, hf: Tree) -> Tree:
+        return {**super().read(hf), "head.scale": hf["d_model"] ** -0.5 if hf.get("tie_word_embeddings", True) else 1.0}
+
+    def homeless(self, cfg: ModelConfig) -> list[str]:
+        found = super().homeless(cfg)
+        if cfg.head.tied:
+            return found
+        return [*found, "model.head.tied=false must be true, since transformers 5 scales the states before any head of UMT5"]
+
+    def tables(self, here: str, there: str, n_buckets: int, layers: int) -> Pair:
+        names = (f"{there}.block.{i}.layer.0.SelfAttention.relative_attention_bias.weight" for i in range(layers))
+        return Pair((here,), tuple(names), Join([n_buckets] * layers))
+
+
+FAMILY = UMT5()

@@ -144,16 +144,16 @@ def _activations(model: LM, setting: Setting) -> int:
 
 
 def _units(model: LM, setting: Setting) -> Iterator[_Unit]:
-    cfg, d, modules = model.cfg, model.cfg.d_model, iter(model.units())
+    cfg, d = model.cfg, model.cfg.d_model
     for stack in model.stacks():
-        for parts in stack.parts:
+        for block, parts in [*zip(stack.blocks, stack.parts, strict=True)] * cfg.residual.passes():
             inputs = Activations(cfg.residual.width(d), 0)
-            yield _Unit(parts.layer, _block(cfg, parts, setting), inputs, *_products(next(modules), parts, setting))
-    for layer in range(cfg.n_layers, cfg.n_layers + len(model.mtp) * model.runs_mtp):
+            yield _Unit(parts.layer, _block(cfg, parts, setting), inputs, *_products(block, parts, setting))
+    for layer, block in enumerate(model.mtp if model.runs_mtp else (), cfg.n_layers):
         join = Activations(d, 2 * d)  # the norm of the embedding, and the matrix that reads it beside the hidden states
         parts, inputs = cfg.parts(layer), sum_activations([Activations(d, 0), _ends(d)])
         whole = sum_activations([join, _block(cfg, parts, setting), _ends(d)])
-        yield _Unit(layer, whole, inputs, *_products(next(modules), parts, setting))
+        yield _Unit(layer, whole, inputs, *_products(block, parts, setting))
 
 
 def _products(module: nn.Module, parts: BlockParts, setting: Setting) -> tuple[Activations, Activations]:

@@ -1,5 +1,6 @@
 """What a block knows of the current forward beside its input: positions, masks, cache."""
 
+import copy
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Self
@@ -53,6 +54,13 @@ class Context:
         at, position = arange_positions(x.shape[1], x.device), position or Position()
         return cls(position, Mask(at, at, causal=causal, square=True), position.angles(at))
 
+    def again(self, layers: int) -> Self:
+        """Returns the context of the next pass through the same blocks, whose cache is behind that of so many layers."""
+        same = copy.copy(self)
+        if self.cache is not None:
+            same.cache = self.cache.behind(layers)
+        return same
+
     def report_moe(self, loads: Tensor, losses: Tensor | None) -> None:
         """Tells of the experts of the block at work how many tokens each has, (e,), and the losses of each row, (b,), if there are any.
 
@@ -62,12 +70,12 @@ class Context:
         self._reported = loads, losses
 
     def collect_moe(self, layer: int) -> None:
-        """Files what the block has reported under this layer."""
+        """Files what the block has reported under this layer, in addition to what it has reported before."""
         if self._reported is not None:
-            loads, losses = self._reported
-            self.moe.loads[self.stack, layer] = loads
-            if losses is not None:
-                self.moe.losses[self.stack, layer] = losses
+            at = self.stack, layer
+            for held, new in zip((self.moe.loads, self.moe.losses), self._reported, strict=True):
+                if new is not None:
+                    held[at] = held[at] + new if at in held else new
             self._reported = None
 
     @property
@@ -79,7 +87,7 @@ class Context:
         """Returns the mask over the keys that this layer sees: the input's own, or those in its cache."""
         if self.cache is None:
             return self.mask
-        k_positions, group = self.cache.positions(layer), self.cache.group_of[layer]
+        k_positions, group = self.cache.positions(layer), self.cache.group(layer)
         if group not in self._cached_masks:
             first = k_positions.shape[1] == self.mask.q_positions.shape[1]  # nothing was cached before
             prefix = self.mask.k_prefix if first else None

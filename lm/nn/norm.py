@@ -73,6 +73,18 @@ class LayerNormConfig(NormConfig):
         return (ZeroCenteredLayerNorm if self.zero_centered else nn.LayerNorm)(d, self.eps, bias=self.bias)
 
 
+def build_within(cfg: NormConfig | None, d: int) -> nn.Module:
+    """Returns the norm before a sublayer's last matrix, of vectors of width d."""
+    return nn.Identity() if cfg is None else cfg.build(d)
+
+
+def require_within(**norms: NormConfig | None) -> None:
+    """Raises ValueError for the first norm within a sublayer that has a place around it.  norms: by option."""
+    for name, norm in norms.items():
+        if norm is not None and norm.place != "pre":
+            raise ValueError(f"{name}.place={norm.place} is of norms around a sublayer, and this one is within. Leave place out.")
+
+
 def require_weight(weight: bool, **beside: bool) -> None:
     """Raises ValueError for the first option of `beside` that is true where there is no weight, which it needs."""
     if wrong := [name for name, wanted in beside.items() if wanted and not weight]:

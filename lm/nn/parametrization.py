@@ -64,7 +64,7 @@ class CompletePConfig(WidthConfig):
 
     kind: Literal["completep"] = "completep"
     base_depth: int = Field(gt=0, le=MOST_LAYERS)
-    """The n_layers at which this is muP: that of the model whose rates were tuned."""
+    """The layers that a token goes through where this is muP: n_layers of the model whose rates were tuned, times its passes."""
 
     def growth(self, d_model: int, n_layers: int, head_dim: int) -> Growth:
         return super().growth(d_model, n_layers, head_dim)._replace(depth=n_layers / self.base_depth)

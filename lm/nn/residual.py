@@ -1,16 +1,18 @@
-"""How the outputs of layers reach the layers above: along one residual stream, along several, or by ways around the layers between."""
+"""How the outputs of layers reach the layers above: along one residual stream, along several, by ways around the layers between, or by the
+same layers again."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from lm.nn.activation_memory import Activations
 from lm.nn.init import Declares, Initializer, ones, zeros
 from lm.nn.norm import NormConfig, PreNorm
-from lm.schema import Slot
+from lm.schema import MOST_LAYERS, Slot
 
 LayerFn = Callable[[Tensor], Tensor]
 """A block, with all that it reads beside its input."""
@@ -22,6 +24,10 @@ class ResidualConfig(Slot, group="model/residual"):
     @abstractmethod
     def build(self, d_model: int, n_layers: int) -> "Residual":
         """Returns a module that is called with the embedded tokens, (b, s, d), and the layers."""
+
+    def passes(self) -> int:
+        """Returns how many times a token goes through all layers."""
+        return 1
 
     def connect(self, sublayer: PreNorm, d_model: int, nth: int) -> nn.Module:
         """Returns the residual connection of the nth sublayer of a stack, given that of a single stream."""
@@ -93,11 +99,30 @@ class DenseConfig(ResidualConfig):
         return Activations(n_layers * d_model, 0)
 
 
+class LoopConfig(ResidualConfig):
+    """All layers, one behind the other, several times over, with the same weights (Universal Transformer, arXiv:1807.03819; ALBERT,
+    arXiv:1909.11942: one layer, 12 times; looped language models, arXiv:2510.25741)."""
+
+    kind: Literal["loop"] = "loop"
+    times: int = Field(2, gt=1, le=MOST_LAYERS)
+    """Times that a token goes through them (Ouro: 4); each time has keys and values of its own."""
+
+    def build(self, d_model: int, n_layers: int) -> "Residual":
+        return Residual()
+
+    def passes(self) -> int:
+        return self.times
+
+    def require(self, norm: NormConfig, block: str, drafts: bool) -> None:
+        if drafts:
+            raise ValueError("mtp drafts behind layers that run once, and residual=loop runs them again. Set mtp=null, or residual=plain.")
+
+
 class Residual(nn.Module):
     """x = layer(x)."""
 
     def forward(self, x: Tensor, layers: Sequence[LayerFn]) -> Tensor:
-        """(b, s, d) -> (b, s, d)."""
+        """(b, s, d) -> (b, s, d).  layers: in the order in which a token goes through them."""
         for layer in layers:
             x = layer(x)
         return x

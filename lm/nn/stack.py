@@ -107,7 +107,7 @@ class ModelConfig(Slot):
 
     def growth(self) -> Growth:
         """Returns the size of this model as multiples of the parametrization's base size."""
-        return self.parametrization.growth(self.d_model, self.n_layers, self.attention.score_width(self.d_model))
+        return self.parametrization.growth(self.d_model, self.n_layers * self.residual.passes(), self.attention.score_width(self.d_model))
 
     def written_out(self) -> Self:
         """Returns the config in the standard parametrization that computes the same, with the multipliers of its own one as options.
@@ -224,7 +224,9 @@ class Stack(nn.Module):
 
     def through_blocks(self, x: Tensor, ctx: Context) -> Tensor:
         """(b, s, d) -> (b, s, d), before the last norm."""
-        out: Tensor = self.residual(x, [partial(self.through, block, layer, ctx) for layer, block in enumerate(self.blocks)])
+        n = len(self.blocks)
+        passes = [ctx, *(ctx.again(n * i) for i in range(1, self.cfg.residual.passes()))]
+        out: Tensor = self.residual(x, [partial(self.through, block, i, each) for each in passes for i, block in enumerate(self.blocks)])
         return out
 
     def through(self, block: nn.Module, layer: int, ctx: Context, *inputs: Tensor) -> Tensor:
@@ -249,4 +251,4 @@ class Stack(nn.Module):
 
     def sublayers(self, name: str) -> int:
         """Returns how many sublayers add to the residual stream that the parameter of this name writes to."""
-        return (1 + self.cfg.ffn.sublayers) * len(self.blocks)
+        return self.parts[0].sublayers * len(self.blocks) * self.cfg.residual.passes()

@@ -171,8 +171,8 @@ class LM(Stack):
             stack.recompute = how
 
     def states(self) -> list[State]:
-        """Returns, layer by layer, which tensors a cache keeps of a row."""
-        return [parts.mixer.state(parts.d_model, parts.layer) for parts in self.parts]
+        """Returns, layer by layer and pass by pass, which tensors a cache keeps of a row."""
+        return [parts.mixer.state(parts.d_model, parts.layer) for parts in self.parts] * self.cfg.residual.passes()
 
     def new_cache(self, batch: int, max_len: int, slack: int = 8, horizon: int | None = None) -> Cache:
         """Returns an empty cache for `batch` rows of up to max_len tokens.  slack, horizon: as in `Cache`."""
@@ -274,7 +274,7 @@ class EncoderDecoderLM(LM):
         return [self.encoder, self]
 
     def sublayers(self, name: str) -> int:
-        return self.encoder.sublayers(name) if name.startswith("encoder.") else super().sublayers(name) + len(self.blocks)
+        return self.encoder.sublayers(name) if name.startswith("encoder.") else super().sublayers(name)
 
 
 def build_model(cfg: ModelConfig, seed: int | None = None, device: torch.device | str = "cpu") -> LM:

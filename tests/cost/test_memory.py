@@ -132,14 +132,15 @@ def test_what_is_multiplied_by_learned_numbers_is_kept(preset: str, option: str)
 
 @pytest.mark.parametrize("preset", ["llama_tiny", "t5_small"])
 @pytest.mark.parametrize("n_layers", [4, 5])
-@pytest.mark.parametrize("kind", ["x0", "unet", "dense", "hyper", "hyper model.residual.streams=2 model.residual.sinkhorn=3"])
+@pytest.mark.parametrize("kind", ["x0", "unet", "dense", "loop", "hyper", "hyper model.residual.streams=2 model.residual.sinkhorn=3"])
 def test_what_stands_between_layers_is_kept(kind: str, n_layers: int, preset: str) -> None:
     found, held = [], []
     for changes in ("", f"model/residual={kind}"):
         model = build_model(composed(f"model={preset}", FUSED[preset], SMALL, changes, f"model.n_layers={n_layers}").model, seed=0).train()
         found.append(memory(model, SETTING).activations)
         held.append(kept_bytes(model))
-    assert found[1] - found[0] == pytest.approx(held[1] - held[0], rel=0.01 if kind.startswith("hyper") else 0)
+    exact = kind in ("x0", "unet", "dense")  # of a whole block some numbers more are kept
+    assert found[1] - found[0] == pytest.approx(held[1] - held[0], rel=0 if exact else 0.01)
 
 
 @pytest.mark.parametrize("preset", ["llama_tiny", "gpt2", "palm_8b", "mixtral_8x7b", "qwen3_0_6b", "granite_3_1_2b", "micro"])

@@ -64,6 +64,7 @@ ATTENTIONS: list[dict[str, Any]] = [
     {"kind": "differential", "n_heads": 8, "n_kv_heads": 4, "head_dim": 8, "window": 7, "qk_norm": "head", "out_gate": "head"},
     {"n_heads": 4, "n_kv_heads": 2, "qk_norm": "rotated", "qkv_bias": True},
     {"n_heads": 4, "n_kv_heads": 2, "query_growth": {"rate": 0.6, "every": 5}, "window": 20, "global_every": 2},
+    {"n_heads": 4, "n_kv_heads": 2, "inner_norm": {"kind": "layer"}, "out_gate": "element"},
 ]
 FFNS: list[dict[str, Any]] = [
     {"kind": "mlp", "activation": activation, "gated": gated, "bias": bias, "hidden": 40}
@@ -71,7 +72,7 @@ FFNS: list[dict[str, Any]] = [
         [("silu", True), ("gelu", True), ("relu", False), ("gelu_tanh", False), ("relu2", False), ("relu", True), ("xielu", False)],
         itertools.cycle([False, True]),
     )
-]
+] + [{"kind": "mlp", "hidden": 40, "inner_norm": {"kind": "rms"}}]
 CONV: dict[str, Any] = {"kind": "short_conv", "kernel": 3}
 DELTA: dict[str, Any] = {"kind": "gated_delta", "n_heads": 4, "n_k_heads": 2, "k_dim": 6, "v_dim": 10, "kernel": 3}
 MAMBA2: dict[str, Any] = {"kind": "mamba2", "n_heads": 4, "head_dim": 12, "state_dim": 6, "groups": 2, "kernel": 3}
@@ -119,6 +120,7 @@ RESIDUALS: list[dict[str, Any]] = [
     {"kind": "x0"},
     {"kind": "unet"},
     {"kind": "dense"},
+    {"kind": "loop", "times": 2},
     {"kind": "hyper", "streams": 3, "sinkhorn": 4},
 ]
 HEADS: list[dict[str, Any]] = [

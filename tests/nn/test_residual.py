@@ -1,4 +1,4 @@
-"""Ways around layers: against their formulas, and hyper-connections against transformers' DeepSeek-V4."""
+"""Ways around layers, and layers that are run again: against their formulas, and hyper-connections against transformers' DeepSeek-V4."""
 
 from typing import Any
 
@@ -8,12 +8,18 @@ from torch import Tensor
 from transformers.models.deepseek_v4 import modeling_deepseek_v4 as theirs
 from transformers.models.deepseek_v4.configuration_deepseek_v4 import DeepseekV4Config
 
+from lm.cost.count import count
 from lm.errors import ConfigError
+from lm.generation.weights.compiled import traced
+from lm.losses.tokens import causal_reader
+from lm.nn.batch import Batch
 from lm.nn.context import Context
 from lm.nn.hyper import HyperConfig, HyperConnection, HyperResidual, HyperWeights
 from lm.nn.norm import Branch, PreNorm, RMSNormConfig
+from lm.nn.parametrization import CompletePConfig
 from lm.nn.stack import model_config
 from lm.nn.transformer import LM, build_model
+from lm.ops.recompute import NOTHING, Recompute
 from lm.schema import Tree
 from lm.testing.models import BASE, random_model, redraw, tokens
 
@@ -48,6 +54,68 @@ def test_a_stack_is_what_its_formula_says(kind: str, n_layers: int, doubles: Non
     x = torch.randn(2, 9, 32)
     out = model.through_blocks(x, Context.alone(x, model.position))
     torch.testing.assert_close(out, by_formula(kind, model, x), rtol=1e-9, atol=1e-9)
+
+
+AGAIN: Tree = {"residual": {"kind": "loop", "times": 3}, "n_layers": 2}
+FIRST_VALUES: Tree = {"attention": {"kind": "gqa", "n_heads": 4, "window": 5, "global_every": 2, "value_residual": True}}
+EXPERTS: Tree = {"ffn": {"kind": "moe", "n_experts": 4, "top_k": 2, "balance_loss": 0.3, "expert": {"kind": "mlp", "hidden": 16}}}
+
+
+def copies(model: LM, tree: Tree, times: int) -> LM:
+    """A plain model with a copy of each block for each time that it is run."""
+    n = len(model.blocks)
+    plain = random_model(model_config(tree | {"n_layers": times * n, "residual": {"kind": "plain"}}))
+    weights = model.state_dict()
+    for i in range(n, times * n):
+        weights |= {f"blocks.{i}.{name}": p for name, p in model.blocks[i % n].state_dict().items()}
+    plain.load_state_dict(weights)
+    return plain
+
+
+@pytest.mark.parametrize("changes", [{}, {"kind": "encoder"}, {"block": {"kind": "parallel"}}, {"position": {"kind": "alibi"}}], ids=str)
+def test_layers_that_are_run_again_are_copies_whose_gradients_add_up(changes: Tree, doubles: None) -> None:
+    model = random_model(model_config(BASE | AGAIN | changes))
+    plain, ids = copies(model, BASE | changes, 3), tokens(2, 9)
+    out, expected = model(ids), plain(ids)
+    torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-9)
+    to = torch.randn_like(out)
+    (out * to).sum().backward()
+    (expected * to).sum().backward()
+    of = dict(plain.named_parameters())
+    for name, p in model.named_parameters():
+        each = [f"blocks.{int(name.split('.')[1]) + 2 * i}.{name.split('.', 2)[2]}" for i in range(3)] if "blocks." in name else [name]
+        torch.testing.assert_close(p.grad, torch.stack([of[its].grad for its in each]).sum(0), rtol=1e-9, atol=1e-9)
+
+
+def test_each_pass_has_keys_values_and_a_share_of_the_residual_stream_of_its_own() -> None:
+    cfg = model_config(BASE | AGAIN)
+    once, again = build_model(cfg.replace(residual={"kind": "plain"}), seed=0), build_model(cfg, seed=0)
+    assert len(again.states()) == 3 * len(once.states())
+    assert count(cfg, 9).cache_bytes_per_token == 3 * count(once.cfg, 9).cache_bytes_per_token
+    assert sum(p.numel() for p in again.parameters()) == sum(p.numel() for p in once.parameters())
+    torch.testing.assert_close(again.blocks[0].attention.o.weight * 3**0.5, once.blocks[0].attention.o.weight)
+    depths = [build_model(cfg.replace(parametrization=CompletePConfig(base_width=32, base_depth=n)), seed=0) for n in (6, 2)]
+    assert [block.cfg.growth().depth for block in depths] == [1, 3]
+
+
+@pytest.mark.parametrize("how", ["block", "selective"])
+@pytest.mark.parametrize("changes", [FIRST_VALUES, EXPERTS], ids=["values of the first layer", "experts"])
+def test_a_pass_that_is_run_again_for_the_backward_reads_what_it_read(changes: Tree, how: Any) -> None:
+    """Values of the first layer are of the same pass: seen to fail where all passes had one context."""
+    model = random_model(model_config(BASE | AGAIN | changes)).train()
+    labels = tokens(2, 9, 3)
+    read, found = causal_reader(labels), []
+    for recompute in (NOTHING, Recompute(how)):
+        model.recomputes(recompute)
+        sums = model(Batch(tokens(2, 9)), read)
+        found.append([sums.total, *torch.autograd.grad(sums.total, [p for p in model.parameters() if p.requires_grad])])
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
+
+
+def test_experts_count_the_tokens_of_all_passes() -> None:
+    model, labels = random_model(model_config(BASE | AGAIN | EXPERTS)).train(), tokens(2, 9, 3)
+    loads = model(Batch(tokens(2, 9)), causal_reader(labels)).loads
+    assert loads.shape == (2, 4) and loads.sum(1).tolist() == [2 * 3 * 18] * 2
 
 
 def reference(n: int, times: int, d: int) -> DeepseekV4Config:
@@ -124,3 +192,10 @@ def test_each_sublayer_reads_the_next_stream_at_first(kind: str, expected: list[
 def test_several_streams_are_refused_where_there_is_one(changes: Tree, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         model_config(BASE | {"residual": {"kind": "hyper"}} | changes)
+
+
+def test_layers_that_are_run_again_are_refused_where_others_draft_behind_them_and_in_one_compiled_step() -> None:
+    with pytest.raises(ConfigError, match=r"residual=loop runs them again\. Set mtp=null"):
+        model_config(BASE | AGAIN | {"mtp": {"depth": 1}})
+    with pytest.raises(ConfigError, match="compile=true: residual=loop runs a block several times"):
+        traced(random_model(model_config(BASE | AGAIN)))

@@ -79,6 +79,7 @@ class FusedMLP(GatedMLP):
     def __init__(self, of: GatedMLP, hold: Hold) -> None:
         nn.Module.__init__(self)
         self.gate_up, self.down, self.act, self.combine = stacked([of.gate, of.up], hold), of.down, of.act, of.combine
+        self.inner_norm = of.inner_norm
 
     @staticmethod
     def fits(of: GatedMLP) -> bool:
@@ -87,7 +88,7 @@ class FusedMLP(GatedMLP):
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, -1)
-        out: Tensor = self.down(self.combine(gate, up))
+        out: Tensor = self.down(self.inner_norm(self.combine(gate, up)))
         return out
 
 
@@ -142,6 +143,7 @@ class FusedGQA(GQA):
         nn.Module.__init__(self)
         self.layer, self.head_dim, self.how, self.how_in_eval = of.layer, of.head_dim, of.how, of.how_in_eval
         self.sinks, self.attend, self.o, self.gate, self.said = of.sinks, of.attend, of.o, of.gate, of.extra_repr()
+        self.inner_norm = of.inner_norm
         self.heads = [linear.out_features // of.head_dim for linear in (of.q, of.k, of.v)]
         self.qk, self.norm = sum(self.heads[:2]), None
         order, rows = torch.arange(of.head_dim), torch.arange(sum(self.heads) * of.head_dim).view(-1, of.head_dim)

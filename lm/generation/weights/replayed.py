@@ -131,7 +131,7 @@ class _Still(Cache):
         self.group_of, self.stores = of.group_of, of.stores
         self.memory, self.memory_positions = of.memory, of.memory_positions
         self.groups = {key: _still(slots) for key, slots in of.groups.items()}
-        self.before = {layer: [x.clone() for x in of.state(layer)] for layer in of.states}
+        self.held = {layer: [x.clone() for x in of.state(layer)] for layer in of.states}
         self.after: dict[int, tuple[Tensor, ...]] = {}
         self.take(of)
 
@@ -148,8 +148,8 @@ class _Still(Cache):
                 index.fill_(slots.index.start)
             else:
                 index.copy_(slots.index)
-        if self.before:
-            torch._foreach_copy_([x for held in self.before.values() for x in held], [x for i in self.before for x in of.state(i)])
+        if self.held:
+            torch._foreach_copy_([x for held in self.held.values() for x in held], [x for i in self.held for x in of.state(i)])
 
     def give(self, to: Cache) -> None:
         """Gives the real cache the new states, after a step."""
@@ -164,10 +164,10 @@ class _Still(Cache):
                 slots.look()
 
     def state(self, layer: int) -> list[Tensor]:
-        return self.before[layer]
+        return self.held[layer + self.before]
 
     def advance(self, layer: int, *after: Tensor) -> None:
-        self.after[layer] = after
+        self.after[layer + self.before] = after
 
 
 def _still(slots: Slots) -> Slots:

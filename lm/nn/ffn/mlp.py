@@ -15,6 +15,7 @@ from lm.nn.context import Context
 from lm.nn.ffn.base import FFNConfig
 from lm.nn.init import Declares, InitContext
 from lm.nn.linear import Linear, Out
+from lm.nn.norm import NormConfig, build_within, require_within
 from lm.ops.ranks.tensor_parallel import Divisible
 from lm.schema import MOST, Tree
 
@@ -36,11 +37,15 @@ class MLPConfig(FFNConfig):
     """Bias on every projection."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Probability of dropping an inner activation."""
+    inner_norm: NormConfig | None = None
+    """A norm of what the last matrix reads (NormFormer: layer, arXiv:2110.09456; Magneto, arXiv:2210.06423; BitNet b1.58: rms). null:
+    none."""
     gpt_oss_limit: float | None = Field(None, gt=0)
     """gpt-oss: gate at most this, up within +- this, and up + 1 as the other factor. null: off."""
 
     @model_validator(mode="after")
-    def _limit_needs_a_gate(self) -> Self:
+    def _parts_fit(self) -> Self:
+        require_within(inner_norm=self.inner_norm)
         if self.gpt_oss_limit is not None and not self.gated:
             raise ValueError(f"gpt_oss_limit={self.gpt_oss_limit} has no meaning without a gate. Set gated=true, or drop gpt_oss_limit.")
         return self
@@ -58,16 +63,19 @@ class MLPConfig(FFNConfig):
 
     def saved_activations(self, d_model: int, layer: int) -> Activations:
         """Counts the activation (xielu's sides too, a byte each); when gated, up and the product too; with gpt_oss_limit, gate and up
-        before and after clamping. A compiler keeps what the matrices give, and what the last one reads; of relu alone the latter, and
-        half a number each for what it cut off."""
+        before and after clamping; with inner_norm what it gives. A compiler keeps what the matrices give, and what the last one reads; of
+        relu alone the latter, and half a number each for what it cut off."""
         tensors = _STEPS[self.activation] + (2 if self.gated else 0) + (2 if self.gpt_oss_limit is not None else 0)
         width, matrices = self.width(d_model), 3 if self.gated else 2
         again = -width // 2 if tensors < matrices else (tensors - matrices) * width
-        masks = (1 if self.dropout else 0) + (1 if self.activation == "xielu" else 0)
-        return Activations(0, tensors * width, masks * width, d_model if self.gated else 0, recomputed=again)
+        normed = 0 if self.inner_norm is None else width
+        masks, casts = (1 if self.dropout else 0) + (1 if self.activation == "xielu" else 0), d_model if self.gated else 0
+        return Activations(0, tensors * width + normed, masks * width, casts, recomputed=again + normed)
 
     def why_not_tensor_parallel(self, d_model: int, n: int, name: str = "hidden") -> str | None:
         """As in FFNConfig.  name: of the option that sets this width."""
+        if self.inner_norm is not None:
+            return "model.ffn.inner_norm is of the whole inner width, of which a rank has some. Set it to null"
         if (width := self.width(d_model)) % n:
             return f"model.ffn.{name}={width} is not a multiple of it, and each rank has as much. Choose one, such as {-(-width // n) * n}"
         return None
@@ -159,9 +167,10 @@ class MLP(Divisible):
         self.down = Out(hidden, d_model, bias=cfg.bias)
         self.act = activation_of(cfg.activation)
         self.dropout = nn.Dropout(cfg.dropout)
+        self.inner_norm = build_within(cfg.inner_norm, hidden)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        out: Tensor = self.down(self.dropout(self.act(self.up(x))))
+        out: Tensor = self.down(self.inner_norm(self.dropout(self.act(self.up(x)))))
         return out
 
 
@@ -174,5 +183,5 @@ class GatedMLP(MLP):
         self.combine = cfg.gate(self.act)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        out: Tensor = self.down(self.dropout(self.combine(self.gate(x), self.up(x))))
+        out: Tensor = self.down(self.inner_norm(self.dropout(self.combine(self.gate(x), self.up(x)))))
         return out

@@ -69,6 +69,8 @@ class MoEConfig(FFNConfig):
                              " Set router.normalize=false, or raise top_k.")  # fmt: skip
         if self.expert.activation in LEARNED:
             raise ValueError(f"expert.activation={self.expert.activation} has weights, and experts have none for it. Choose another one.")
+        if self.expert.inner_norm is not None:
+            raise ValueError("expert.inner_norm has no form in the stacked matrices of experts. Set expert.inner_norm=null.")
         self.router.require(self.n_experts, self.top_k)
         return self
 

@@ -14,7 +14,7 @@ from lm.nn.init import halves
 from lm.nn.linear import Linear, Out
 from lm.nn.mixers.base import Attention, Mixer
 from lm.nn.mixers.grouped import GroupedConfig, QueryGrowth
-from lm.nn.norm import NormConfig
+from lm.nn.norm import NormConfig, build_within
 from lm.nn.position.base import Position, PositionConfig
 from lm.ops.attention.attend import Scoring
 from lm.ops.attention.mask import Mask
@@ -108,6 +108,8 @@ class GQAConfig(GroupedConfig):
         for name, heads in (("n_heads", self.n_heads), ("n_kv_heads", self.n_kv_heads or self.n_heads)):
             if heads % n:
                 return f"model.attention.{name}={heads} is not a multiple of it, and each rank has as many. Choose a divisor"
+        if self.inner_norm is not None:
+            return "model.attention.inner_norm is of all heads, of which a rank has some. Set it to null"
         if self.qk_norm == "full":
             return "model.attention.qk_norm=full is of all heads, of which a rank has some. Use qk_norm=head or none"
         return None
@@ -138,6 +140,7 @@ class GQA(Attention, Divisible):
         self.v = Linear(d_model, kv_width, bias=cfg.qkv_bias)
         self.o = Out(q_width, d_model, bias=cfg.out_bias)
         self.gate = Linear(d_model, cfg.gate_width(d_model), bias=cfg.qkv_bias) if cfg.out_gate != "none" else None
+        self.inner_norm = build_within(cfg.inner_norm, q_width)
         self.norm_full = cfg.qk_norm == "full"
         self.q_norm, self.k_norm = (
             nn.Identity() if cfg.qk_norm == "none" else norm.build(width if self.norm_full else head_dim) for width in (q_width, kv_width)
@@ -183,6 +186,10 @@ class GQA(Attention, Divisible):
             gate = self.gate(x).unflatten(-1, (heads.shape[1], -1)).transpose(1, 2)  # (b, s, h*c or h) -> (b, h, s, c or 1)
             heads = heads * gate.sigmoid()
         return self.joined(heads)
+
+    def joined(self, heads: Tensor) -> Tensor:
+        out: Tensor = self.o(self.inner_norm(heads.transpose(1, 2).flatten(2)))  # (b, h, s, c) -> (b, s, h*c)
+        return out
 
 
 class RotatedNormGQA(GQA):

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from lm.nn.activation_memory import Activations
 from lm.nn.mixers.base import AttentionConfig
+from lm.nn.norm import NormConfig, require_within
 from lm.nn.position.base import PositionConfig
 from lm.ops.attention.attend import Scoring
 from lm.ops.cache.cache import PerToken
@@ -54,11 +55,14 @@ class GroupedConfig(AttentionConfig):
     out_gate: Literal["none", "head", "element"] = "none"
     """What is read is multiplied by the sigmoid of a projection of the layer's input: a number per head, or one per element (Qwen3-Next;
     Qiu et al. 2025, arXiv:2505.06708)."""
+    inner_norm: NormConfig | None = None
+    """A norm of what the output projection reads, over all heads (Magneto, arXiv:2210.06423: layer; BitNet b1.58: rms). null: none."""
     gpt_oss_sinks: bool = False
     """gpt-oss: a learned score per head that takes its part of each softmax and has no value."""
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
+        require_within(inner_norm=self.inner_norm)
         if self.n_kv_heads is not None and self.n_heads % self.n_kv_heads:
             divisors = ", ".join(str(n) for n in range(1, self.n_heads + 1) if self.n_heads % n == 0)
             raise ValueError(f"n_heads={self.n_heads} is not a multiple of n_kv_heads={self.n_kv_heads}. Make that one of {divisors}, say.")
@@ -107,11 +111,12 @@ class GroupedConfig(AttentionConfig):
         return 4 * self.n_heads * self.width(d_model) * min(seq_len, self.layer_window(layer) or seq_len)
 
     def saved_activations(self, d_model: int, layer: int) -> Activations:
-        """Counts q, k, v and the attention output; q and k before their norm; the gate before and after its sigmoid, and its product. A
-        compiler keeps no sigmoid, and the attention output twice, once as the last matrix reads it."""
+        """Counts q, k, v and the attention output; q and k before their norm; the gate before and after its sigmoid, and its product; what
+        inner_norm gives. A compiler keeps no sigmoid, and the attention output twice, once as the last matrix reads it."""
         q, kv, gate = self.n_heads * self.width(d_model), self.kv_width(d_model), self.gate_width(d_model)
         normed, gated = q + kv if self.qk_norm != "none" else 0, q + 2 * gate if gate else 0
-        return Activations(0, 2 * q + 2 * kv + normed + gated, 0, 2 * d_model, recomputed=gate - q)
+        inner = 0 if self.inner_norm is None else q
+        return Activations(0, 2 * q + 2 * kv + normed + gated + inner, 0, 2 * d_model, recomputed=gate - q + inner)
 
     def kernel_outputs(self, d_model: int, layer: int) -> Activations:
         """Counts the attention output, and a logsumexp of each head."""

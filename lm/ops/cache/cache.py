@@ -3,11 +3,12 @@
 All of it follows `reorder` (beam search), `rewind` (speculation) and `adopt` (rows that join and leave).
 """
 
+import copy
 from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -76,6 +77,8 @@ class Cache:
     context; None: none.  form: how the numbers of each token are stored, of `FORMS`.
     """
 
+    before = 0  # layers of the cache before the one that its reader calls 0
+
     def __init__(
         self,
         layers: Sequence[State],
@@ -126,23 +129,33 @@ class Cache:
             slots.begin(positions)
         self.lengths = [n + positions.shape[1] for n in self.lengths]
 
+    def behind(self, n: int) -> Self:
+        """Returns this cache, with all that is in it, for blocks that count its layers from the n-th on."""
+        same = copy.copy(self)
+        same.before = n
+        return same
+
+    def group(self, layer: int) -> tuple[int, int]:
+        """Returns which of `groups` this layer belongs to."""
+        return self.group_of[layer + self.before]
+
     def append(self, layer: int, *new: Tensor) -> list[Tensor]:
         """Store this layer's tensors of the chunk, each (b, heads, s, dim); returns all that the chunk may see, (b, heads, k, dim)."""
-        packed, slots = [self.form.pack(tensor) for tensor in new], self.groups[self.group_of[layer]]
-        stores = iter(self.stores[layer])
+        packed, slots = [self.form.pack(tensor) for tensor in new], self.groups[self.group(layer)]
+        stores = iter(self.stores[layer + self.before])
         return [self.form.unpack([slots.append(next(stores), part) for part in parts]) for parts in packed]
 
     def positions(self, layer: int) -> Tensor:
         """Positions of what `append` returned, (b, k)."""
-        return self.groups[self.group_of[layer]].visible
+        return self.groups[self.group(layer)].visible
 
     def state(self, layer: int) -> list[Tensor]:
         """Returns the tensors of fixed size of a layer, as they are before the chunk, (b, ...) each."""
-        return self.states[layer].after[-1]
+        return self.states[layer + self.before].after[-1]
 
     def advance(self, layer: int, *after: Tensor) -> None:
         """Store a layer's tensors of fixed size after each of the chunk's last min(s, slack + 1) tokens: (b, min(s, slack + 1), ...)."""
-        self.states[layer].after.extend(map(list, zip(*(tensor.unbind(1) for tensor in after), strict=True)))
+        self.states[layer + self.before].after.extend(map(list, zip(*(tensor.unbind(1) for tensor in after), strict=True)))
 
     def reorder(self, rows: Tensor) -> None:
         """Row i continues what row rows[i] held."""

@@ -108,6 +108,7 @@ JOBS = {
     "encoder-decoder, bf16": Job(SLOW_ADAMW, 2, model=ENCODER_DECODER, options=BF16, rounded=True),
 }
 HYPER: Tree = {"residual": {"kind": "hyper", "streams": 2, "sinkhorn": 3}}
+LOOP: Tree = {"residual": {"kind": "loop", "times": 3}}
 KEPT = {
     "products kept": Job(SLOW_ADAMW, 2, trainer=PRODUCTS),
     "experts, an adapter, products kept": Job(SLOW_ADAMW, 2, model=MOE, adapter={"kind": "lora", "rank": 4}, trainer=PRODUCTS),
@@ -122,9 +123,13 @@ WAYS = {
     "x0": Job(SLOW_ADAMW, 2, model={"residual": {"kind": "x0"}}),
     "unet, encoder-decoder": Job(SLOW_ADAMW, 2, model=ENCODER_DECODER | {"residual": {"kind": "unet"}}),
     "dense": Job(SLOW_ADAMW, 2, model={"residual": {"kind": "dense"}}),
+    "loop, all blocks again": Job(SLOW_ADAMW, 3, model=LOOP, trainer=AGAIN),
+    "loop, experts": Job(SGD | {"lr": 0.1}, 2, model=MOE | LOOP),
+    "loop, encoder-decoder": Job(SGD | {"lr": 0.1}, 2, model=ENCODER_DECODER | LOOP),
 }
 WAYS_OF_SLICES = {
     "several streams, halves": Job(SLOW_ADAMW, 2, model=HYPER, context=2),
+    "loop, halves": Job(SLOW_ADAMW, 2, model=LOOP, context=2),
     "dense, halves": Job(SLOW_ADAMW, 2, model={"residual": {"kind": "dense"}}, context=2),
 }
 FEW = ("experts, muon", "encoder-decoder, shared values", "poisoned")  # of make test

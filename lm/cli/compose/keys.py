@@ -74,9 +74,13 @@ def of_another_kind(path: str, section: str, tree: Tree) -> bool:
 def require_section(path: str, field: FieldInfo, value: object, raw: str | None = None) -> None:
     """Raises ConfigError for a value in the place of a section.  raw: as it was typed; None: it stands in a file."""
     optional = value is None and type(None) in members(field.annotation)
-    if path != "seed" and variants(field.annotation) and not isinstance(value, dict) and not optional:  # a seed is all seeds
+    kinds = variants(field.annotation)
+    if path != "seed" and kinds and not isinstance(value, dict) and not optional:  # a seed is all seeds
         group, given = path.replace(".", "/"), raw if raw is not None else "null" if value is None else value
-        remedy = f"Write {group}={given}" if group in catalog.groups() else f"Set one of its keys, as {path}.x{'=VALUE' if raw else ''}"
+        if group in catalog.groups():
+            remedy = f"Write {group}={given}"
+        else:
+            remedy = f"Write {path}.kind={given}" if str(value) in kinds else f"Set one of its keys, as {path}.x{'=VALUE' if raw else ''}"
         raise ConfigError(f"{path}: {given} was given for a section. {remedy}.")
 
 
@@ -138,8 +142,10 @@ def _elsewhere(key: str, own: Sequence[str], tree: Tree, section: str = "") -> s
 
 
 def _as_group(path: str) -> str:
-    """Returns the path of a group as 'model/ffn' for 'model.ffn'; that of a key stays as it is."""
-    return group if (group := path.replace(".", "/")) in catalog.groups() else path
+    """Returns the path of a group as 'model/ffn' for 'model.ffn', and with its option if it has one; that of a key stays as it is."""
+    name, _, option = path.partition("=")
+    group = name.replace(".", "/")
+    return path if group not in catalog.groups() else f"{group}={option}" if option else group
 
 
 def _having(section: str, key: str, kinds: Mapping[str, type[Config]]) -> list[str]:

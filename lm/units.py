@@ -52,13 +52,6 @@ def duration(seconds: float | None) -> str:
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def unit(metric: str) -> str:
-    """Returns the unit of a figure of a run: 'bits/byte'; of val_loss/code or test_loss/512 as of val_loss."""
-    nats = dict.fromkeys(("loss", "_exposure", "_entropy"), "nats/token")
-    units = {"bits_per_byte": "bits/byte", **nats, "_pct": "%", "_s": "s"}
-    return next((unit for end, unit in units.items() if metric.partition("/")[0].endswith(end)), "no unit")
-
-
 def shown(value: Any) -> str:
     """A config value on one line, control characters escaped, at most 40 characters; '-' where the key is absent."""
     if value is ABSENT:

@@ -52,12 +52,17 @@ class RunsConfig(Config):
         """Returns whether variants are judged on the test split, so that tuning needs another split."""
         return self.metric.startswith(TEST)
 
+    @property
+    def figure(self) -> str:
+        """Returns the metric's name without its split and length: loss of test_loss/512."""
+        return self.metric.partition("/")[0].partition("_")[2]
+
     def tuning_metric(self, of_text: bool) -> str:
         """Returns the metric by which a tuned setting is chosen: on validation text where variants are judged on test text.  of_text:
         labels are text, so that runs tell bits per byte."""
         if not self.tests:
             return self.metric
-        return "val_bits_per_byte" if of_text and self.metric.partition("/")[0] != "test_loss" else "val_loss"
+        return "val_bits_per_byte" if of_text and self.figure != "loss" else "val_loss"
 
 
 class StudyConfig(RunsConfig):

@@ -62,6 +62,10 @@ class TunedRuns(Runs):
         """Returns what the tuning runs are compared by."""
         return self.config.tuning_metric(all(cfg.objective.measure(None).of_text for cfg in self.variants.values()))
 
+    def unit(self, metric: str) -> str:
+        """Returns the unit of a metric of the runs; where variants differ in it, each."""
+        return " or ".join(dict.fromkeys(cfg.objective.measure(None).unit(metric) for cfg in self.variants.values()))
+
     def results(self, jobs: Sequence[Job]) -> dict[int, float]:
         """Returns the metric by seed, of the jobs that have ended."""
         return {job.seed: value for job in jobs if (value := self.result(job)) is not None}

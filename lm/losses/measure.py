@@ -1,6 +1,6 @@
 """Measures of a model on labelled rows, and the figures that a loss over pairs of answers reports beside itself."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import ClassVar, TypeVar
 
@@ -29,6 +29,19 @@ class Measure:
     """Names of what it tells more of which less is better, so that a study can compare by them."""
     of_text: ClassVar[bool] = True
     """Whether labels are text, so that their loss is told in bits per byte too."""
+    learned: ClassVar[str] = "loss"
+    """Its figure that is the loss of training, of rows held out."""
+    units: Mapping[str, str] = {
+        "loss": "nats/token", "bits_per_byte": "bits/byte", "label_loss": "nats/token of answers",
+        "exposure": "nats/token", "own_entropy": "nats/token", "true_entropy": "nats/token",
+    }  # fmt: skip
+    """Of its figures, and of those that are told beside them."""
+
+    def unit(self, metric: str) -> str:
+        """Returns the unit of a metric: of test_loss/512 as of the figure `loss`, and of a step's own loss as of what is `learned`."""
+        name = metric.partition("/")[0]
+        figure = self.learned if name == "loss" else name.removeprefix("val_").removeprefix("test_")
+        return self.units.get(figure, "no unit")
 
     def labels(self, batch: Batch) -> Tensor:
         """Returns the labels whose likelihood is measured."""
@@ -80,6 +93,7 @@ class Choices(Answers):
 
     less = (*Answers.less, "ece", "error")
     of_text = False
+    units = {"loss": "nats/label", "label_loss": "nats/label"}
 
     def figures(self, counts: Tensor) -> dict[str, float]:
         return balanced(counts)
@@ -89,13 +103,20 @@ class Choices(Answers):
 
         def read(hidden: Tensor, head: Head, ctx: Context) -> LossSums:
             found: LossSums = sums(hidden, head, ctx)
-            right, n = found.metrics["accuracy"]
             logits = head(hidden)[labels != IGNORED].float()  # (n, labels); ranks that share a head read equally many places
             guessed, given = (F.one_hot(each, logits.shape[-1]) for each in (logits.log_softmax(-1).argmax(-1), labels[labels != IGNORED]))
             counts = torch.stack([(guessed * given).sum(0), guessed.sum(0), given.sum(0)], -1)
-            return replace(found, metrics=found.metrics | {"error": torch.stack([n - right, n])}, counts=counts)
+            return replace(found, metrics=with_error(found.metrics), counts=counts)
 
         return read
+
+
+def with_error(metrics: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the metrics with how often it is wrong, 1 - accuracy, where that is told."""
+    if "accuracy" not in metrics:
+        return metrics
+    right, n = metrics["accuracy"]
+    return metrics | {"error": torch.stack([n - right, n])}
 
 
 def balanced(counts: Tensor) -> dict[str, float]:
@@ -151,9 +172,11 @@ class Pairs(OfPairs):
     are reported.
     """
 
-    less = ("pair_loss",)
+    less = ("pair_loss", "error")
+    learned = "pair_loss"
 
     def __init__(self, loss: PairLoss, parent: Callable[[], LM] | None) -> None:
+        self.units = {**Measure.units, "pair_loss": loss.unit, "chosen_logp": "nats/answer", "rejected_logp": "nats/answer"}
         self._loss, self._reference = loss, Reference(parent) if parent is not None and loss.needs_start else None
 
     def closely(self, model: LM, batch: Batch) -> tuple[LossSums, Tensor]:
@@ -167,7 +190,7 @@ class Pairs(OfPairs):
         before = self._reference(batch, reader) if self._reference is not None else None
         after: Tensor = model(batch, read=reader)
         sums = self._loss(after, before, (labels != IGNORED).sum(-1))
-        metrics = sums.metrics | ({"pair_loss": mean_of(sums.nll, len(after) // 2)} if "margin" in sums.metrics else {})
+        metrics = with_error(sums.metrics) | ({"pair_loss": mean_of(sums.nll, len(after) // 2)} if "margin" in sums.metrics else {})
         nats = -after[0::2].sum()
         return LossSums(nats, nats, metrics=metrics)
 
@@ -176,7 +199,9 @@ class Rated(Measure):
     """The likelihood of all answers, and how much more likely the model has made good ones and bad ones. The loss is told with a reference
     point of 0, so that it is a sum over rows.  parent: as in `Pairs`."""
 
-    less = ("answer_loss",)
+    less = ("answer_loss", "error")
+    learned = "answer_loss"
+    units = {**Measure.units, "answer_loss": "per answer", "good_gain": "nats/answer", "bad_gain": "nats/answer"}
 
     def __init__(self, loss: KTOLoss, parent: Callable[[], LM] | None) -> None:
         self._loss, self._reference = loss, None if parent is None else Reference(parent)
@@ -194,7 +219,7 @@ class Rated(Measure):
         if self._reference is None:
             return LossSums(nats, nats)
         sums = self._loss(after - self._reference(batch, reader), (batch.answers != IGNORED).any(-1), after.new_zeros(()))
-        return LossSums(nats, nats, metrics=sums.metrics | {"answer_loss": mean_of(sums.nll, len(after))})
+        return LossSums(nats, nats, metrics=with_error(sums.metrics) | {"answer_loss": mean_of(sums.nll, len(after))})
 
 
 class Rewards(OfPairs):
@@ -202,6 +227,7 @@ class Rewards(OfPairs):
 
     less = ("ece", "error")
     of_text = False
+    units = {"loss": "nats/pair"}
 
     def __call__(self, model: LM, batch: Batch) -> LossSums:
         return bradley_terry(self._told(model, batch))

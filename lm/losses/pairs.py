@@ -16,6 +16,7 @@ class PairLoss(ABC):
 
     beta: float
     needs_start: ClassVar[bool] = False
+    unit: ClassVar[str] = "nats/pair"
 
     @abstractmethod
     def worth(self, after: Tensor, before: Tensor | None, lengths: Tensor) -> Tensor:
@@ -80,6 +81,7 @@ class IPOLoss(_FromStart):
     """The gain of the better answer over the other is drawn to 1 / (2 beta).  Azar et al. 2023, arXiv:2310.12036, equation 17; of means
     over tokens, so that long answers count as short ones do."""
 
+    unit = "squared nats/token"
     beta: float
 
     def worth(self, after: Tensor, before: Tensor | None, lengths: Tensor) -> Tensor:

@@ -60,6 +60,7 @@ class SquaredError(TargetLoss):
     """(logit - target)^2."""
 
     less = ("mae",)
+    units = {"loss": "squared error", "mae": "absolute error"}
 
     def each(self, logits: Tensor, targets: Tensor) -> Tensor:
         return (logits - targets).square()
@@ -91,6 +92,7 @@ class BinaryCrossEntropy(TargetLoss):
     """-log sigmoid(logit) where a label is right, and -log sigmoid(-logit) where it is not."""
 
     less = ("ece", "error")
+    units = {"loss": "nats/label"}
 
     def each(self, logits: Tensor, targets: Tensor) -> Tensor:
         return F.binary_cross_entropy_with_logits(logits, targets, reduction="none")

@@ -22,17 +22,13 @@ INK, FIRST, SECOND = "#010101", "#010102", "#010103"
 PAGE = {INK: "currentColor", FIRST: "var(--first)", SECOND: "var(--second)"}
 PLAIN_AXES: dict[Any, Any] = {"axes.grid": True, "grid.alpha": 0.12, "axes.spines.top": False, "axes.spines.right": False}
 ZLIB = "zlib level 9"
-_LOSSES = {"val_pair_loss": "nats per pair", "val_answer_loss": "per answer", "val_loss": "nats per token"}
 _PARTS = 4096
 
 
 def curves(run: Run) -> list[tuple[str, str]]:
     """Returns (title, inline SVG) of each quantity that the run's metrics contain."""
-    held_out = _held_out_loss(run)
-    of_text = run.series("val_bits_per_byte")[0] or not run.series(held_out)[0]
-    unit = f", {_LOSSES[held_out]}" if of_text or held_out != "val_loss" else ""
     charts = {
-        f"Loss{unit}": (_with_held_out, "loss"),
+        f"Loss, {run.measure.unit('loss')}": (_with_held_out, "loss"),
         "Reward": (_with_held_out, "reward"),
         "Accuracy": (_with_held_out, "accuracy"),
         "Margin of pairs": (_with_held_out, "margin"),
@@ -119,15 +115,11 @@ def _limit(axes: "Axes", values: list[float]) -> None:
         axes.set_ylim(min(values) - margin, max(values) + margin)
 
 
-def _held_out_loss(run: Run) -> str:
-    return next((name for name in _LOSSES if run.series(name)[0]), "val_loss")
-
-
 def _with_held_out(axes: "Axes", run: Run, key: str) -> None:
     """Draws a figure of training with that of the held-out rows; of the loss this is what training is on."""
     _smoothed(axes, run, key, "train")
     seen = settled(*run.series(key), 0.02)
-    x, y = run.series(_held_out_loss(run) if key == "loss" else f"val_{key}")
+    x, y = run.series(f"val_{run.measure.learned if key == 'loss' else key}")
     if x:
         axes.plot(x, y, color=SECOND, linewidth=1.2, marker=_marker(x, 30), markersize=3.5, label="validation")
     _limit(axes, seen + settled(x, y, 0.02))

@@ -79,7 +79,7 @@ def _numbers(run: Run) -> list[tuple[str, str, str]]:
     mfu, bits = number("mfu_pct"), number("val_bits_per_byte")
     cards = [
         ("val bits per byte", fixed(bits), f"zlib level 9: {zlib:.4f}" if zlib is not None else ""),
-        ("val loss", fixed(number("val_loss")), "nats per token" if bits is not None else ""),
+        ("val loss", fixed(number("val_loss")), run.measure.unit("val_loss")),
         *((name, fixed(number(key)), "") for name, key in TOLD.items()),
         ("parameters", si(number("parameters")), f"{si(inner)} without embeddings" if inner is not None else ""),
         ("FLOPs per token", si(number("flops_per_token")), f"{si(per_token)}B cache per token" if per_token is not None else ""),

@@ -12,13 +12,16 @@ from functools import cached_property
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from lm.errors import ConfigError
-from lm.schema import Tree
+from lm.schema import Tree, from_tree
 from lm.storage.run_folder import RunFolder, nearest_run
+
+if TYPE_CHECKING:
+    from lm.losses.measure import Measure
 
 Axis = Literal["step", "tokens", "flops", "time"]
 """What a curve is drawn against."""
@@ -62,6 +65,16 @@ class Run:
         """Returns the run without its curves of training: `number` and the curves of what is held out stay as they are."""
         seconds = {line["step"]: self._seconds(line["step"]) for line in self.metrics} if against == "time" else None
         return replace(self, trained={}, seconds=seconds)
+
+    @cached_property
+    def measure(self) -> "Measure":
+        """How the run's objective measures, and in which units; as text is measured where it is not known."""
+        from lm.data.kinds import ObjectiveConfig  # imports torch, which comparisons do without
+        from lm.losses.measure import Measure
+
+        tree = self.config.get("objective") or {}
+        kind = ObjectiveConfig.kinds().get(str(tree.get("kind")))
+        return Measure() if kind is None else from_tree(kind, tree).measure(None)
 
     @property
     def finished(self) -> bool:

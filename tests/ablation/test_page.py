@@ -46,6 +46,7 @@ def tree(runs: Runs, least_effect: float = 0.01, tried: Tree | None = None, seed
     most = max((len(values) for values in runs.values()), default=0)
     asked = {
         "metric": "val_bits_per_byte",
+        "units": {"val_bits_per_byte": "bits/byte", "val_loss": "nats/token", "loss": "nats/token"},
         "baseline": baseline,
         "match": "tokens",
         "knob": None,
@@ -229,6 +230,7 @@ def test_any_study_is_one_well_formed_file_of_its_own(case: str, least_effect: f
 def test_what_names_say_is_text() -> None:
     runs = noisy(["<b>&\"'</b>", "a<script>"], 2)
     found = tree(runs, tried={"0.1": 4.0, "0.2": 4.1}) | {"study": "<i>", "warnings": ["<u>"], "metric": "<s>"}
+    found["units"]["<s>"] = "<i>"
     read = Page(page(found, falling(runs)))
     assert not {"b", "script", "i", "u", "s"} - {"b"} & set(read.tags)
     assert read.tags.count("b") == 1, "the verdict"

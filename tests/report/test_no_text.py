@@ -1,4 +1,4 @@
-"""Runs whose labels are no text: their loss is told as it is, and not in bits per byte of anything."""
+"""Runs whose labels are no text: their loss is told as it is, in its own unit, and not in bits per byte of anything."""
 
 import json
 from collections.abc import Callable
@@ -11,9 +11,11 @@ from lm.ablation.config import StudyConfig
 from lm.ablation.study import new_study
 from lm.ablation.variants import plain_config
 from lm.cli.compose.compose import compose_config
+from lm.data.kinds import ObjectiveConfig
 from lm.errors import ConfigError
 from lm.report.collect import collect
 from lm.report.page import write_report
+from lm.schema import from_tree
 from lm.training.config import TrainConfig
 
 WriteRun = Callable[..., Path]
@@ -40,7 +42,7 @@ def test_their_report_and_comparison_tell_the_loss(tmp_path: Path, write_run: Wr
     folders = [without_bits(write_run(tmp_path / name, ffn=name, val_pearson=0.5)) for name in ("relu", "gelu")]
     page = write_report(folders[0]).read_text()
     assert "the validation loss is 3." in page and "bits per byte" not in page.replace("zlib_bits_per_byte", "")
-    assert "nats per token" not in page and "0.5000" in page
+    assert "0.5000" in page
     found = collect(folders)
     assert found.metric == "val_loss" and found.told == {"val Pearson": "val_pearson"}
 
@@ -74,3 +76,56 @@ def test_variants_with_other_tokenizers_are_compared_by_the_loss_of_labels(tmp_p
     assert {job.metric for job in new_study(tmp_path / "study", asked, configs).missing()} == {"val_loss"}
     with pytest.raises(ConfigError, match="is per token"):
         new_study(tmp_path / "text", asked, {name: compose_config([f"tokenizer={name}", "optim=adamw"]) for name in variants})
+
+
+UNITS = {
+    "classify": {"loss": "nats/label", "test_loss/512": "nats/label", "val_label_loss": "nats/label", "test_error": "no unit"},
+    "multi_label": {"loss": "nats/label", "val_loss": "nats/label"},
+    "regression": {"loss": "squared error", "test_loss": "squared error", "test_mae": "absolute error"},
+    "reward": {"loss": "nats/pair", "test_loss": "nats/pair"},
+    "dpo": {"loss": "nats/pair", "val_pair_loss": "nats/pair", "test_loss": "nats/token", "test_bits_per_byte/512": "bits/byte"},
+    "ipo": {"loss": "squared nats/token", "val_loss": "nats/token"},
+    "kto": {"loss": "per answer", "test_answer_loss": "per answer", "val_loss": "nats/token", "val_good_gain": "nats/answer"},
+    "sft": {"loss": "nats/token", "val_label_loss": "nats/token of answers"},
+    "causal": {"loss": "nats/token", "val_loss/code": "nats/token", "test_own_entropy": "nats/token", "test_ece/512": "no unit"},
+}
+
+
+@pytest.mark.parametrize("kind", UNITS)
+def test_each_objective_says_in_which_units_its_figures_are(kind: str) -> None:
+    """Seen to fail: whatever ended in loss was in nats/token."""
+    measure = from_tree(ObjectiveConfig.kinds()[kind], {"kind": kind}).measure(None)
+    assert {metric: measure.unit(metric) for metric in UNITS[kind]} == UNITS[kind]
+
+
+@pytest.mark.parametrize(("kind", "figure", "told"), [("regression", "val_loss", "squared error"), ("kto", "val_answer_loss", "per answer")])
+def test_the_page_of_a_run_tells_the_unit_and_draws_the_loss_that_is_learned(
+    kind: str, figure: str, told: str, tmp_path: Path, write_run: WriteRun
+) -> None:
+    """Seen to fail: the loss of a regression had none."""
+    folder = write_run(tmp_path / "run")
+    (folder / "config.yaml").write_text((folder / "config.yaml").read_text() + f"objective:\n  kind: {kind}\n")
+    metrics = folder / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace("val_loss", figure).replace("val_bits_per_byte", "val_other"))
+    page = write_report(folder).read_text()
+    chart = page.partition("Loss, ")[2].partition("</svg>")[0]
+    assert chart.startswith(told) and "validation" in chart
+
+
+ONE = ["data=preferences", "data.files=a.jsonl", "data.test_frac=0.5"]
+DIFFERENT: dict[str, tuple[str, list[str], str]] = {
+    "two losses": ("test_pair_loss", ["objective=simpo", "objective=orpo"], "Say metric=test_error"),
+    "an option of the loss": ("test_pair_loss", ["objective=simpo", "objective=simpo objective.beta=1.5"], "Say metric=test_error"),
+    "answers and pairs": ("test_loss", ["objective=simpo", "objective=reward"], "Say metric=test_error"),
+}
+
+
+@pytest.mark.parametrize("which", DIFFERENT)
+def test_losses_that_mean_other_things_are_not_judged(which: str, tmp_path: Path) -> None:
+    """Seen to fail: a reward model was better than DPO by 7.66."""
+    metric, given, remedy = DIFFERENT[which]
+    configs = {name: compose_config([*ONE, *each.split()]) for name, each in zip("ab", given, strict=True)}
+    asked = StudyConfig(variants={"a": [], "b": []}, baseline="a", metric=metric)
+    with pytest.raises(ConfigError, match=rf"metric={metric} is another figure in variants.b than in a, .* {remedy}\."):
+        new_study(tmp_path / "study", asked, configs)
+    new_study(tmp_path / "right", asked.replace(metric="test_error"), configs)

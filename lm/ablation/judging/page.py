@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from lm.ablation.judging.verdict import Row, method, report, rows, sentences, verdict
+from lm.ablation.judging.verdict import CURVES, Row, method, report, rows, sentences, verdict
 from lm.ablation.study import Study
 from lm.report.curves import settled
 from lm.report.frame import render
@@ -15,10 +15,9 @@ from lm.report.svg import Line, Point, Scale, across, cross, hue, line_chart, sa
 from lm.schema import Tree
 from lm.storage.atomic import replace_file
 from lm.storage.run_folder import RunFolder
-from lm.units import si, unit
+from lm.units import si
 
 TEMPLATE = Path(__file__).with_name("study.html.j2")
-CURVES = ("val_bits_per_byte", "val_loss", "loss")
 Points = Sequence[tuple[float, float]]
 Runs = Mapping[str, Mapping[int, Points]]
 """The curve of each run as points (tokens, value), by variant and seed."""
@@ -61,7 +60,7 @@ def page(found: Tree, drawn: Curves) -> str:
         TEMPLATE,
         found=found,
         progress=f"{ended} of {sum(asked) + max(asked)} runs have ended",
-        unit=f"{found['metric']}, {unit(found['metric'])}",
+        unit=_told_in(found, found["metric"]),
         legend=[(name, sample(look)) for name, look in looks.items()],
         forest=_forest(found, looks) if ended else None,
         sentences=sentences(found),
@@ -168,7 +167,7 @@ def _rates(found: Tree, looks: Mapping[str, int]) -> Tree | None:
     lines = [Line(name, looks[name], points[name], tuned[name]["value"], lost[name]) for name in tuned]
     key, metric = (next(iter(tuned.values()))[asked] for asked in ("key", "metric"))
     x = scale([value for values in tried.values() for value in values], log=True)
-    return _chart(f"Tuning {key}", metric, f"{key}, no unit, logarithmic", lines, x, scale([*best, most]))
+    return _chart(f"Tuning {key}", _told_in(found, metric), f"{key}, no unit, logarithmic", lines, x, scale([*best, most]))
 
 
 def _lengths(found: Tree, looks: Mapping[str, int]) -> Tree | None:
@@ -184,7 +183,8 @@ def _lengths(found: Tree, looks: Mapping[str, int]) -> Tree | None:
         if row["worth"] and row["worth"]["factor"] is not None:
             lines.append(Line(name, looks[name], [(own * factor, *(3 * [row["mean"]])) for factor in (1, row["worth"]["factor"])]))
     y = scale([value for line in lines for _, *values in line.points for value in values])
-    return _chart("Differences in tokens", found["metric"], "training tokens, logarithmic", lines, scale(list(ended), log=True), y)
+    x, told = scale(list(ended), log=True), _told_in(found, found["metric"])
+    return _chart("Differences in tokens", told, "training tokens, logarithmic", lines, x, y)
 
 
 def _losses(found: Tree, looks: Mapping[str, int], drawn: Curves) -> list[Tree | None]:
@@ -213,7 +213,7 @@ def _loss(found: Tree, looks: Mapping[str, int], drawn: Runs, key: str, against:
         return None
     title = "Training loss" if key == "loss" else "Validation"
     axis = "training FLOPs" if against == "flops" else "training tokens"
-    return _chart(f"{title} against {axis}", key, axis, lines, scale([0.0, *places], 0.02), scale(seen))
+    return _chart(f"{title} against {axis}", _told_in(found, key), axis, lines, scale([0.0, *places], 0.02), scale(seen))
 
 
 def _band(runs: Sequence[Mapping[float, float]], times: float) -> list[Point]:
@@ -226,8 +226,12 @@ def _band(runs: Sequence[Mapping[float, float]], times: float) -> list[Point]:
     return [(times * sum(piece) / len(piece), sum(values) / len(values), min(values), max(values)) for piece, values in found]
 
 
-def _chart(title: str, key: str, across_: str, lines: Sequence[Line], x: Scale, y: Scale) -> Tree:
-    return {"title": title, "y": f"{key}, {unit(key)}", "x": across_, "svg": line_chart(title, lines, x, y)}
+def _told_in(found: Tree, metric: str) -> str:
+    return f"{metric}, {found['units'][metric]}"
+
+
+def _chart(title: str, y_: str, across_: str, lines: Sequence[Line], x: Scale, y: Scale) -> Tree:
+    return {"title": title, "y": y_, "x": across_, "svg": line_chart(title, lines, x, y)}
 
 
 def _matched(found: Tree) -> list[list[str]]:

@@ -18,6 +18,8 @@ from lm.storage.run_folder import without_nan
 from lm.units import counted, si
 
 FEW_SEEDS = 5
+CURVES = ("val_bits_per_byte", "val_loss", "loss")
+"""Metrics over training that are drawn."""
 
 
 def verdict(study: Study) -> Tree:
@@ -33,6 +35,7 @@ def verdict(study: Study) -> Tree:
         "study": study.folder.name,
         "hash": study.hash,
         "metric": config.metric,
+        "units": {metric: study.unit(metric) for metric in sorted({config.metric, study.tuning_metric, *CURVES})},
         "baseline": config.baseline,
         "match": config.match,
         "knob": config.moved,

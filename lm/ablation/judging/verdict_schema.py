@@ -125,6 +125,8 @@ class Found(Config):
     """Of what was asked, but for how many seeds."""
     metric: str
     """Figure of a run's summary of which less is better."""
+    units: dict[str, str]
+    """Of the metric, of what tuning goes by, and of the curves."""
     baseline: str
     match: Match
     knob: str | None

@@ -18,7 +18,7 @@ from lm.report.frame import render
 from lm.report.svg import Line, line_chart, sample, scale
 from lm.schema import Tree
 from lm.storage.atomic import replace_file
-from lm.units import counted, si, unit
+from lm.units import counted, si
 
 TEMPLATE = Path(__file__).with_name("ladder.html.j2")
 _DRAWN = 24  # points of a curve
@@ -63,7 +63,7 @@ def _losses(found: FoundScaling, fit: Fit | None) -> list[Tree]:
             lines.append(
                 Line(f"{si(fixed)} {other}", look, curve, None, lost, [(run[along], run.loss) for run in mine if math.isfinite(run.loss)])
             )
-        charts.append(_chart(title, f"{found.metric}, {unit(found.metric)}", f"{axis}, logarithmic", lines))
+        charts.append(_chart(title, f"{found.metric}, {found.unit}", f"{axis}, logarithmic", lines))
     return [chart for chart in charts if chart is not None]
 
 
@@ -90,7 +90,7 @@ def _optima(found: FoundScaling, fit: Fit) -> list[Tree]:
     sizes = [Line("N, parameters", 0, [(at.flops, *_band(at.n)) for at in best], dots=[])]
     sizes.append(Line("D, tokens", 1, [(at.flops, *_band(at.tokens)) for at in best], dots=[]))
     axis = "C = 6 N D, training FLOPs, logarithmic"
-    charts = [_chart("Least loss against FLOPs", f"{found.metric}, {unit(found.metric)}", axis, loss)]
+    charts = [_chart("Least loss against FLOPs", f"{found.metric}, {found.unit}", axis, loss)]
     charts.append(_chart("Best size and tokens against FLOPs", "parameters, or tokens, logarithmic", axis, sizes, log=True))
     return [chart for chart in charts if chart is not None]
 

@@ -11,7 +11,7 @@ from lm.ablation.scaling.scaling_schema import FoundCell, FoundLaw, FoundPoint, 
 from lm.errors import ConfigError
 from lm.report.statistics import ALPHA
 from lm.report.tables import in_pipes
-from lm.units import fixed, si, unit
+from lm.units import fixed, si
 
 _FEW_CELLS, _NARROW = 16, 10  # below so many cells intervals are too narrow; below such a range of sizes or tokens exponents are uncertain
 _FLOOR = 0.01  # of the least loss
@@ -33,6 +33,7 @@ def scaling(ladder: Ladder, asking: Asking) -> tuple[FoundScaling, Fit | None]:
         study=ladder.folder.name,
         hash=ladder.hash,
         metric=ladder.config.metric,
+        unit=ladder.unit(ladder.config.metric),
         count=asking.count,
         seeds=ladder.config.seeds,
         level=ALPHA,
@@ -141,7 +142,7 @@ def tables(found: FoundScaling) -> dict[str, list[tuple[str, ...]]]:
         told[f"The law: {FORMULA}"] = [("", "value", "95 % interval"), *((name, *_ends(each)) for name, each in named.items())]
     for title, points in (("Best N and D of these FLOPs", found.optima), ("Loss at this N and D", found.points)):
         if points:
-            head = ("C = 6 N D, FLOPs", "N, parameters", "D, tokens", "D / N", f"{found.metric}, {unit(found.metric)}")
+            head = ("C = 6 N D, FLOPs", "N, parameters", "D, tokens", "D / N", f"{found.metric}, {found.unit}")
             told[title] = [head, *(_row(point) for point in points)]
     cells: list[tuple[str, ...]] = [("size", "N, parameters", "D, tokens", "C, FLOPs", f"{found.metric}, mean", "law", "away")]
     for cell in found.cells.values():

@@ -66,6 +66,8 @@ class FoundScaling(Config):
     """Of what was asked, but for how many seeds."""
     metric: str
     """Figure of a run's summary that the law is of."""
+    unit: str
+    """Of the metric."""
     count: Count
     """Which parameters N counts."""
     seeds: int

@@ -16,13 +16,9 @@ from lm.storage.model_folder import read_config, resolve_model
 from lm.storage.run_folder import RunFolder
 from lm.units import table
 
-_UNITS = {
-    "val_loss": "nats/token", "tokens": "predicted", "zlib_bits_per_byte": "(level 9)", "val_label_loss": "nats/token of answers",
-    "val_good_gain": "nats/answer", "val_bad_gain": "nats/answer", "val_answer_loss": "per answer",
-    "val_pair_loss": "nats/pair", "val_chosen_logp": "nats/answer", "val_rejected_logp": "nats/answer", "val_ece": "of the likeliest token",
-    "val_exposure": "nats/token", "val_own_entropy": "nats/token", "val_true_entropy": "nats/token",
+_REMARKS = {
+    "tokens": "predicted", "zlib_bits_per_byte": "(level 9)", "val_ece": "of what is likeliest",
     "val_macro_f1": "of all labels alike", "val_mcc": "of labels (Matthews)", "val_micro_f1": "of all labels together",
-    "val_mae": "mean absolute error",
     "val_reward": "of the likeliest answers", "val_answer_tokens": "in each",
 }  # fmt: skip
 _OF_TASKS = {"limit", "n_shots", "chat", "system", "samples", "overwrite"}
@@ -82,6 +78,7 @@ class Eval(Verb):
             raise ConfigError(f"{', '.join(given)}: only tasks have that, and none are named. Write tasks=arc_easy, or leave it out.")
         saved = read_config(model)
         examined, says_length = take_examined(rest, [name.rstrip("_") for name in type(self).model_fields], RunFolder.around(model))
+        from lm.data.rows.base import usual
         from lm.generation.examine import evaluate
 
         longest = saved.get("model", {}).get("max_seq_len")
@@ -93,7 +90,8 @@ class Eval(Verb):
         if self.format == "json":
             answer(json.dumps(found, allow_nan=False))
         else:
-            units = _UNITS | ({} if "val_bits_per_byte" in found else {"val_loss": ""})  # which is of no tokens
+            measure = (examined.objective or usual(saved["model"]["kind"], data.shape)).measure(None)
+            units = {f"val_{figure}": unit for figure, unit in measure.units.items()} | _REMARKS
             numbers = {name: value for name, value in found.items() if isinstance(value, int | float)}
             shown = {name: f"{value:,}" if isinstance(value, int) else f"{value:.4f}" for name, value in numbers.items()}
             answer(table([(name, value, units.get(name.partition("/")[0], "")) for name, value in shown.items()], ""))

@@ -130,7 +130,7 @@ class ObjectiveConfig(Slot, group="objective"):
 
     def judged(self, found: Tree) -> float:
         """Returns of a validation's figures what is less of a better model, for checkpoint.best and trainer.early_stop."""
-        return float(found["val_loss"])
+        return float(found[f"val_{self.measure(None).learned}"])
 
     def runs_parent(self) -> bool:
         """Whether each step runs the model that training started from."""

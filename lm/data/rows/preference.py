@@ -20,7 +20,6 @@ from lm.losses.measure import Measure, Pairs
 from lm.losses.pairs import DPOLoss, IPOLoss, ORPOLoss, PairLoss, SimPOLoss
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM
-from lm.schema import Tree
 
 
 class PreferenceConfig(ObjectiveConfig):
@@ -37,9 +36,6 @@ class PreferenceConfig(ObjectiveConfig):
 
     def measure(self, parent: Callable[[], LM] | None) -> Measure:
         return Pairs(self.loss(), parent)
-
-    def judged(self, found: Tree) -> float:
-        return float(found["val_pair_loss"])
 
     def rows(self, of: Material) -> Rows:
         return PreferenceRows(of.store, of.tokenizer, of.data.seq_len)

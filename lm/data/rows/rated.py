@@ -16,7 +16,6 @@ from lm.losses.kto import KTOLoss
 from lm.losses.measure import Measure, Rated
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import LM
-from lm.schema import Tree
 
 
 class KTOConfig(ObjectiveConfig):
@@ -45,9 +44,6 @@ class KTOConfig(ObjectiveConfig):
 
     def measure(self, parent: Callable[[], LM] | None) -> Measure:
         return Rated(self.loss(), parent)
-
-    def judged(self, found: Tree) -> float:
-        return float(found["val_answer_loss"])
 
     def rows(self, of: Material) -> Rows:
         return RatedRows(of)

@@ -259,7 +259,7 @@ def test_lm_eval_finds_what_the_last_validation_told(
     assert 0 <= found.pop("val_ece") <= 1  # no validation looks so closely
     parts = 3 if data.startswith("two") else 1  # all rows, and those of each source
     assert found == pytest.approx({key: val[key] for key in found}, rel=1e-6)
-    assert len(found) == (len(names) + 2 + (objective == "dpo")) * parts
+    assert len(found) == (len(names) + 2 + 2 * (objective == "dpo")) * parts  # pair_loss and error
     assert "answers" in lm("eval", f"from={tmp_path / 'run'}")[1] or objective == "dpo"
 
 

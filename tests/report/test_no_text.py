@@ -98,7 +98,9 @@ def test_each_objective_says_in_which_units_its_figures_are(kind: str) -> None:
     assert {metric: measure.unit(metric) for metric in UNITS[kind]} == UNITS[kind]
 
 
-@pytest.mark.parametrize(("kind", "figure", "told"), [("regression", "val_loss", "squared error"), ("kto", "val_answer_loss", "per answer")])
+@pytest.mark.parametrize(
+    ("kind", "figure", "told"), [("regression", "val_loss", "squared error"), ("kto", "val_answer_loss", "per answer")]
+)
 def test_the_page_of_a_run_tells_the_unit_and_draws_the_loss_that_is_learned(
     kind: str, figure: str, told: str, tmp_path: Path, write_run: WriteRun
 ) -> None:

@@ -36,7 +36,7 @@ class HyperConfig(ResidualConfig):
     def connect(self, sublayer: PreNorm, d_model: int, nth: int) -> nn.Module:
         return HyperConnection(self, sublayer, d_model, nth)
 
-    def require(self, norm: NormConfig, block: str, drafts: bool) -> None:
+    def require(self, norm: NormConfig, block: str, drafts: bool, n_layers: int) -> None:
         if norm.place == "post":
             raise ValueError("residual=hyper leaves no sum that norm.place=post could normalise. Use place=pre, sandwich or output.")
         if block != "sequential":

@@ -33,8 +33,9 @@ class ResidualConfig(Slot, group="model/residual"):
         """Returns the residual connection of the nth sublayer of a stack, given that of a single stream."""
         return sublayer
 
-    def require(self, norm: NormConfig, block: str, drafts: bool) -> None:
-        """Raises ValueError where the norm's place, this kind of block, or blocks beyond the last layer do not fit."""
+    def require(self, norm: NormConfig, block: str, drafts: bool, n_layers: int) -> None:
+        """Raises ValueError where the norm's place, this kind of block, or blocks beyond the last layer do not fit a stack of so many
+        layers, or these are too few."""
 
     def width(self, d_model: int) -> int:
         """Returns how many numbers of a token one layer hands to the next."""
@@ -82,6 +83,11 @@ class UNetConfig(ResidualConfig):
 
     def build(self, d_model: int, n_layers: int) -> "Residual":
         return UNetResidual(n_layers)
+
+    def require(self, norm: NormConfig, block: str, drafts: bool, n_layers: int) -> None:
+        if n_layers < 2:
+            rule = "residual=unet joins an upper layer with a lower one, and a stack of one layer has none"
+            raise ValueError(f"{rule}. Give it more, or set residual=plain.")
 
     def saved_between_blocks(self, d_model: int, n_layers: int) -> Activations:
         return Activations(0 if n_layers % 2 else d_model, 0)  # the other outputs are the inputs of the layers above them

@@ -76,7 +76,7 @@ class ModelConfig(Slot):
         self.position.require(self.attention.rotary_width(self.d_model), self.attention.whence(self.d_model))
         self.position.require_layers(self.drafts())
         self.block.require(self.norm, self.ffn, self.recurrent is not None)
-        self.residual.require(self.norm, self.block.kind, self.drafts())
+        self.residual.require(self.norm, self.block.kind, self.drafts(), self.n_layers)
         self.ffn.require(self.n_layers)
         if self.drafts() and self.head.labels is not None:
             raise ValueError("mtp predicts tokens, and head.labels are none. Set mtp=null, or head.labels=null.")

@@ -70,7 +70,8 @@ class EncoderDecoderConfig(ModelConfig):
     """The token that every target begins with, and every answer: a language (M2M-100, NLLB), bos (BART). null: none is given."""
 
     @model_validator(mode="after")
-    def _has_cross_attention(self) -> Self:
+    def _both_stacks_fit(self) -> Self:
+        self.residual.require(self.norm, self.block.kind, self.drafts(), self.n_encoder_layers or self.n_layers)
         if not self.block.crosses:
             raise ValueError(f"block={self.block.kind} has no place for cross-attention. Use block=sequential in an encoder-decoder.")
         if self.attention.cross() is None:

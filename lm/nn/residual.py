@@ -119,7 +119,7 @@ class LoopConfig(ResidualConfig):
     def passes(self) -> int:
         return self.times
 
-    def require(self, norm: NormConfig, block: str, drafts: bool) -> None:
+    def require(self, norm: NormConfig, block: str, drafts: bool, n_layers: int) -> None:
         if drafts:
             raise ValueError("mtp drafts behind layers that run once, and residual=loop runs them again. Set mtp=null, or residual=plain.")
 

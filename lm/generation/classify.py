@@ -90,7 +90,8 @@ class Telling:
 
     def __init__(self, model: LM, tokenizer: Tokenizer, given: Sequence[Given]) -> None:
         if model.cfg.head.labels is None:
-            raise ConfigError("classify: the model predicts tokens and tells no texts apart. Use one that objective=classify has trained.")
+            rule = "the model predicts tokens, and tells neither labels nor a number of a text"
+            raise ConfigError(f"classify: {rule}. Use one that objective=classify, multi_label, regression or reward has trained.")
         self._model, self._labels = model, model.cfg.head.labels
         self._reading, self._tokenizer = Reading(model.cfg, tokenizer, model.max_seq_len), tokenizer
         self._read = [self._of(each, f"number {number:,} of {len(given):,}") for number, each in enumerate(given, 1)]

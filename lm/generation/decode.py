@@ -125,7 +125,7 @@ def begin(model: LM, prompt: Sequence[int], first: int | None = None) -> list[in
     what each answer begins with: `first`, or else the model's first_token, if any. Raises ConfigError for an encoder or a classifier, and
     where there is no start token."""
     if model.cfg.head.labels is not None:
-        raise ConfigError("generate: the model is a classifier, which tells texts apart and continues none. Use lm classify.")
+        raise ConfigError(f"generate: the model {model.cfg.head.does()} and continues none. Use lm classify.")
     match model.cfg:
         case EncoderConfig():
             raise ConfigError(

@@ -74,6 +74,12 @@ class HeadConfig(Config):
         """Returns whether its only logit is what it tells, as of a reward model."""
         return len(self.labels or []) == 1 and not self.several
 
+    def does(self) -> str:
+        """Returns in words what a model with labels does, instead of predicting tokens."""
+        if self.tells_number():
+            return "tells a number of a text"
+        return "tells which labels are right of a text" if self.several else "tells texts apart"
+
     def labelling(self) -> tuple[list[str] | None, bool]:
         """Returns what it tells: the labels, and whether several may be right; another answer is another meaning of its weights."""
         return self.labels, self.several

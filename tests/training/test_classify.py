@@ -199,9 +199,9 @@ def test_a_classifier_continues_nothing(of_labels: Labelled, parent: Path, tmp_p
     train_rank(of_labels("trainer.max_steps=1", "trainer.sample_prompts=[sea]", "schedule.warmup_steps=0"))
     assert "an encoder, or a classifier, continues no text" in capsys.readouterr().out
     net, tokenizer = lm.load(tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"the model is a classifier.* Use lm classify"):
+    with pytest.raises(ConfigError, match=r"the model tells texts apart and continues none\. Use lm classify"):
         lm.generate(net, tokenizer, "sea")
-    with pytest.raises(ConfigError, match="the model predicts tokens and tells no texts apart"):
+    with pytest.raises(ConfigError, match="the model predicts tokens, and tells neither labels nor a number"):
         lm.classify(*lm.load(parent), ["sea"])
     with pytest.raises(ConfigError, match="objective=causal predicts tokens"):
         lm.evaluate(tmp_path / "run", lm.config(overrides=["data=text", f"data.files={tmp_path / 'text.txt'}", "data.seq_len=32"]).data)

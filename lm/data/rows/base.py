@@ -121,8 +121,9 @@ class ObjectiveConfig(Slot, group="objective"):
     def headed(self, model: ModelConfig) -> ModelConfig:
         """Returns the model with the head that this objective trains. Raises ValueError where it cannot train the one that it has."""
         if model.head.labels is not None:
-            raise ValueError(f"objective={self.kind} predicts tokens, and model.head.labels are none. Use objective=classify, or"
-                             " model.head.labels=null for a new head.")  # fmt: skip
+            new = "model.head.labels=null" + " model.head.several=false" * model.head.several
+            rule = f"objective={self.kind} predicts tokens, and the model {model.head.does()} (model.head.labels={model.head.labels})"
+            raise ValueError(f"{rule}. Set {new} for a new head, or another objective.")
         if model.head.pooling != "token":
             rule = f"objective={self.kind} predicts tokens, and model.head.pooling={model.head.pooling} is of labels"
             raise ValueError(f"{rule}. Set model.head.pooling=token.")

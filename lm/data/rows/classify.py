@@ -1,6 +1,5 @@
 """Rows of texts of several kinds: which one a text, or a pair of texts, is of."""
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -15,7 +14,6 @@ from lm.losses.measure import Choices, Measure
 from lm.nn.stack import ModelConfig
 from lm.nn.transformer import LM
 
-_OTHER = {r"\[": ", or set objective=multi_label for several at once", r"-?\d*\.\d": ", or set objective=regression for numbers"}
 _NONE = "-1"  # the label of a text that has none, in what `datasets` writes
 
 
@@ -93,6 +91,5 @@ def _classes(store: TokenStore, labels: Sequence[str]) -> Ids:
         }
         known |= {} if {*range(len(labels))} - there else {_NONE: -1}
     if strange := [name for name in found.tolist() if name not in known]:
-        other = next((said for starts, said in _OTHER.items() if re.match(starts, strange[0])), "")
-        raise no_label(strange[0], store.split, labels, found.tolist(), other)
+        raise no_label(strange[0], store.split, labels, found.tolist())
     return np.array([known[name] for name in found.tolist()])[which]

@@ -22,6 +22,7 @@ from lm.nn.stack import ModelConfig
 from lm.units import counted
 
 _MOST_TOLD = 256
+_OTHER = {r"\[": ", or set objective=multi_label for several at once", r"-?\d*\.\d": ", or set objective=regression for numbers"}
 
 
 def with_labels(model: ModelConfig, labels: list[str], several: bool = False) -> ModelConfig:
@@ -137,8 +138,9 @@ def same(labels: Sequence[str], told: Sequence[str] | None) -> bool:
     return sorted(labels) == sorted(told or [])
 
 
-def no_label(name: str, split: str, labels: Sequence[str], there: Sequence[str], other: str = "") -> ConfigError:
-    """Returns the error for a label that is not among those of the objective.  there: those of the split.  other: a further remedy."""
+def no_label(name: str, split: str, labels: Sequence[str], there: Sequence[str]) -> ConfigError:
+    """Returns the error for a label that is not among those of the objective.  there: those of the split."""
+    other = next((said for starts, said in _OTHER.items() if re.match(starts, name)), "")
     return ConfigError(
         f"data: the label '{name}' of the {split} split is not in objective.labels={listed(labels)}. Add it, or fix the"
         f" records{other}; those of this split are {listed(there)}."

@@ -44,7 +44,7 @@ def uses_of_hf(source: str, folder: Path, family: Family, model: LM, tokenizer: 
     shown = _GENERATED if model.cfg.continues() else told
     found = [Use("transformers", _python(_PYTHON.format(auto=family.auto, folder=str(folder), shown=shown)))]
     if model.cfg.head.labels is not None:
-        return [*found, Use("vLLM, MLX, llama.cpp, lm-eval", None, "it tells texts apart, and none was tried with a classifier")]
+        return [*found, Use("vLLM, MLX, llama.cpp, lm-eval", None, f"it {head.does()}, and none was tried with such a model")]
     found += [Use(program, *_of_decoder(model.cfg, family, folder, use)) for program, use in DECODERS.items()]
     why, gguf = _no_gguf(model, tokenizer, imported), shlex.quote(f"{folder}-gguf")
     found.append(Use("llama.cpp", None if why else f"lm export from={shlex.quote(source)} format=gguf out={gguf}", why))

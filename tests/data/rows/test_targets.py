@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from lm.cli.views.rows import shown
-from lm.data.kinds import LabelRecord, MultiLabelConfig, ObjectiveConfig, RegressionConfig, TextConfig
+from lm.data.kinds import CausalConfig, ClassifyConfig, LabelRecord, MultiLabelConfig, ObjectiveConfig, RegressionConfig, TextConfig
 from lm.data.mixture import merged
 from lm.data.rows.base import Rows
 from lm.data.rows.build import build_rows
 from lm.data.store.prepare import prepare
 from lm.data.tokenizer.config import BytesConfig
 from lm.errors import ConfigError
+from lm.generation.decode import begin
 from lm.generation.evaluate import Evaluator, OneRank
 from lm.losses.targets import given
 from lm.nn.batch import IGNORED, Batch
@@ -122,6 +123,7 @@ def marked(file: Path, fields: list[str]) -> dict[int, list[float]]:
         (RegressionConfig(), ["a"], "is no number. .* objective=multi_label"),
         (RegressionConfig(), "nan", "label 'nan' of the train split is no number"),
         (RegressionConfig(), "1e99", "label '1e99' of the train split is no number"),
+        (MANY, ["0.5"], r"the label '0.5' .* is not in objective.labels=\[wet,hot,old\].* or set objective=regression for numbers"),
         (MANY, ["wet", "dry"], r"the label 'dry' of .* is not in objective.labels=\[wet,hot,old\].* of this split are \[dry,hot,wet\]"),
         (MANY, 3, "the label '3' of"),
         (MANY, [0, 1, 0], "has one twice; .*, not 0 or 1 for each"),
@@ -186,3 +188,23 @@ def test_equal_guesses_have_no_correlation() -> None:
         assert loss.figures(loss.counts(guesses, numbers)) == loss.figures(loss.counts(numbers, guesses)) == {"pearson": 0.0}
     near = 1e3 + numbers
     assert loss.figures(loss.counts(near, numbers))["pearson"] == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("objective", "does", "remedy"),
+    [
+        (RegressionConfig(), "tells a number of a text", "model.head.labels=null for a new head"),
+        (MANY, "tells which labels are right of a text", "model.head.labels=null model.head.several=false for a new head"),
+        (ClassifyConfig(labels=["wet", "hot"]), "tells texts apart", "model.head.labels=null for a new head"),
+    ],
+)
+def test_a_model_that_tells_something_of_texts_continues_none(objective: ObjectiveConfig, does: str, remedy: str) -> None:
+    """Seen to fail: a regression told texts apart, and the remedy for several labels was refused in turn."""
+    model = objective.headed(config(vocab_size=40))
+    with pytest.raises(ConfigError, match=f"the model {does} and continues none. Use lm classify"):
+        begin(build_model(model), [1])
+    with pytest.raises(ValueError, match=f"objective=causal predicts tokens, and the model {does} .* Set {remedy}"):
+        CausalConfig().headed(model)
+    new = dict(key.removeprefix("model.head.").split("=") for key in remedy.split() if "=" in key)
+    head = model.head.replace(**{key: json.loads(value) for key, value in new.items()})
+    assert CausalConfig().headed(model.replace(head=head)).head.labels is None

@@ -163,7 +163,7 @@ def _shares(n: int, enough: int, weights: Sequence[float] | None, method: Method
 def _require_same(first: Path, tree: Tree, weights: Weights, other: Path, its_tree: Tree, its_weights: Weights) -> None:
     """Raises ConfigError naming the first config key or weight that differs; only dropout rates may."""
     mine, its = (_keys(config["model"], folder) for config, folder in ((tree, first), (its_tree, other)))
-    for key in sorted(mine.keys() | its.keys()):
+    for key in sorted(mine.keys() | its.keys(), key=lambda key: (not key.endswith("kind"), key)):  # their options follow from kinds
         if mine.get(key) != its.get(key):
             said = f"model.{key} is {its.get(key)}, and {mine.get(key)} in {first}"
             raise ConfigError(f"{other}: {said}; models of one architecture are merged. Leave one of them out.")

@@ -125,9 +125,11 @@ def test_the_newest_checkpoints_of_a_run_are_averaged(save: Save, tmp_path: Path
 def test_what_does_not_belong_together_is_refused(save: Save, tmp_path: Path) -> None:
     a, b = save("a", 1), save("b", 2)
     wide, deep = save("wide", 1, d_model=64), save("deep", 1, n_layers=2)
+    streams = save("streams", 1, residual={"kind": "hyper"})  # whose options, such as eps, stand before their kind
     refused = [
         (([a, wide], {}), r"wide: model\.d_model is 64, and \d+ in .*/a; models of one architecture"),
         (([a, b, deep], {}), r"deep: model\.n_layers is 2"),
+        (([a, streams], {}), r"streams: model\.residual\.kind is hyper, and plain in .*/a; models of one"),
         (([a], {}), "merge: 1 model was given"),
         (([a, b, b], {"method": "slerp"}), "method=slerp: .* 3 were given"),
         (([a, b], {"method": "ties"}), r"method=ties: base=None"),

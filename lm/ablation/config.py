@@ -32,7 +32,8 @@ class RunsConfig(Config):
     """Runs of each variant, with the seeds 0, 1, ...; more may be asked for later."""
     metric: str = "test_bits_per_byte"
     """A figure of the runs' summary of which less is better, such as test_ece, or test_loss/512 with eval.seq_len=[512]. Where it begins
-    with test_, tuning reads val_loss for test_loss, and where labels are no text, and val_bits_per_byte for all others."""
+    with test_, tuning reads val_loss for test_loss, and where labels are no text, of preferences val_pair_loss, of rated answers
+    val_answer_loss, and val_bits_per_byte for all others."""
     threads: int = Field(1, ge=1, le=1024)
     """Threads of each run: another number gives other bits."""
 
@@ -57,11 +58,13 @@ class RunsConfig(Config):
         """Returns the metric's name without its split and length: loss of test_loss/512."""
         return self.metric.partition("/")[0].partition("_")[2]
 
-    def tuning_metric(self, of_text: bool) -> str:
+    def tuning_metric(self, of_text: bool, learned: str) -> str:
         """Returns the metric by which a tuned setting is chosen: on validation text where variants are judged on test text.  of_text:
-        labels are text, so that runs tell bits per byte."""
+        labels are text, so that runs tell bits per byte.  learned: the figure that all of them lower in training."""
         if not self.tests:
             return self.metric
+        if learned != "loss":
+            return f"val_{learned}"
         return "val_bits_per_byte" if of_text and self.figure != "loss" else "val_loss"
 
 

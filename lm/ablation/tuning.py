@@ -60,7 +60,9 @@ class TunedRuns(Runs):
     @property
     def tuning_metric(self) -> str:
         """Returns what the tuning runs are compared by."""
-        return self.config.tuning_metric(all(cfg.objective.measure(None).of_text for cfg in self.variants.values()))
+        measures = [cfg.objective.measure(None) for cfg in self.variants.values()]
+        learned = {measure.learned for measure in measures}
+        return self.config.tuning_metric(all(measure.of_text for measure in measures), learned.pop() if len(learned) == 1 else "loss")
 
     def unit(self, metric: str) -> str:
         """Returns the unit of a metric of the runs; where variants differ in it, each."""

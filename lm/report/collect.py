@@ -205,6 +205,8 @@ def _notes(runs: list[Run], keys: list[str], metric: str) -> list[str]:
     if len(tokens := {run.number("tokens") or 0 for run in runs}) > 1:
         notes.append(f"Unfair: the runs saw different numbers of tokens ({', '.join(si(count) for count in sorted(tokens))}).")
     bits = any(run.number("val_bits_per_byte") is not None for run in runs)  # else labels are no text
+    if metric == "val_loss" and "objective.kind" in keys:
+        notes.append("Not comparable: the objectives differ, and the loss is of what each of them learns.")
     if metric == "val_loss" and bits and any(key.startswith("tokenizer.") for key in keys):
         notes.append("Not comparable: the tokenizers differ, and the loss per token depends on the tokenizer.")
     notes += other_rows([flatten(run.config) for run in runs])

@@ -189,8 +189,9 @@ def test_a_study_judges_by_what_a_test_is_asked_beside_its_loss(python: None, ab
 )
 def test_tuning_reads_what_a_validation_tells(metric: str, tuned: str) -> None:
     asked = StudyConfig(variants={"a": [], "b": []}, baseline="a", metric=metric)
-    assert asked.tuning_metric(of_text=True) == tuned
-    assert asked.tuning_metric(of_text=False) == ("val_loss" if metric.startswith("test_") else metric)
+    assert asked.tuning_metric(of_text=True, learned="loss") == tuned
+    assert asked.tuning_metric(of_text=False, learned="loss") == ("val_loss" if metric.startswith("test_") else metric)
+    assert asked.tuning_metric(of_text=True, learned="pair_loss") == ("val_pair_loss" if metric.startswith("test_") else metric)
 
 
 def test_a_plan_matches_the_parameters_and_runs_nothing(ablate: Ablate, tmp_path: Path) -> None:

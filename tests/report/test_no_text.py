@@ -37,6 +37,13 @@ def without_bits(folder: Path) -> Path:
     return folder
 
 
+def learning(kind: str, folder: Path) -> Path:
+    """A run with this objective."""
+    config = folder / "config.yaml"
+    config.write_text(config.read_text() + f"objective:\n  kind: {kind}\n")
+    return folder
+
+
 def test_their_report_and_comparison_tell_the_loss(tmp_path: Path, write_run: WriteRun) -> None:
     """Seen to fail: bits per byte led both."""
     folders = [without_bits(write_run(tmp_path / name, ffn=name, val_pearson=0.5)) for name in ("relu", "gelu")]
@@ -98,20 +105,28 @@ def test_each_objective_says_in_which_units_its_figures_are(kind: str) -> None:
     assert {metric: measure.unit(metric) for metric in UNITS[kind]} == UNITS[kind]
 
 
-@pytest.mark.parametrize(
-    ("kind", "figure", "told"), [("regression", "val_loss", "squared error"), ("kto", "val_answer_loss", "per answer")]
-)
+LEARNED = [("regression", "val_loss", "squared error"), ("kto", "val_answer_loss", "per answer")]
+
+
+@pytest.mark.parametrize(("kind", "figure", "told"), LEARNED)
 def test_the_page_of_a_run_tells_the_unit_and_draws_the_loss_that_is_learned(
     kind: str, figure: str, told: str, tmp_path: Path, write_run: WriteRun
 ) -> None:
     """Seen to fail: the loss of a regression had none."""
-    folder = write_run(tmp_path / "run")
-    (folder / "config.yaml").write_text((folder / "config.yaml").read_text() + f"objective:\n  kind: {kind}\n")
+    folder = learning(kind, write_run(tmp_path / "run"))
     metrics = folder / "metrics.jsonl"
     metrics.write_text(metrics.read_text().replace("val_loss", figure).replace("val_bits_per_byte", "val_other"))
     page = write_report(folder).read_text()
     chart = page.partition("Loss, ")[2].partition("</svg>")[0]
     assert chart.startswith(told) and "validation" in chart
+
+
+def test_losses_of_two_objectives_are_said_not_to_compare(tmp_path: Path, write_run: WriteRun) -> None:
+    """Seen to fail: a reward model stood before DPO, whose loss is of tokens."""
+    said = "Not comparable: the objectives differ"
+    folders = [learning(kind, write_run(tmp_path / kind)) for kind in ("dpo", "reward")]
+    assert not any(note.startswith(said) for note in collect([without_bits(folders[1])]).notes)
+    assert any(note.startswith(said) for note in collect(folders).notes)
 
 
 ONE = ["data=preferences", "data.files=a.jsonl", "data.test_frac=0.5"]
@@ -130,4 +145,5 @@ def test_losses_that_mean_other_things_are_not_judged(which: str, tmp_path: Path
     asked = StudyConfig(variants={"a": [], "b": []}, baseline="a", metric=metric)
     with pytest.raises(ConfigError, match=rf"metric={metric} is another figure in variants.b than in a, .* {remedy}\."):
         new_study(tmp_path / "study", asked, configs)
-    new_study(tmp_path / "right", asked.replace(metric="test_error"), configs)
+    tuned = new_study(tmp_path / "right", asked.replace(metric="test_error", tune="optim.lr"), configs).missing()
+    assert {job.metric for job in tuned} == {"val_loss" if which == "answers and pairs" else "val_pair_loss"}

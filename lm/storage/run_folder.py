@@ -220,8 +220,8 @@ class Samples:
         return read_text(self.path) if os.path.lexists(self.path) else ""
 
     def beginning(self) -> str:
-        """Returns the first words of the first sample, '' where there is none."""
-        first = re.search(r"^`+\n\s*(.+)", self.read(), re.MULTILINE)
+        """Returns the first words of the first sample, up to bytes that are no text; '' where there are none."""
+        first = re.search(r"^`+\n\s*([^\x00-\x1f\x7f\ufffd]+)", self.read(), re.MULTILINE)
         return " ".join(first[1].split()[:2])[:40] if first else ""
 
 

@@ -199,6 +199,14 @@ def test_unexpected_errors_end_with_one_sentence(
     assert "Traceback" in capsys.readouterr().err
 
 
+def test_the_prompt_that_a_training_names_ends_before_what_is_no_text(tmp_path: Path) -> None:
+    """Seen to fail: with tokens of bytes it had the first ones that the model had drawn."""
+    run = RunFolder(tmp_path / "x")
+    run.write_config({"model": {"kind": "decoder"}})
+    (run.path / "samples.md").write_text("## step 2\n\n```\ndef th\ufffd?s\x0e two\n```\n")
+    assert further(run)[0].endswith('prompt="def th"')
+
+
 @pytest.mark.parametrize(
     ("kind", "template", "first", "objective"),
     [

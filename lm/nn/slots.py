@@ -10,6 +10,7 @@ from lm.nn.mixers import differential as differential
 from lm.nn.mixers import gated_delta as gated_delta
 from lm.nn.mixers import gla as gla
 from lm.nn.mixers import gqa as gqa
+from lm.nn.mixers import mamba as mamba
 from lm.nn.mixers import mamba2 as mamba2
 from lm.nn.mixers import mla as mla
 from lm.nn.mixers import rg_lru as rg_lru

@@ -53,6 +53,8 @@ FUSED = {  # none has a window, a soft-cap or MLA, for which no kernel on a CPU 
     " model/recurrent=gated_delta model.recurrent.channels=true model.pattern=[recurrent,recurrent,attention]",
     "smollm3_3b": "model.attention.n_heads=4 model.attention.n_kv_heads=4 model.ffn.hidden=256"
     " model/recurrent=rg_lru model.pattern=[recurrent,recurrent,attention]",
+    "recurrent_gemma_2b": "model.attention.n_heads=4 model.attention.n_kv_heads=1 model.attention.head_dim=32 model.ffn.hidden=256"
+    " model.attention.window=null model.attention.global_every=null model/recurrent=mamba model.recurrent.width=256 model.recurrent.rank=8",
     "micro": "model.attention.n_heads=4 model.ffn.hidden=256 model/residual=hyper model.residual.streams=3",
     "mamba2_130m": "model.recurrent.n_heads=4 model.recurrent.state_dim=32",
     "phi3_mini": "model.attention.n_heads=4 model.ffn.hidden=256 model/recurrent=short_conv model.pattern=[recurrent,recurrent,attention]",

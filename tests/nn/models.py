@@ -78,6 +78,7 @@ DELTA: dict[str, Any] = {"kind": "gated_delta", "n_heads": 4, "n_k_heads": 2, "k
 MAMBA2: dict[str, Any] = {"kind": "mamba2", "n_heads": 4, "head_dim": 12, "state_dim": 6, "groups": 2, "kernel": 3}
 GLA: dict[str, Any] = {"kind": "gla", "n_heads": 4, "n_k_heads": 2, "k_dim": 6, "v_dim": 10, "kernel": 3, "rank": 5}
 RG_LRU: dict[str, Any] = {"kind": "rg_lru", "width": 24, "n_heads": 3, "kernel": 3}
+MAMBA: dict[str, Any] = {"kind": "mamba", "width": 20, "state_dim": 5, "rank": 3, "kernel": 3}
 MIXING: list[dict[str, Any]] = [  # which layers of three attend
     {},
     {"recurrent": CONV, "pattern": ["recurrent", "attention"]},
@@ -91,6 +92,8 @@ MIXING: list[dict[str, Any]] = [  # which layers of three attend
     {"recurrent": MAMBA2, "pattern": ["recurrent", "attention"]},
     {"recurrent": MAMBA2 | {"groups": 1, "kernel_bias": False, "bias": True}, "pattern": ["attention", "recurrent", "recurrent"]},
     {"recurrent": RG_LRU, "pattern": ["recurrent", "recurrent", "attention"]},
+    {"recurrent": MAMBA, "pattern": ["recurrent", "attention"]},
+    {"recurrent": MAMBA | {"inner_eps": 1e-5, "kernel_bias": False, "bias": True}, "pattern": ["recurrent", "attention", "recurrent"]},
 ]
 EXPERT: dict[str, Any] = {"kind": "mlp", "hidden": 16}
 GPT_OSS: dict[str, Any] = {"kind": "mlp", "hidden": 16, "activation": "quick_gelu", "bias": True, "gpt_oss_limit": 1.0}

@@ -24,6 +24,7 @@ class Counting(TrainModule):
 
 MLA = {"kind": "mla", "n_heads": 2, "q_rank": 12, "kv_rank": 16, "nope_dim": 6, "rope_dim": 8, "v_dim": 10}
 RG_LRU = {"kind": "rg_lru", "width": 24, "n_heads": 2}
+MAMBA = {"kind": "mamba", "width": 24, "state_dim": 4, "rank": 2}
 CASES: dict[str, tuple[Tree, bool]] = {  # the model, and documents in a row
     "rows": ({}, False),
     "documents": ({}, True),
@@ -33,6 +34,7 @@ CASES: dict[str, tuple[Tree, bool]] = {  # the model, and documents in a row
     "values of the first layer": ({"attention": {"kind": "gqa", "n_heads": 2, "value_residual": True}}, True),
     "the first tokens": ({"attention": {"kind": "gqa", "n_heads": 2, "window": 4, "keep_first": 2}}, True),
     "differences": ({"attention": {"kind": "differential", "n_heads": 2}}, True),
+    "a state of several numbers a channel": ({"recurrent": MAMBA, "pattern": ["recurrent", "attention"]}, True),
     "a state of channels": ({"recurrent": RG_LRU, "pattern": ["recurrent", "attention"]}, True),
 }
 

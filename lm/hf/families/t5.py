@@ -15,8 +15,9 @@ class T5(Family):
     architecture = "T5ForConditionalGeneration"
     auto = "AutoModelForSeq2SeqLM"
     ignored: ClassVar[tuple[str, ...]] = (
-        r"(encoder|decoder)\.embed_tokens\.weight", r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
-    )  # fmt: skip
+        r"(encoder|decoder)\.embed_tokens\.weight",
+        r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
+    )
     fields = {
         "vocab_size": "vocab_size",
         "max_seq_len": ("n_positions", 512),

@@ -143,6 +143,19 @@ class Row:
         return [ours[0].unsqueeze(0)]
 
 
+@dataclass(frozen=True)
+class Flat:
+    """(w, n) there, (w*n,) here."""
+
+    n: int
+
+    def to_ours(self, theirs: list[Tensor]) -> list[Tensor]:
+        return [theirs[0].flatten()]
+
+    def to_theirs(self, ours: list[Tensor]) -> list[Tensor]:
+        return [ours[0].unflatten(0, (-1, self.n))]
+
+
 class Squeeze:
     """(c, 1, n) there, the kernel of a depthwise convolution; (c, n) here."""
 

@@ -6,7 +6,6 @@ from lm.schema import Tree, did_you_mean
 
 _SPARSE = "most of its tokens attend to a few places only, by a pattern"
 _PER_LAYER = "each layer reads an embedding of the tokens of its own"
-_MAMBA = "its states decay by a rate for each of their numbers (Mamba 1), where Mamba 2 has one for each head"
 WHY: dict[str, str] = {
     "albert": "all its layers are one, with the same weights",
     "big_bird": _SPARSE,
@@ -20,18 +19,16 @@ WHY: dict[str, str] = {
     "electra": "its embedding is narrower than its layers",
     "esm": "it scales its embeddings by how many tokens of a row are masked",
     "falcon_h1": "attention and Mamba are side by side in each layer",
-    "falcon_mamba": _MAMBA,
     "gemma3n_text": _PER_LAYER,
     "gemma4_text": _PER_LAYER,
     "glm_moe_dsa": "a second, small attention chooses which tokens the first may see",
-    "jamba": _MAMBA,
+    "jamba": "norms with weights stand within its layers of Mamba",
     "jetmoe": "its attention has experts, too",
     "kimi_linear": "its states decay by a rate for each channel (Kimi delta attention)",
     "led": _SPARSE,
     "llama4_text": "it attends within chunks, and a token's scores scale what its experts read",
     "longcat_flash": "some of its experts give back what they read, and each layer attends twice",
     "longformer": _SPARSE,
-    "mamba": _MAMBA,
     "mpnet": "it has learned positions and a bias of distances at once",
     "nemotron_h": "a layer is attention, Mamba or a feed-forward, and nothing else",
     "phimoe": "its router scores each of a token's experts against those that are left (SparseMixer)",

@@ -16,7 +16,7 @@ from lm.nn.transformer import DecoderLM, build_model
 from lm.ops.attention.mask import Mask, arange_positions
 from lm.ops.recurrence.convolve import fast, reference
 from lm.testing.models import redraw, tokens
-from tests.nn.models import CONV, DELTA, GLA, MAMBA2, RG_LRU, config, packed, redrawn
+from tests.nn.models import CONV, DELTA, GLA, MAMBA, MAMBA2, RG_LRU, config, packed, redrawn
 
 B, S, D = 2, 11, 6
 HYBRID: dict[str, Any] = {"recurrent": CONV | {"kernel": 4}, "pattern": ["recurrent", "attention"]}
@@ -27,6 +27,7 @@ KINDS = {
     "gla": GLA,
     "channels": DELTA | {"channels": True},
     "rg_lru": RG_LRU,
+    "mamba": MAMBA,
 }
 CLOSE = {"atol": 2e-4, "rtol": 1e-4}
 

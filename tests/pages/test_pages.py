@@ -142,6 +142,14 @@ def test_every_file_and_folder_of_the_repository_that_a_page_names_is_there() ->
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
 
 
+def test_every_list_in_the_code_that_contributing_names_is_there() -> None:
+    """Seen to fail: the one of optimizers had gone."""
+    named = set(re.findall(r"`([A-Z][A-Z_]{3,})`", text("CONTRIBUTING.md")))
+    code = "\n".join(file.read_text(encoding="utf-8") for at in ("lm", "tests") for file in (ROOT / at).rglob("*.py"))
+    assert len(named) >= 8
+    assert [name for name in sorted(named) if not re.search(rf"^{name}\b.* = ", code, re.MULTILINE)] == []
+
+
 def test_the_readme_is_short_and_leads_to_every_page() -> None:
     readme = text("README.md")
     assert len(readme.splitlines()) <= 120

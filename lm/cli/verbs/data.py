@@ -57,6 +57,6 @@ class Data(Verb):
         if outside := [row for row in wanted if not 0 <= row < len(rows)]:
             raise ConfigError(f"rows: {outside[0]} was asked for, and there are {len(rows):,}. Choose rows from 0 to {len(rows) - 1}.")
         for row in wanted:
-            answer(f"row {row} of {len(rows):,}")
+            answer(", ".join(filter(None, [f"row {row} of {len(rows):,}", rows.remark(row)])))
             for spans in shown(rows.batch(np.array([row]), self.draw), prepared.tokenizer, rows.label_names()):
                 answer_spans(*spans)

@@ -59,6 +59,10 @@ class Rows(ABC):
         """Returns lines on text that was cut or places left empty; '' where there is nothing to say."""
         return ""
 
+    def remark(self, row: int) -> str:
+        """Returns what is known of a row that its tokens do not show; '' where there is nothing."""
+        return ""
+
     def sources(self) -> Mapping[str, "Rows"]:
         """Returns the rows of each source of a mixture by its name; {} of other data."""
         return {}

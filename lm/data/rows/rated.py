@@ -95,6 +95,9 @@ class RatedRows(PartedRows):
         few = f"{self._store.split}: {int(self._good.sum()):,} good answers and {int((~self._good).sum()):,} bad ones"
         return few + (f"; dropped as too long: {self._dropped:,}" if self._dropped else "")
 
+    def remark(self, row: int) -> str:
+        return f"{'good' if self._good[row] else 'bad'} answer"
+
     def _batch(self, examples: list[Example]) -> Batch:
         return joined_batch([[each] for each in examples], rounded(max(len(each.tokens) - 1 for each in examples)), self.pad)
 

@@ -183,3 +183,15 @@ def test_rows_for_a_parent_are_of_its_own_tokenizer_and_template(lm: Lm, tmp_pat
     prepared = lm("prepare", *given)[1].strip()
     own = prepare(config(overrides=given).data, load_tokenizer(tmp_path / "parent"), log=lambda line: None)
     assert [str(source.folder) for source in own.parts.values()] == [prepared]
+
+
+def test_the_rating_of_an_answer_is_shown(lm: Lm, tmp_path: Path) -> None:
+    """Seen to fail: a good answer and a bad one looked alike."""
+    lines = [{"prompt": "x" * (1 + i), "completion": "good" if i % 3 else "evil", "label": bool(i % 3)} for i in range(30)]
+    (tmp_path / "rated.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    given = ("data=rated", f"data.files={tmp_path / 'rated.jsonl'}", "objective=kto", "tokenizer=bytes", "data.seq_len=96")
+    code, out, err = lm("data", "show", *given, "rows=0,1,2,3,4,5")
+    shown = ["".join(row.split("says 0:")[1].split("│")).replace("·", "") for row in out.split("row ")[1:]]
+    assert code == 0 and {"good" in row for row in shown} == {True, False}, err
+    for row, said in zip(out.split("row ")[1:], shown, strict=True):
+        assert row.splitlines()[0].endswith(", good answer" if "good" in said else ", bad answer")

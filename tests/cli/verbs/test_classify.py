@@ -167,4 +167,4 @@ def test_a_text_of_no_tokens_is_told_by_its_number(monkeypatch: pytest.MonkeyPat
 def test_another_model_is_no_classifier(lm: Lm, tmp_path: Path) -> None:
     api.save(build_model(config(vocab_size=320), seed=0), BytesConfig().build(), tmp_path / "plain")
     code, _, error = lm("classify", "from=plain", "text=a")
-    assert code == 2 and "Use one that objective=classify has trained" in error
+    assert code == 2 and "Use one that objective=classify, multi_label, regression or reward has trained" in error

@@ -12,7 +12,9 @@ from lm.schema import Config, Tree, find_field, flatten, members, nest, variants
 from tests.hf.harness import LENGTH, VOCAB
 
 SIZES: Tree = {"vocab_size": VOCAB, "max_seq_len": 2 * LENGTH, "d_model": 32, "n_layers": 4, "attention.n_heads": 4, "mtp": None}
-WRITTEN: dict[str, Tree] = {"umt5": {"head.tied": True}}  # of a family that reads others too, and refuses to write them
+WRITTEN: dict[str, Tree] = {  # what a family writes of all that it reads, or of few numbers that are drawn
+    "umt5": {"head.tied": True}, "mamba": {"recurrent.width": 64}, "falcon_mamba": {"recurrent.width": 64},
+}  # fmt: skip
 INTS, FLOATS = (1, 2, 3, 4, 6, 8, 12), (0.25, 0.5, 1.0, 1.7, 4.0, 30.0)
 BY_NAME: dict[str, tuple[Any, ...]] = {
     "eps": (1e-6, 1e-5, 0.1), "theta": (500.0, 1e4, 1e6), "original_len": (16, 32, 2 * LENGTH), "factor": (1.0, 2.0, 8.0),

@@ -63,6 +63,12 @@ def test_a_config_of_published_sizes_is_understood(name: str) -> None:
     assert family.config(auto) == cfg
 
 
+def test_norms_within_are_what_sets_the_two_apart() -> None:
+    mamba, falcon = (families()[name].config(PUBLISHED[name]) for name in ("mamba", "falcon_mamba"))
+    assert any("mixer_rms_eps=null" in refusal for refusal in families()["falcon_mamba"].homeless(mamba))
+    assert families()["mamba"].homeless(falcon) == ["model.recurrent.inner_eps=1e-06 must be null"]
+
+
 @pytest.mark.parametrize("changes", [{"hidden_act": "gelu"}, {"intermediate_size": 1024}, {"rescale_prenorm_residual": True}])
 def test_what_has_no_place_is_refused_by_name(changes: dict[str, Any]) -> None:
     [(key, value)], family, there = changes.items(), families()["mamba"], PUBLISHED["mamba"] | changes

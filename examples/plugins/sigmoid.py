@@ -52,7 +52,7 @@ class SigmoidAttention(Mixer):
         if ctx.cache is not None:
             k, v = ctx.cache.append(self.layer, k, v)  # as `state` has declared them; gives all that the tokens may see, (b, h, k, c)
         mask = ctx.keys(self.layer)  # after `append`
-        seen, bias = mask.allowed(None), ctx.position.bias(mask.q_positions, mask.k_positions, self.layer)  # None: no window
+        seen, bias = mask.allowed(None), ctx.position.bias_of_layer(mask.q_positions, mask.k_positions, self.layer)  # None: no window
         scores = q @ k.mT / self.head_dim**0.5 + self.offset - seen.sum(-1, keepdim=True).clamp_min(1).log()  # (b, h, q, k)
         weights = torch.sigmoid(scores if bias is None else scores + bias) * seen
         return self.o((weights @ v).transpose(1, 2).flatten(2))  # (b, h, q, c) -> (b, q, h*c)

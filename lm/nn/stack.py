@@ -156,12 +156,12 @@ class ModelConfig(Slot):
         reader = self.attention.cross() if cross else None
         return BlockParts(layer, self.norm, self.slot(layer), mixer, reader, self.ffn, self.residual, self.d_model, self.dropout)
 
-    def dims(self, causal: bool, n_layers: int) -> Dims:
-        """Returns the dimensions that the position of a stack of so many layers may need to know."""
+    def dims(self, causal: bool, n_layers: int | None = None) -> Dims:
+        """Returns the dimensions that the position of a stack may need to know.  n_layers: of this stack; None: of the model's."""
         assert self.max_seq_len is not None
         attention = self.attention
         rotary = attention.rotary_width(self.d_model)
-        return Dims(self.d_model, attention.n_heads, rotary, self.max_seq_len, causal, attention.layer_window, n_layers)
+        return Dims(self.d_model, attention.n_heads, rotary, self.max_seq_len, causal, attention.layer_window, n_layers or self.n_layers)
 
     def implied(self) -> Tree:
         """Returns, by dotted path, what options mean where that is not the value that they hold, such as what null stands for."""

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from lm.errors import ConfigError
 from lm.hf.options.context import with_plain_base
 from lm.hf.options.rope import write_rope
 from lm.nn.batch import Batch
@@ -95,7 +96,7 @@ def test_alibi_equals_blooms(n_heads: int) -> None:
     theirs = modeling.build_alibi_tensor(torch.ones(1, 9, dtype=torch.int64), n_heads, torch.float32).view(n_heads, 9)
     torch.testing.assert_close(torch.tensor(alibi_slopes(n_heads)), theirs[:, 1])
     at = torch.arange(9)[None]
-    bias = AlibiConfig().build(Dims(32, n_heads, 8, 16, True)).bias(at, at, 0)
+    bias = AlibiConfig().build(Dims(32, n_heads, 8, 16, True)).bias(at, at)
     assert bias is not None and bias.shape == (1, n_heads, 9, 9)
     last = theirs - theirs[:, -1:]  # there keys are numbered, and the softmax cancels the query's own number
     torch.testing.assert_close(bias[0, :, -1], last)
@@ -116,7 +117,7 @@ def test_the_relative_bias_is_one_table_for_all_layers_and_one_for_each_stack() 
     model = redrawn(config(position={"kind": "t5_relative", "n_buckets": 8, "max_distance": 12}))
     assert [name for name, _ in model.named_parameters() if "table" in name] == ["position.table.weight"]
     at = torch.tensor([[0, 1, 5]])
-    bias = model.position.bias(at, at, 0)
+    bias = model.position.bias(at, at)
     table = model.position.table.weight
     assert bias is not None
     torch.testing.assert_close(bias[0, :, 1, 0], table[1])  # key one before the query
@@ -129,9 +130,11 @@ def test_each_layer_may_have_a_table_of_its_own() -> None:
     at, table = torch.tensor([[0, 1, 5]]), model.position.table.weight
     assert table.shape == (3 * 8, 4)
     for layer in range(3):
-        bias = model.position.bias(at, at, layer)
+        bias = model.position.bias_of_layer(at, at, layer)
         assert bias is not None
         torch.testing.assert_close(bias[0, :, 1, 0], table[layer * 8 + 1])
+    with pytest.raises(ConfigError, match=r"has a bias for each layer\. Ask bias_of_layer"):
+        model.position.bias(at, at)
     logits = model(tokens(1, 6))
     table.data[16:] += 1.0 * torch.arange(8)[:, None]
     assert not torch.allclose(model(tokens(1, 6)), logits)  # the last layer reads the last rows

@@ -68,8 +68,8 @@ class Attention(Mixer):
     def bias_of(self, position: Position, q_positions: Tensor, mask: Mask, key: Hashable) -> Tensor | None:
         """Returns the bias for queries at these positions; where layers share it, it is built once and kept in the mask by `key`."""
         if position.by_layer:
-            return position.bias(q_positions, mask.k_positions, self.layer)
-        return mask.once(key, lambda: position.bias(q_positions, mask.k_positions, self.layer))
+            return position.bias_of_layer(q_positions, mask.k_positions, self.layer)
+        return mask.once(key, lambda: position.bias(q_positions, mask.k_positions))
 
     def joined(self, heads: Tensor) -> Tensor:
         """Joins the heads and projects them, (b, h, s, c) -> (b, s, d)."""

@@ -66,7 +66,7 @@ class PositionConfig(Slot, group="model/position"):
 class Position(Declares, nn.Module):
     """No position information; the base of every kind.  positions: (b, s) int64, -1 on padding."""
 
-    by_layer = False  # each layer has a bias of its own
+    by_layer = False  # `bias_of_layer` differs between layers
 
     def places(self, s: int, device: torch.device, start: int = 0) -> Tensor:
         """Returns start .. start + s - 1 as (1, s), for tokens without given positions. Raises ConfigError beyond the last one there is."""
@@ -84,7 +84,10 @@ class Position(Declares, nn.Module):
         """Returns queries, or keys before they are cached, rotated, (b, h, s, c)."""
         return x
 
-    def bias(self, q_positions: Tensor, k_positions: Tensor, layer: int) -> Tensor | None:
-        """Returns the bias on the scores of this layer, the same of all unless `by_layer`, broadcastable to (b, h, q, k); None: there is
-        none."""
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
+        """Returns a bias on the scores of every layer, broadcastable to (b, h, q, k); None: there is none."""
         return None
+
+    def bias_of_layer(self, q_positions: Tensor, k_positions: Tensor, layer: int) -> Tensor | None:
+        """Returns the bias on the scores of this layer, as `bias`, which it is unless a kind has one for each layer (`by_layer`)."""
+        return self.bias(q_positions, k_positions)

@@ -6,6 +6,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from lm.errors import ConfigError
 from lm.nn.activation_memory import Activations
 from lm.nn.linear import Embedding
 from lm.nn.position.base import Dims, Position, PositionConfig
@@ -31,7 +32,7 @@ class Alibi(Position):
         self.slopes = torch.tensor(alibi_slopes(n_heads), device="cpu")
         self._here = self.slopes  # where the scores are
 
-    def bias(self, q_positions: Tensor, k_positions: Tensor, layer: int) -> Tensor | None:
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         distance = (q_positions.unsqueeze(-1) - k_positions.unsqueeze(-2)).abs().float()  # (b, q, k)
         if self._here.device != distance.device:  # at the first call only: a copy would wait for a GPU
             self._here = self.slopes.to(distance.device)
@@ -79,7 +80,12 @@ class T5Relative(Position):
         self.cfg, self.causal, self.by_layer = cfg, dims.causal, not cfg.shared
         self.table = Embedding(cfg.n_buckets * (dims.n_layers if self.by_layer else 1), dims.n_heads)
 
-    def bias(self, q_positions: Tensor, k_positions: Tensor, layer: int) -> Tensor | None:
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
+        if self.by_layer:
+            raise ConfigError("position.shared=false has a bias for each layer. Ask bias_of_layer for it, or set shared=true.")
+        return self.bias_of_layer(q_positions, k_positions, 0)
+
+    def bias_of_layer(self, q_positions: Tensor, k_positions: Tensor, layer: int) -> Tensor:
         distance = k_positions.unsqueeze(-2) - q_positions.unsqueeze(-1)  # (b, q, k)
         buckets = t5_buckets(distance, self.cfg.n_buckets, self.cfg.max_distance, self.causal)
         bias: Tensor = self.table(buckets + layer * self.cfg.n_buckets if self.by_layer else buckets)

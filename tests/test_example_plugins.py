@@ -109,13 +109,13 @@ def test_an_example_holds_the_invariants_and_is_an_option_like_ours(plugged: Plu
 def test_a_model_says_which_plugin_it_wants(plugged: Plugged, tmp_path: Path) -> None:
     file = tmp_path / "dyt.py"
     file.write_text((FOLDER / "dyt.py").read_text())
-    run = ["train", *TINY, "run.name=own"]
+    run, copy = ["train", *TINY, "run.name=own"], "runs/own/plugins/dyt.py"
     assert plugged(file, {}, [*run, "model/norm=dyt", f"plugins={file}"])[1][0] == 0
     verbs = [["generate", "from=runs/own", "prompt=n"], ["eval", "from=runs/own"], ["show", "from=runs/own"]]
     verbs += [["export", "from=runs/own", "format=hf", "out=exported"], ["train", "init_from=runs/own", "run.name=child"]]
     *refused, compared, resumed = plugged(None, {}, *verbs, ["compare", "runs/own"], [*run, "model/norm=dyt"])
     for code, _, said in refused:
-        assert code == 2 and "it needs the plugin 'dyt' (SHA-256 " in said and "plugins=dyt.py or, in Python, lm.config(" in said, said
+        assert code == 2 and "it needs the plugin 'dyt' (SHA-256 " in said and f"plugins={copy} or, in Python, lm.config(" in said, said
     assert compared[0] == 0 and resumed[0] == 2 and "One of your own comes with plugins=FILE.py." in resumed[2]
     resume = settled(*run, "trainer.max_steps=6", "model/norm=dyt", f"plugins={file}")
     recorded = tmp_path / "runs" / "own" / "config.yaml"
@@ -127,7 +127,7 @@ def test_a_model_says_which_plugin_it_wants(plugged: Plugged, tmp_path: Path) ->
     assert code == 0, said
     file.write_text(file.read_text() + "SOMETHING = 1\n")
     code, _, said = plugged(None, {}, resume)[0]
-    assert code == 2 and f"{file} has" in said and "Give the file that it was made with" in said
+    assert code == 2 and f"{file} has" in said and f"Give its copy, plugins={copy}" in said
 
 
 @pytest.mark.slow

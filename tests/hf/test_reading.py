@@ -150,7 +150,7 @@ def test_a_tensor_of_the_index_that_its_shard_lacks_is_refused(theirs: Path) -> 
     [
         ({"model_type": "lama"}, "model_type='lama' is not known. Did you mean 'llama'"),
         ({"model_type": None}, "model_type=None is not known"),
-        ({"model_type": "albert"}, "model_type='albert' has no form in lm: all its layers are one, with the same weights. Import another"),
+        ({"model_type": "albert"}, "model_type='albert' has no form in lm: its embedding is narrower than its layers. Import another"),
         ({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}, "Save that one alone, of model_type='gemma3_text'."),
         ({"model_type": "llama4", "text_config": {"model_type": "llama4_text"}}, "model_type='llama4_text' has no form in lm: it attends"),
         ({"model_type": "aria", "text_config": {"model_type": "aria_text"}}, "lm reads models of text. Save that one alone."),

@@ -7,10 +7,10 @@ from lm.schema import Tree, did_you_mean
 _SPARSE = "most of its tokens attend to a few places only, by a pattern"
 _PER_LAYER = "each layer reads an embedding of the tokens of its own"
 WHY: dict[str, str] = {
-    "albert": "all its layers are one, with the same weights",
+    "albert": "its embedding is narrower than its layers",
     "big_bird": _SPARSE,
     "bigbird_pegasus": _SPARSE,
-    "bitnet": "norms stand within its sublayers, before the last matrix",
+    "bitnet": "its matrices are rounded to three values wherever they multiply",
     "blenderbot-small": "a norm stands between its decoder's embedding and positions",
     "dbrx": "queries, keys and values are clipped",
     "deberta": "its scores add those of contents and of distances, either with a projection of its own",

@@ -74,7 +74,7 @@ def test_overrides_that_change_a_shape_are_refused_with_the_shapes(parent: Path)
     plan(compose_config(child(parent, "plan=true")), print)
 
 
-@pytest.mark.parametrize("override", ["tokenizer=bytes", "tokenizer=bpe", "model=tiny", "model/ffn=geglu"])
+@pytest.mark.parametrize("override", ["tokenizer=bytes", "tokenizer=bpe", "model=tiny", "model/ffn=geglu", "model.residual.kind=loop"])
 def test_another_tokenizer_or_slot_is_refused_by_name(parent: Path, override: str) -> None:
     with pytest.raises(ConfigError, match=rf"^{override}: init_from=.* brings its own"):
         compose_config(child(parent, override))

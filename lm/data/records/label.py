@@ -3,10 +3,10 @@
 import json
 import math
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from lm.data.records.base import GIVEN, LEARNED, Passage, RecordConfig, Values
 from lm.data.records.fields import bad_record, shown, text_of, value_of
@@ -29,6 +29,12 @@ class LabelRecord(RecordConfig):
     """Field of the label: its name, or its number, counted from 0; a list of these where several may be right at once; or the number that
     is to be told. true and false are names. A list of fields: of a field for each label, 1 or true where it is right, 0 or false where it
     is not. A record where it, or one of them, is null is left out."""
+
+    @model_validator(mode="after")
+    def _each_once(self) -> Self:
+        if isinstance(self.label, list) and (twice := [field for field in self.label if self.label.count(field) > 1]):
+            raise ValueError(f"label has the field '{twice[0]}' twice, and each is a label. Name it once.")
+        return self
 
     def turns(self, values: Values, where: str) -> list[Turn]:
         label = self._right(values, where) if isinstance(self.label, list) else value_of(values, self.label, _KEY, where)

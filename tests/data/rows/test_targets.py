@@ -104,6 +104,8 @@ def test_labels_may_have_a_field_each(tmp_path: Path, ending: str) -> None:
     assert 20 < len(seen) < len(known) + 1 and all(row == known[length] for length, row in seen.items())
     with pytest.raises(ConfigError, match=r"field 'cold' is missing; the fields are text, wet, hot, old\. Set data.record.label"):
         marked(file, [*LABELS, "cold"])
+    with pytest.raises(ConfigError, match=r"label has the field 'wet' twice, and each is a label\. Name it once"):
+        marked(file, [*LABELS, "wet"])
     file.write_text(lines[0] + "\n" + lines[1].replace("1", "2").replace("true", "2"))
     with pytest.raises(ConfigError, match=r"field '(wet|hot)' holds .*2.*, and a field for each label holds 1 or true, or 0 or false"):
         marked(file, LABELS)

@@ -68,13 +68,16 @@ class Run:
 
     @cached_property
     def measure(self) -> "Measure":
-        """How the run's objective measures, and in which units; as text is measured where it is not known."""
+        """How the run's objective measures, and in which units; as text is measured where it is not known. Options that it had once, and has
+        no more, do not count."""
         from lm.data.kinds import ObjectiveConfig  # imports torch, which comparisons do without
         from lm.losses.measure import Measure
 
         tree = self.config.get("objective") or {}
         kind = ObjectiveConfig.kinds().get(str(tree.get("kind")))
-        return Measure() if kind is None else from_tree(kind, tree).measure(None)
+        if kind is None:
+            return Measure()
+        return from_tree(kind, {key: value for key, value in tree.items() if key in kind.model_fields}).measure(None)
 
     @property
     def finished(self) -> bool:

@@ -112,8 +112,8 @@ LEARNED = [("regression", "val_loss", "squared error"), ("kto", "val_answer_loss
 def test_the_page_of_a_run_tells_the_unit_and_draws_the_loss_that_is_learned(
     kind: str, figure: str, told: str, tmp_path: Path, write_run: WriteRun
 ) -> None:
-    """Seen to fail: the loss of a regression had none."""
-    folder = learning(kind, write_run(tmp_path / "run"))
+    """Seen to fail: the loss of a regression had none; and a run whose objective had an option that is gone had no page."""
+    folder = learning(f"{kind}\n  gone: 3", write_run(tmp_path / "run"))
     metrics = folder / "metrics.jsonl"
     metrics.write_text(metrics.read_text().replace("val_loss", figure).replace("val_bits_per_byte", "val_other"))
     page = write_report(folder).read_text()

@@ -68,8 +68,8 @@ class Run:
 
     @cached_property
     def measure(self) -> "Measure":
-        """How the run's objective measures, and in which units; as text is measured where it is not known. Options that it had once, and has
-        no more, do not count."""
+        """How the run's objective measures, and in which units; as text is measured where it is not known. Options that have gone
+        since do not count."""
         from lm.data.kinds import ObjectiveConfig  # imports torch, which comparisons do without
         from lm.losses.measure import Measure
 

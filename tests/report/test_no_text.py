@@ -147,3 +147,11 @@ def test_losses_that_mean_other_things_are_not_judged(which: str, tmp_path: Path
         new_study(tmp_path / "study", asked, configs)
     tuned = new_study(tmp_path / "right", asked.replace(metric="test_error", tune="optim.lr"), configs).missing()
     assert {job.metric for job in tuned} == {"val_loss" if which == "answers and pairs" else "val_pair_loss"}
+
+
+def test_pairs_are_judged_by_their_errors_whatever_their_tokens(tmp_path: Path) -> None:
+    configs = {name: compose_config([*ONE, "objective=simpo", f"tokenizer={name}"]) for name in ("bytes", "bpe")}
+    asked = StudyConfig(variants={"bytes": [], "bpe": []}, baseline="bpe", metric="test_error")
+    assert {job.metric for job in new_study(tmp_path / "study", asked, configs).missing()} == {"test_error"}
+    with pytest.raises(ConfigError, match="is per token"):
+        new_study(tmp_path / "loss", asked.replace(metric="test_pair_loss"), configs)

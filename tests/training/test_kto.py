@@ -165,6 +165,7 @@ def test_it_tells_good_from_bad_and_is_evaluated_as_validated(of_rated: Made, tm
     steps = [line for line in read(tmp_path / "run" / "metrics.jsonl") if "kl" in line]
     assert first["val_answer_loss"] == pytest.approx(0.5) == steps[0]["loss"] and steps[0]["kl"] == 0 and steps[-1]["kl"] != 0
     assert last["val_good_gain"] > last["val_bad_gain"] and last["val_answer_loss"] < 0.5
+    assert first["val_error"] == 0.5 and last["val_error"] == pytest.approx(1 - last["val_accuracy"], abs=1e-6)
     again = lm.evaluate(tmp_path / "run")
     names = [name for name in last if name.startswith("val_")]
     assert {name: again[name] for name in names} == pytest.approx({name: last[name] for name in names}, rel=1e-5)

@@ -1,6 +1,7 @@
 """objective=regression and objective=multi_label: texts in rows, and the numbers that are told of them."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -87,14 +88,12 @@ def test_each_label_that_is_right_is_marked(rows: NumberedRows, packing: str) ->
 
 @pytest.mark.parametrize("ending", ["jsonl", "csv"])
 def test_labels_may_have_a_field_each(tmp_path: Path, ending: str) -> None:
-    """As 0 and 1, or as false and true; a text of which one is not known is left out."""
+    """As 0 and 1, or as false and true, in a table False and True; a text of which one is not known is left out."""
     marks = [[1, 0, 1], [0, 1, 0], [0, 0, 0], [None, 0, 1]] * 8
     file = tmp_path / f"a.{ending}"
     if ending == "csv":
-        lines = [
-            "text,wet,hot,old",
-            *(",".join([letters(i), *("" if mark is None else str(mark) for mark in row)]) for i, row in enumerate(marks)),
-        ]
+        told = [["" if mark is None else str(mark if i % 2 else bool(mark)) for mark in row] for i, row in enumerate(marks)]
+        lines = ["text,wet,hot,old", *(",".join([letters(i), *row]) for i, row in enumerate(told))]
     else:
         told = [[mark if i % 2 else mark and bool(mark) for mark in row] for i, row in enumerate(marks)]
         lines = [json.dumps({"text": letters(i), **dict(zip(LABELS, row, strict=True))}) for i, row in enumerate(told)]
@@ -106,7 +105,7 @@ def test_labels_may_have_a_field_each(tmp_path: Path, ending: str) -> None:
         marked(file, [*LABELS, "cold"])
     with pytest.raises(ConfigError, match=r"label has the field 'wet' twice, and each is a label\. Name it once"):
         marked(file, [*LABELS, "wet"])
-    file.write_text(lines[0] + "\n" + lines[1].replace("1", "2").replace("true", "2"))
+    file.write_text(lines[0] + "\n" + re.sub("1|[Tt]rue", "2", lines[1]))
     with pytest.raises(ConfigError, match=r"field '(wet|hot)' holds .*2.*, and a field for each label holds 1 or true, or 0 or false"):
         marked(file, LABELS)
 

@@ -80,6 +80,12 @@ def test_another_tokenizer_or_slot_is_refused_by_name(parent: Path, override: st
         compose_config(child(parent, override))
 
 
+def test_a_kind_without_options_of_its_own_may_be_chosen(parent: Path) -> None:
+    """Seen to be refused, as if it were a slot."""
+    scaled = compose_config(child(parent, "model.position.scaling.kind=linear", "model.position.scaling.factor=2"))
+    assert scaled.model.position.tree()["scaling"]["factor"] == 2
+
+
 def test_rows_longer_than_the_parents_context_are_refused(parent: Path) -> None:
     with pytest.raises(ConfigError, match=r"data.seq_len=64 is over model.max_seq_len=32"):
         compose_config(child(parent, "data.seq_len=64"))

@@ -90,7 +90,8 @@ def parent_values(init_from: str, given: Sequence[Given], recipe: str | None, sp
                 f"{item.text}: init_from={init_from} brings its own tokenizer, which its weights belong to. Leave it out, or add special"
                 f" tokens to it by {SPECIALS}."
             )
-        if section == "model" and (item.is_group or item.key.endswith(".kind")):
+        group, _, last = item.key.replace(".", "/").rpartition("/")
+        if section == "model" and (item.is_group or (last == "kind" and group in catalog.groups())):
             raise ConfigError(
                 f"{item.text}: init_from={init_from} brings its own model. Leave it out, or set single keys such as model.dropout."
             )

@@ -18,8 +18,8 @@ from tests.nn.models import config
     [
         {},
         {"residual": {"kind": "hyper", "streams": 3}},
-        {"residual": {"kind": "loop", "times": 3}},
         {"head": {"tied": False}},
+        {"residual": {"kind": "loop", "times": 3}},
         {"mtp": {"depth": 1}},
         {"mtp": {"depth": 2}, "head": {"tied": True, "transform": "gelu"}},
     ],

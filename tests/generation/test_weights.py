@@ -31,7 +31,7 @@ from lm.testing.models import Doubles, random_model, redraw, same, tokens
 from tests.conftest import Lm
 from tests.generation.drawing import generate
 from tests.nn.grid import pairwise, tree_of
-from tests.nn.models import ATTENTIONS, FFNS, HEADS, MIXING, MIXTURES, NORMS, POSITIONS, config, redrawn
+from tests.nn.models import ATTENTIONS, HEADS, MIXING, MIXTURES, NORMS, POSITIONS, config, redrawn
 
 MODELS: list[dict[str, Any]] = [
     {"attention": ATTENTIONS[1], "norm": NORMS[6], "head": HEADS[2]},
@@ -45,8 +45,8 @@ MODELS: list[dict[str, Any]] = [
     {"attention": ATTENTIONS[10], "ffn": MIXTURES[2]},
     {"attention": ATTENTIONS[11]},
     {"attention": ATTENTIONS[12]},
-    {"attention": ATTENTIONS[-1], "ffn": FFNS[-1]},
     {"attention": ATTENTIONS[1] | {"dropout": 0.5}},
+    {"attention": ATTENTIONS[-1], "ffn": {"kind": "mlp", "inner_norm": {"kind": "rms"}}},
     MIXING[5],
 ]
 

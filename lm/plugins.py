@@ -102,12 +102,6 @@ def loaded() -> list[Plugin]:
     return list(_loaded.values())
 
 
-def kinds() -> list[tuple[Plugin, type[Slot]]]:
-    """Returns each class that a plugin of this process has added to a slot, beside that plugin."""
-    foreign = [kind for kind in _every_kind() if not kind.__module__.startswith("lm.")] if _loaded else []
-    return [(plugin, kind) for plugin in _loaded.values() for kind in foreign if plugin.defines(kind)]
-
-
 def used(config: Config) -> dict[str, str]:
     """Returns name -> SHA-256 of the plugins whose kinds a config has, at any depth: what is recorded beside it."""
     return {plugin.name: plugin.sha256 for plugin in _used(config)}

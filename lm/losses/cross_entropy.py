@@ -29,6 +29,14 @@ def mean_of(total: Tensor, n: int) -> Tensor:
     return torch.stack([total.float(), torch.full_like(total, n, dtype=torch.float32)])
 
 
+def with_error(metrics: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the metrics with how often it is wrong, 1 - accuracy, where that is told."""
+    if "accuracy" not in metrics:
+        return metrics
+    right, n = metrics["accuracy"]
+    return metrics | {"error": torch.stack([n - right, n])}
+
+
 def answered(logs: Tensor, answers: Tensor, of: Vocabulary = ALL) -> Tensor:
     """(3,) nats of the answers, how many of them are the likeliest token, and how many there are.  logs: (n, v) log p over the entries
     of `of`, answers: (n,)."""

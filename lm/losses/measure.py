@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lm.losses.cross_entropy import LossSums, mean_of
+from lm.losses.cross_entropy import LossSums, mean_of, with_error
 from lm.losses.kto import KTOLoss
 from lm.losses.likelihoods import row_likelihoods, row_scores
 from lm.losses.pairs import PairLoss
@@ -109,14 +109,6 @@ class Choices(Answers):
             return replace(found, metrics=with_error(found.metrics), counts=counts)
 
         return read
-
-
-def with_error(metrics: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the metrics with how often it is wrong, 1 - accuracy, where that is told."""
-    if "accuracy" not in metrics:
-        return metrics
-    right, n = metrics["accuracy"]
-    return metrics | {"error": torch.stack([n - right, n])}
 
 
 def balanced(counts: Tensor) -> dict[str, float]:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lm.losses.cross_entropy import LossSums, mean_of
+from lm.losses.cross_entropy import LossSums, mean_of, with_error
 
 
 def bradley_terry(rewards: Tensor, centre: float = 0.0) -> LossSums:
@@ -20,8 +20,8 @@ def bradley_terry(rewards: Tensor, centre: float = 0.0) -> LossSums:
     total = nats + centre * (better + other).square().sum() if centre else nats
     right = (1 + margin.detach().sign()).sum() / 2
     metrics = {"chosen_reward": mean_of(better.detach().sum(), n), "rejected_reward": mean_of(other.detach().sum(), n)}
-    metrics |= {"margin": mean_of(margin.detach().sum(), n), "accuracy": mean_of(right, n), "error": mean_of(n - right, n)}
-    return LossSums(total, nats.detach(), metrics=metrics)
+    metrics |= {"margin": mean_of(margin.detach().sum(), n), "accuracy": mean_of(right, n)}
+    return LossSums(total, nats.detach(), metrics=with_error(metrics))
 
 
 def told_apart(rewards: Tensor) -> Tensor:

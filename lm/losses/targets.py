@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lm.losses.cross_entropy import LossSums, mean_of
+from lm.losses.cross_entropy import LossSums, mean_of, with_error
 from lm.losses.likelihoods import label_logits
 from lm.losses.measure import Measure, macro_f1
 from lm.nn.batch import IGNORED, Batch
@@ -100,7 +100,7 @@ class BinaryCrossEntropy(TargetLoss):
     def metrics(self, logits: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """How often all labels of a text are told rightly, and how often not."""
         right, n = self.guessed(logits, targets)[1].sum(), len(targets)
-        return {"accuracy": mean_of(right, n), "error": mean_of(n - right, n)}
+        return with_error({"accuracy": mean_of(right, n)})
 
     def counts(self, logits: Tensor, targets: Tensor) -> Tensor:
         """(k, 3): how often each label was guessed rightly, guessed and given."""

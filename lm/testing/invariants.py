@@ -97,8 +97,7 @@ def no_token_sees_the_future(model: LM) -> None:
     batch = a_batch(model)
     full, after = model(batch), model(replace(batch, tokens=_changed(batch.tokens, 14)))
     same(after[:, :14], full[:, :14], "causality does not hold: a token sees a later one")
-    # rounding moves 1e-13; what a random model that is run twice with norms behind its sums says of a token is 100 times less each time
-    assert (after[:, 14] - full[:, 14]).abs().max() > 1e-6, "a token does not matter to itself"
+    assert (after[:, 14] - full[:, 14]).abs().max() > 1e-3, "a token does not matter to itself"
 
 
 def tokens_see_both_sides(model: LM) -> None:

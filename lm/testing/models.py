@@ -9,6 +9,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from lm.nn.linear import Out
 from lm.nn.stack import ModelConfig
 from lm.nn.transformer import LM, build_model
 from lm.schema import Config, Slot, Tree, entry_type, members
@@ -25,6 +26,9 @@ def random_model(cfg: ModelConfig, seed: int = 0) -> LM:
     """Returns a model in eval mode whose every tensor is random, norms and biases too, with logits that no error can hide in."""
     model = build_model(cfg, seed=seed).eval()
     redraw(model, seed)
+    with torch.no_grad():  # layers that are run again would add so much to the stream that nothing is left of the tokens
+        for each in (part for part in model.modules() if isinstance(part, Out)):
+            each.weight.div_(cfg.residual.passes())
     return model
 
 

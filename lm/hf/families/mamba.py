@@ -18,7 +18,7 @@ class Mamba(Family):
     architecture = "MambaForCausalLM"
     hybrid = True
     prefix = "backbone."
-    unadapted = ("out_proj", "dt_proj")  # whose matrices it reads past the modules
+    unadapted: ClassVar[tuple[str, ...]] = ("out_proj", "dt_proj")  # whose matrices it reads past the modules
     older_endings = {"embeddings.weight": "embedding.weight"}
     fields = {
         "vocab_size": "vocab_size",

@@ -21,7 +21,7 @@ from lm.nn.norm import BareRMSNorm, NormConfig
 from lm.ops.cache.cache import Fixed
 from lm.ops.precision import wide, without_autocast
 from lm.ops.recurrence.channels import chunked
-from lm.ops.recurrence.convolve import continued, fast
+from lm.ops.recurrence.convolve import convolved
 from lm.schema import MOST
 
 
@@ -97,12 +97,8 @@ class Mamba(Mixer):
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         ctx.mask.require_causal("recurrent=mamba")
-        u, cache = self.x(x), ctx.cache
-        kernel, ends = self.kernel.to(u.dtype), u[:, :0]
-        if cache is None:
-            mixed = fast(u, kernel, ctx.mask)
-        else:
-            mixed, ends = continued(u, kernel, cache.state(self.layer)[0], ctx.mask, cache.slack)
+        cache = ctx.cache
+        mixed, ends = convolved(self.x(x), self.kernel, ctx.mask, cache, self.layer)
         u = F.silu(mixed if self.kernel_bias is None else mixed + self.kernel_bias.to(mixed.dtype))
         parts = self.select(u).split([self.cfg.rank, self.cfg.state_dim, self.cfg.state_dim], dim=-1)
         step, write, read = (norm(part) for norm, part in zip(self.norms, parts, strict=True))

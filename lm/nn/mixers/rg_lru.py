@@ -19,7 +19,7 @@ from lm.nn.norm import NormConfig
 from lm.ops.cache.cache import Fixed
 from lm.ops.precision import wide, without_autocast
 from lm.ops.recurrence.channels import chunked
-from lm.ops.recurrence.convolve import continued, fast
+from lm.ops.recurrence.convolve import convolved
 from lm.schema import MOST
 
 _SHARPNESS = 8  # the paper's c: the power of a channel's own decay where the gate is fully open
@@ -107,13 +107,9 @@ class RGLRU(Mixer):
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         ctx.mask.require_causal("recurrent=rg_lru")
-        u, cache = self.x(x), ctx.cache
-        kernel, ends = self.kernel.to(u.dtype), u[:, :0]
-        if cache is None:
-            mixed = fast(u, kernel, ctx.mask)
-        else:
-            mixed, ends = continued(u, kernel, cache.state(self.layer)[0], ctx.mask, cache.slack)
-        mixed = mixed + self.kernel_bias.to(u.dtype)
+        cache = ctx.cache
+        mixed, ends = convolved(self.x(x), self.kernel, ctx.mask, cache, self.layer)
+        mixed = mixed + self.kernel_bias.to(mixed.dtype)
         rate, write = self.rate(mixed), self.write(mixed)
         with without_autocast(x.device):  # sums over a row are kept in float32
             fade, new = self.flow(mixed, rate, write, ctx.mask.q_positions.unsqueeze(-1))

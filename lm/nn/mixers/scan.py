@@ -14,7 +14,7 @@ from lm.nn.mixers.base import Mixer
 from lm.ops.attention.mask import Mask
 from lm.ops.cache.cache import Cache
 from lm.ops.precision import wide, without_autocast
-from lm.ops.recurrence.convolve import continued, fast
+from lm.ops.recurrence.convolve import convolved
 from lm.ops.recurrence.kernels import fastest
 from lm.ops.recurrence.matrix import Flow, by_head, reference
 
@@ -63,17 +63,13 @@ class Scan(Mixer):
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         ctx.mask.require_causal(f"recurrent={self.kind}")
         padding = ctx.mask.once("padding", lambda: _padding(ctx.mask))
-        u, rates, ends = self.inputs(x), self.rates(x), None
-        kernel = self.kernel.to(u.dtype)
-        if ctx.cache is None:
-            mixed = fast(u, kernel, ctx.mask)
-        else:
-            mixed, ends = continued(u, kernel, ctx.cache.state(self.layer)[0], ctx.mask, ctx.cache.slack)
+        u, rates = self.inputs(x), self.rates(x)
+        mixed, ends = convolved(u, self.kernel, ctx.mask, ctx.cache, self.layer)
         mixed = F.silu(mixed if self.kernel_bias is None else mixed + self.kernel_bias.to(u.dtype))
         with without_autocast(x.device):  # sums over a row are kept in float32
             flow = self.flow(mixed, rates)
             flow = flow if padding is None else flow.without(padding)
-            if ctx.cache is None or ends is None:
+            if ctx.cache is None:
                 documents = ctx.mask.once("documents of states", lambda: _documents(ctx.mask, len(x)))
                 heads, _ = fastest(flow, u.dtype, ctx.mask, documents=documents)
             else:

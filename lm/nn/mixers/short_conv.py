@@ -13,7 +13,7 @@ from lm.nn.linear import Linear, Out
 from lm.nn.mixers.base import Mixer, RecurrentConfig
 from lm.nn.norm import NormConfig
 from lm.ops.cache.cache import Fixed
-from lm.ops.recurrence.convolve import continued, fast
+from lm.ops.recurrence.convolve import convolved
 from lm.schema import MOST
 
 
@@ -57,12 +57,8 @@ class ShortConv(Mixer):
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         ctx.mask.require_causal("recurrent=short_conv")
         b, c, v = self.bcv(x).chunk(3, dim=-1)  # (b, s, 3d) -> (b, s, d) each
-        u, kernel = b * v, self.kernel.to(b.dtype)
-        if ctx.cache is None:
-            mixed = fast(u, kernel, ctx.mask)
-        else:
-            [held] = ctx.cache.state(self.layer)
-            mixed, after = continued(u, kernel, held, ctx.mask, ctx.cache.slack)
+        mixed, after = convolved(b * v, self.kernel, ctx.mask, ctx.cache, self.layer)
+        if ctx.cache is not None:
             ctx.cache.advance(self.layer, after)
         out: Tensor = self.o(c * mixed)
         return out

@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lm.ops.attention.mask import Mask
+from lm.ops.cache.cache import Cache
 
 
 def reference(u: Tensor, kernel: Tensor, mask: Mask) -> Tensor:
@@ -27,7 +28,14 @@ def fast(u: Tensor, kernel: Tensor, mask: Mask) -> Tensor:
     """The same for all tokens at once; padding stands before or behind the tokens of a document, not between them."""
     before = kernel.shape[1] - 1
     reach = None if mask.square else mask.once(("reach", before), lambda: _reach(mask, before))
-    return _convolved(F.pad(u, (0, 0, before, 0)), kernel, u.shape[1], reach)
+    return _sum_of_products(F.pad(u, (0, 0, before, 0)), kernel, u.shape[1], reach)
+
+
+def convolved(u: Tensor, kernel: Tensor, mask: Mask, cache: Cache | None, layer: int) -> tuple[Tensor, Tensor]:
+    """Returns the convolution behind what the cache holds of this layer, (b, s, d), and what it is to hold as in `continued`, nothing
+    where there is none.  kernel: in any dtype."""
+    kernel = kernel.to(u.dtype)
+    return (fast(u, kernel, mask), u[:, :0]) if cache is None else continued(u, kernel, cache.state(layer)[0], mask, cache.slack)
 
 
 def continued(u: Tensor, kernel: Tensor, held: Tensor, mask: Mask, slack: int) -> tuple[Tensor, Tensor]:
@@ -41,15 +49,15 @@ def continued(u: Tensor, kernel: Tensor, held: Tensor, mask: Mask, slack: int) -
     if not mask.padded:
         seen = torch.cat([held.to(u.dtype), u], dim=1)
         last = seen[:, -(min(s, slack + 1) + before) + 1 :]  # (b, min(s, slack + 1) + L-2, d)
-        return _convolved(seen, kernel, s), last.unfold(1, before, 1).transpose(-1, -2).contiguous()
+        return _sum_of_products(seen, kernel, s), last.unfold(1, before, 1).transpose(-1, -2).contiguous()
     order, after = mask.once(("continued", before), lambda: _without_gaps(mask.q_positions.expand(len(u), -1), before, slack))
     seen = torch.cat([held.to(u.dtype), u], dim=1).gather(1, order.unsqueeze(-1).expand(-1, -1, d))  # (b, L-1+s, d)
     ends = seen.gather(1, after.flatten(1).unsqueeze(-1).expand(-1, -1, d)).unflatten(1, after.shape[1:])
-    back = torch.zeros_like(seen).scatter(1, order[:, before:, None].expand(-1, -1, d), _convolved(seen, kernel, s))
+    back = torch.zeros_like(seen).scatter(1, order[:, before:, None].expand(-1, -1, d), _sum_of_products(seen, kernel, s))
     return back[:, before:], ends
 
 
-def _convolved(seen: Tensor, kernel: Tensor, s: int, reach: list[Tensor] | None = None) -> Tensor:
+def _sum_of_products(seen: Tensor, kernel: Tensor, s: int, reach: list[Tensor] | None = None) -> Tensor:
     """A sum of L products: depthwise kernels are slower, and know no documents.  seen: (b, L-1+s, d); results are of the last s."""
     before = kernel.shape[1] - 1
     out = seen[:, before:] * kernel[:, before]

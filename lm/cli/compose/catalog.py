@@ -102,11 +102,16 @@ def groups() -> dict[str, list[str]]:
 def plugin_kinds() -> dict[str, dict[str, str]]:
     """Returns group -> kind -> its plugin, for kinds without an option file of their own. Raises ConfigError for a kind that has the name
     of another option."""
+    return _plugin_kinds(root(), own(), tuple(plugins.loaded()))
+
+
+@cache
+def _plugin_kinds(conf: Path, further: Path | None, loaded: tuple[plugins.Plugin, ...]) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
-    for plugin in plugins.loaded():
+    for plugin in loaded:
         for cls in plugin.kinds:
             kind, group = str(cls.model_fields["kind"].default), cls.group
-            file = _files(root(), own()).get(group or "", {}).get(kind)
+            file = _files(conf, further).get(group or "", {}).get(kind)
             if file is not None and read(file).get("kind") != kind:
                 raise ConfigError(f"{plugin.origin}: its kind {kind!r} is named like lm's option {group}={kind}. Rename it.")
             if group is not None and file is None:

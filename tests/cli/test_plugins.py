@@ -110,6 +110,7 @@ def test_a_kind_of_a_file_is_chosen_explained_listed_and_misspelt_like_ours(lm: 
     ):
         code, _, err = lm("train", given, *(["model/norm=asked"] if "/" not in wrong else []), wrong)
         assert code == 2 and words in err.splitlines()[-1], err
+    assert "layer, rms, asked, later" in lm("train", "--help", f"plugins={own('later.py', norm('later'))}")[1]  # beside what was loaded
 
 
 WRONG = {

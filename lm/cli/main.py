@@ -25,6 +25,7 @@ VERBS = {
     "export": "a model for transformers, vLLM, MLX, llama.cpp and lm-eval",
     "merge": "one model out of several, by their weights",
     "average": "one model out of a run's newest checkpoints",
+    "remodel": "another architecture that begins with a model's weights",
     "show": "the tree of a model, its parameters, FLOPs, cache and memory",
     "prepare": "tokenise data ahead of a training, on one machine or several",
     "tokenizer": "train a tokenizer",
@@ -39,7 +40,7 @@ _ELSEWHERE = {
     "api": "serve", "finetune": "train", "fine-tune": "train", "fit": "train", "pretrain": "train", "resume": "train", "sweep": "train",
     "evaluate": "eval", "test": "eval", "benchmark": "eval", "report": "compare", "plot": "compare", "convert": "export",
     "push": "export", "study": "ablate", "tokenize": "prepare", "preprocess": "prepare", "inspect": "show", "info": "show",
-    "config": "explain",
+    "config": "explain", "upcycle": "remodel", "prune": "remodel",
 }  # fmt: skip  # what other programs call a verb
 
 _ASKS = ("-h", "--help")

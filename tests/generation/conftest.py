@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.nn.transformer import DecoderLM
 from lm.storage.model_folder import save_model
 from tests.nn.models import config, redrawn
+
+Save = Callable[..., Path]
 
 
 @pytest.fixture(autouse=True)
@@ -31,3 +34,15 @@ def model_folder(tmp_path: Path, model: DecoderLM, tokenizer: Tokenizer) -> Path
     folder = tmp_path / "runs" / "x" / "model"
     save_model(folder, model.cfg.tree(), dict(model.named_parameters()), tokenizer.save, {})
     return folder
+
+
+@pytest.fixture
+def save(tmp_path: Path, tokenizer: Tokenizer) -> Save:
+    """A folder with a random model of a seed, and of what differs from the small one of the tests."""
+
+    def run(name: str, seed: int, **model: object) -> Path:
+        found = redrawn(config(vocab_size=320, **model), seed)
+        save_model(tmp_path / name, found.cfg.tree(), dict(found.named_parameters()), tokenizer.save, {})
+        return tmp_path / name
+
+    return run

@@ -1,7 +1,6 @@
 """Models that are means of others."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,22 +16,9 @@ from lm.generation.merging import linear, merge, slerp, ties
 from lm.storage.checkpoint import Piece
 from lm.storage.model_folder import save_model
 from tests.conftest import Lm
+from tests.generation.conftest import Save
 from tests.nn.models import config, redrawn
 from tests.runs import save_checkpoint
-
-Save = Callable[..., Path]
-
-
-@pytest.fixture
-def save(tmp_path: Path, tokenizer: Tokenizer) -> Save:
-    """A folder with a random model of a seed, and of what differs from the small one of the tests."""
-
-    def run(name: str, seed: int, **model: object) -> Path:
-        found = redrawn(config(vocab_size=320, **model), seed)
-        save_model(tmp_path / name, found.cfg.tree(), dict(found.named_parameters()), tokenizer.save, {})
-        return tmp_path / name
-
-    return run
 
 
 def weights(folder: Path) -> dict[str, Tensor]:

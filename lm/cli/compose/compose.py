@@ -45,7 +45,7 @@ class Composition:
     @property
     def tree(self) -> Tree:
         """The merged values of all layers."""
-        return _tree(self.layers)
+        return merged(self.layers)
 
     def stated(self, path: str) -> list[tuple[Layer, Any]]:
         """Returns (layer, value) for each layer that sets this path, weakest first: the last one wins."""
@@ -128,7 +128,7 @@ def compose(overrides: Sequence[str], saved: Layer | None = None) -> Composition
     spoken = Layer("command line", "", {})
     for item in sorted(given, key=lambda item: not item.key.endswith(".kind")):  # a kind before its keys
         if not item.is_group:
-            _apply(item, layers, spoken)
+            apply(item, layers, spoken)
         elif item.value is None:
             _forget(item.key.replace("/", "."), layers)
     if saved is None and (short := _short(layers, spoken)) is not None:
@@ -184,7 +184,7 @@ def _with_parent(layers: list[Layer], parent: str, given: Sequence[Given], recip
         layer.values = {path: value for path, value in layer.values.items() if path.split(".")[0] not in ("model", "tokenizer")} | added
     said = [layer.values[SPECIALS] for layer in layers if SPECIALS in layer.values]
     values = parent_values(parent, given, recipe, (said or [None])[-1])
-    tree = _tree(layers)
+    tree = merged(layers)
     if "adapter.whole" in values and ("adapter" not in tree or at(tree, ["adapter", "whole"]) is not None):
         del values["adapter.whole"]
     context, rows = values.get("model.max_seq_len"), at(tree, ["data", "seq_len"])
@@ -193,7 +193,7 @@ def _with_parent(layers: list[Layer], parent: str, given: Sequence[Given], recip
     return [*layers, Layer("checkpoint", parent, values)]
 
 
-def _tree(layers: Sequence[Layer]) -> Tree:
+def merged(layers: Sequence[Layer]) -> Tree:
     tree = nest(_seeds_apart({path: value for layer in layers for path, value in layer.values.items()}))
     named = [key for key, field in known.root().model_fields.items() if key in tree and entry_type(field.annotation) is not None]
     return tree | {key: kind_from_key(tree[key]) for key in named}
@@ -222,11 +222,11 @@ def _file_layers(choices: Choices, switched: set[str]) -> tuple[list[Layer], lis
     layers += [_file_layer("option", group, choices[group]) for group in plain]
     open_to_refinement = [_file_layer("preset", "model", name) for name in catalog.lineage("model", str(choices["model"]))]
     open_to_refinement += [_file_layer("recipe", "recipes", name) for name in catalog.lineage("recipes", str(choices["recipes"]))]
-    tree = _tree([*open_to_refinement, *layers])
+    tree = merged([*open_to_refinement, *layers])
     notes = []
     for layer in open_to_refinement:
         for group in sorted(switched & set(plain)):
-            note = _leave_out(layer, group, choices[group], tree)
+            note = leave_out(layer, group, choices[group], tree)
             notes += [note] if note else []
     return [*layers, *open_to_refinement, _file_layer("debug", "debug", choices["debug"])], notes
 
@@ -242,7 +242,7 @@ def _file_layer(label: str, group: str, option: str | None) -> Layer:
     return Layer(label, catalog.source(group, option), catalog.values(group, option))
 
 
-def _leave_out(layer: Layer, group: str, option: str | None, tree: Tree) -> str:
+def leave_out(layer: Layer, group: str, option: str | None, tree: Tree) -> str:
     """Removes from a preset's or recipe's layer the values meant for another option of this group; returns a note on them."""
     section, own = group.replace("/", "."), catalog.values(group, option)
     left_out = {}
@@ -254,7 +254,7 @@ def _leave_out(layer: Layer, group: str, option: str | None, tree: Tree) -> str:
 
 
 def _refuse_unknown(layers: list[Layer]) -> None:
-    tree = _tree(layers)
+    tree = merged(layers)
     for layer in layers:
         for path, value in layer.values.items():
             try:
@@ -268,22 +268,22 @@ def _refuse_unknown(layers: list[Layer]) -> None:
                 raise ConfigError(f"{source}: {said}") from error
 
 
-def _apply(item: Given, layers: list[Layer], spoken: Layer) -> None:
+def apply(item: Given, layers: list[Layer], spoken: Layer) -> None:
     """Applies one command-line override on top of the files' layers."""
     if item.is_delete:
-        check_key(item.key, _tree([*layers, spoken]))
+        check_key(item.key, merged([*layers, spoken]))
         _forget(item.key, [*layers, spoken])
         return
     if item.key.split(".")[-1] == "kind" and (group := item.key.removesuffix(".kind").replace(".", "/")) in catalog.groups():
         chosen = " or ".join(catalog.options_of_kind(group, item.raw)) or item.raw
         raise ConfigError(f"{item.key}: the kind comes with the option. Write {group}={chosen}.")
-    _, leaf = find_field(known.root(), _tree([*layers, spoken]), item.key.split("."))
+    _, leaf = find_field(known.root(), merged([*layers, spoken]), item.key.split("."))
     value = item.value if leaf is None else as_text(leaf, item.raw, item.value)
     leaves = flatten(value, f"{item.key}.") if isinstance(value, dict) and value else {item.key: value}
     for path in [path for path in leaves if path.endswith(".kind")]:  # decides which other keys exist
         _forget(path.removesuffix(".kind"), layers)
         spoken.values[path] = leaves[path]
-    tree = _tree([*layers, spoken])
+    tree = merged([*layers, spoken])
     field = check_key(item.key, tree)
     if item.key == "seed":  # overrides all single seeds
         for layer in [*layers, spoken]:

@@ -93,7 +93,8 @@ def parent_values(init_from: str, given: Sequence[Given], recipe: str | None, sp
         group, _, last = item.key.replace(".", "/").rpartition("/")
         if section == "model" and (item.is_group or (last == "kind" and group in catalog.groups())):
             raise ConfigError(
-                f"{item.text}: init_from={init_from} brings its own model. Leave it out, or set single keys such as model.dropout."
+                f"{item.text}: init_from={init_from} brings its own model. Leave it out, set single keys such as model.dropout, or rebuild"
+                f" the model first, by lm remodel."
             )
     model = read_config(folder).get("model")
     if not isinstance(model, dict):

@@ -80,6 +80,8 @@ def _figures(model: LM, counts: Counts, seq_len: int) -> list[tuple[str, str]]:
         ("parameters", f"{counts.parameters:,}; {active}{counts.non_embedding:,} without embeddings and head"),
         ("FLOPs", f"{si(forward)} forward and {si(backward)} backward per token, in rows of {seq_len:,}"),
     ]
+    if (passes := model.cfg.residual.passes()) > 1:
+        rows.append(("passes", f"a token goes through the layers {passes} times"))
     windowed = any(isinstance(state, PerToken) and state.window for state in model.states())
     cache = f"{counts.cache_bytes_per_token:,} bytes per token in bf16" + (", until a sliding window is full" if windowed else "")
     cache += f", and {counts.cache_bytes_per_row:,} per row" if counts.cache_bytes_per_row else ""

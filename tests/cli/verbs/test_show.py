@@ -38,6 +38,12 @@ def test_a_window_is_told_of_where_there_is_one(lm: Lm, model: str, windowed: bo
     assert ("until a sliding window is full" in lm("show", f"model={model}")[1]) == windowed
 
 
+def test_layers_that_run_again_are_told_of(lm: Lm) -> None:
+    again = "passes      a token goes through the layers 3 times"
+    assert again in lm("show", "model=nano", "model/residual=loop", "model.residual.times=3")[1]
+    assert "passes" not in lm("show", "model=nano")[1]
+
+
 def test_a_trained_model_is_shown_from_its_folder(lm: Lm, tmp_path: Path) -> None:
     model = redrawn(config())
     save_model(tmp_path / "runs" / "x" / "model", model.cfg.tree(), dict(model.named_parameters()), BytesConfig().build().save, {})

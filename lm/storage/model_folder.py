@@ -166,14 +166,19 @@ def _folder_of(file: Path) -> str:
     return "a folder" if found is None else f"its folder, {found}"
 
 
-def require_same_shapes(model: Mapping[str, tuple[int, ...]], saved: Mapping[str, tuple[int, ...]], where: str) -> None:
+def require_same_shapes(
+    model: Mapping[str, tuple[int, ...]],
+    saved: Mapping[str, tuple[int, ...]],
+    where: str,
+    remedy: str = "Use the model config that it was saved with",
+) -> None:
     """Raises CheckpointError with the first five names whose shapes differ, or that one side lacks. A tied head is stored once."""
     wrong = [name for name in dict.fromkeys([*model, *saved]) if model.get(name) != saved.get(name)]
     if not wrong:
         return
     shown = "; ".join(f"{name} is {_shape(saved.get(name))} there and {_shape(model.get(name))} in the model" for name in wrong[:5])
     more = f" (5 of {len(wrong)})" if len(wrong) > 5 else ""
-    raise CheckpointError(f"{where}: the weights do not fit the model: {shown}{more}. Use the model config that it was saved with.")
+    raise CheckpointError(f"{where}: the weights do not fit the model: {shown}{more}. {remedy}.")
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:

@@ -16,8 +16,9 @@ from lm.adapters.float8 import multiply_in_float8, require_float8
 from lm.data.loader import micro_batches, train_loader, worker_faults
 from lm.data.rows.build import build_splits
 from lm.data.store.prepare import Prepared, prepare
-from lm.data.tokenizer.tokenizer import load_tokenizer
+from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import Interrupted
+from lm.nn.transformer import build_model
 from lm.progress import quiet
 from lm.schema import Tree
 from lm.storage.atomic import remove
@@ -35,7 +36,7 @@ from lm.training.lean import leave_out_metrics
 from lm.training.resume import finished, imported, open_run, parent_hash, require_same_data, teacher_hash
 from lm.training.state import Counters, RunState, Saved
 from lm.training.weights.export import export_model
-from lm.training.weights.initial import given_tokenizer, require_teacher
+from lm.training.weights.initial import given_tokenizer, require_fit, require_teacher
 from lm.units import counted, si
 
 if TYPE_CHECKING:
@@ -104,7 +105,9 @@ def _start_or_resume(
 def _prepare(cfg: TrainConfig, folder: RunFolder, reader: CheckpointReader | None, console: Console) -> Prepared:
     """Returns the tokenized data. The tokenizer is that of the checkpoint or the parent model where there is one, else the config's."""
     tokenizer = load_tokenizer(reader.folder) if reader is not None else given_tokenizer(cfg)
-    require_teacher(cfg, tokenizer)  # one that cannot teach is told before the data are prepared
+    if reader is None and isinstance(tokenizer, Tokenizer):  # a parent's. What cannot begin, or teach, is told before the data are prepared
+        require_fit(build_model(cfg.sized_model(tokenizer.vocab_size), device="meta"), cfg)
+    require_teacher(cfg, tokenizer)
     data = prepare(cfg.data, tokenizer, log=console.say, specials=cfg.objective.specials(), seed=cfg.seeds.data)
     if reader is not None:
         require_same_data(folder, cfg, reader.meta, data)

@@ -89,3 +89,12 @@ def test_a_kind_without_options_of_its_own_may_be_chosen(parent: Path) -> None:
 def test_rows_longer_than_the_parents_context_are_refused(parent: Path) -> None:
     with pytest.raises(ConfigError, match=r"data.seq_len=64 is over model.max_seq_len=32"):
         compose_config(child(parent, "data.seq_len=64"))
+
+
+def test_a_model_of_another_size_is_refused_before_the_data_are_prepared(parent: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    with pytest.raises(CheckpointError, match=r"blocks\.\d\.\S+ is missing there .* or rebuild it first, by lm remodel\."):
+        train_rank(compose_config(child(parent, "model.n_layers=9")))
+    assert "train: 1 document" not in capsys.readouterr().out
+    train_rank(compose_config(child(parent)))
+    assert "train: 1 document" in capsys.readouterr().out

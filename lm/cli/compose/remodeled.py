@@ -20,7 +20,7 @@ def remodeled(model: Tree, source: str, overrides: Sequence[str]) -> Tree:
     """Returns the tree of a model's config with these overrides: options of its slots, each with its own values, and single keys. All
     else stays, and a mixture's experts are as the feed-forward was. Raises ConfigError for other sections and as `compose`.
 
-    model: of a model folder's config.json.  source: that folder, for messages.
+    model: the whole tree of a ModelConfig.  source: its folder, for messages.
     """
     given = parse(overrides)
     for item in given:

@@ -49,7 +49,8 @@ class Remodel(Writer):
         from lm.generation.remodeling import remodel
         from lm.nn.stack import model_config
 
-        cfg = model_config(remodeled(read_config(folder)["model"], str(folder), rest)) if rest else None
+        before = model_config(read_config(folder)["model"], str(folder)).tree()
+        cfg = model_config(remodeled(before, str(folder), rest)) if rest else None
         found = remodel(folder, self.out, cfg, layers=layers, silent=self.silent, seed=self.seed, overwrite=self.overwrite)
         parts = {"as they were": found.kept, "made of others": found.made, "drawn": sum(found.drawn.values())}
         told = ", ".join(f"{si(n)} {what}" for what, n in parts.items() if n)

@@ -95,7 +95,7 @@ def require_fit(model: LM, cfg: TrainConfig) -> None:
 
 def _require_same(model: dict[str, tuple[int, ...]], there: dict[str, tuple[int, ...]], new: set[str], source: Path) -> None:
     mine, saved = ({name: shape for name, shape in each.items() if name not in new} for each in (model, there))
-    require_same_shapes(mine, saved, str(source))
+    require_same_shapes(mine, saved, str(source), "Leave out what changes the model, or rebuild it first, by lm remodel")
 
 
 def beside(base: Fill, own: Fill) -> Fill:

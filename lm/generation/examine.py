@@ -105,36 +105,23 @@ def evaluate(
     _require_arguments(model, data, objective, wanted, split, micro_batch)
     folder = resolve_model(str(model)) if not isinstance(model, tuple) else None
     if data is None:
-        run = RunFolder.around(folder) if folder is not None else None
-        if run is None:
-            raise ConfigError("data: the model is in no run folder, so the data must be given. Pass data=lm.config(...).data.")
-        of_run = Examined.of_run(run)
+        of_run = _of_run(folder)
         data, objective, parent, seed = of_run.data, objective or of_run.objective, parent or of_run.init_from, of_run.seed
     if split == "test" and not data.test_frac:
         raise ConfigError("split=test: nothing is set aside for it. Raise data.test_frac.")
     lm, tokenizer = model if isinstance(model, tuple) else load(model, device, dtype=dtype)
     objective = objective or usual(lm.cfg.kind, data.shape)
-    if parent is not None and folder is not None:
-        parent = near(str(parent), folder)
-    if objective.own_answers:  # rewards are told of them, which compare with no parent
-        parent = None
-    elif objective.needs_parent and (parent is None or not Path(os.path.expanduser(parent)).exists()):
-        which = "none is given" if parent is None else "there is no such model"
-        log(f"init_from={parent}: {which}, and objective={objective.kind} compares with one; its loss is not told.")
-        parent = None
+    parent = _parent(folder, objective, parent, log)
     wanted = wanted or EvalConfig()
     _require_fit(lm, data, objective, wanted)
     judged = _judged(lm.cfg, tokenizer, data, objective, log)
+    prepared = prepare(data, tokenizer, log=log)
     if data.seq_len > lm.max_seq_len:
         log(f"data.seq_len={data.seq_len} is over model.max_seq_len={lm.max_seq_len}: the rows are longer than any in training.")
-    compared = ("init_from", str(parent)) if objective.needs_parent and parent is not None else None
-    used = filter(None, [compared, objective.learns_from() if judged and objective.own_answers else None])
-    for which in _made_anew(folder, used) if folder is not None else []:
-        log(f"{which}: another model by now than the run has used, so these figures are not those that the run told.")
-    prepared = prepare(data, tokenizer, log=log)
-    if folder is not None and (changed := _changed_since(folder, data, prepared.files)):
-        others = f" (and {counted(len(changed) - 1, 'other file')})" if len(changed) > 1 else ""
-        log(f"{changed[0]}{others} since the run read it, so these figures are not of what it validated on.")
+    if folder is not None:
+        compared = [("init_from", str(parent))] if objective.needs_parent and parent is not None else []
+        learned = [objective.learns_from()] if judged and objective.own_answers else []
+        _tell_what_has_changed(folder, data, prepared.files, filter(None, [*compared, *learned]), log)
     splits = [of for of in SPLITS if split in (of, "all") and prepared.n_tokens(of)]
     where = str(lm.embed.weight.device)
     measure = objective.measure(None if parent is None else lambda: _reference(parent, where, folder, tokenizer))
@@ -151,6 +138,26 @@ def evaluate(
         raise NumericsError(f"eval: {said}, and only finite ones compare. Use an earlier checkpoint.")
     compares = split == "val" and "val_bits_per_byte" in found
     return {**found, "zlib_bits_per_byte": prepared.zlib_bits_per_byte} if compares else found
+
+
+def _of_run(folder: Path | None) -> Examined:
+    """Returns what the run of a model folder was examined on. Raises ConfigError where there is no such run, and as `Examined.of_run`."""
+    run = RunFolder.around(folder) if folder is not None else None
+    if run is None:
+        raise ConfigError("data: the model is in no run folder, so the data must be given. Pass data=lm.config(...).data.")
+    return Examined.of_run(run)
+
+
+def _parent(folder: Path | None, objective: ObjectiveConfig, parent: str | Path | None, log: Callable[[str], None]) -> str | Path | None:
+    """Returns the model that the objective compares with; None where it compares with none, or where that is gone, which `log` is told."""
+    if objective.own_answers:  # rewards are told of them, which compare with no parent
+        return None
+    found = near(str(parent), folder) if parent is not None and folder is not None else parent
+    if objective.needs_parent and (found is None or not Path(os.path.expanduser(found)).exists()):
+        which = "none is given" if found is None else "there is no such model"
+        log(f"init_from={found}: {which}, and objective={objective.kind} compares with one; its loss is not told.")
+        return None
+    return found
 
 
 def _require_arguments(model: object, data: object, objective: object, wanted: object, split: object, micro_batch: int) -> None:
@@ -202,6 +209,17 @@ def _reference(parent: str | Path, device: str, folder: Path | None, tokenizer: 
     if folder is not None and (adapted := Adapted.of(folder, read_config(folder))) is not None:
         round_beside(model, adapted.adapter)
     return model
+
+
+def _tell_what_has_changed(
+    folder: Path, data: DataConfig, files: Mapping[str, str], used: Iterable[tuple[str, str]], log: Callable[[str], None]
+) -> None:
+    """Tells `log` why figures are not those of the run: of models that are compared with or learned from, and of the data's files."""
+    for which in _made_anew(folder, used):
+        log(f"{which}: another model by now than the run has used, so these figures are not those that the run told.")
+    if changed := _changed_since(folder, data, files):
+        others = f" (and {counted(len(changed) - 1, 'other file')})" if len(changed) > 1 else ""
+        log(f"{changed[0]}{others} since the run read it, so these figures are not of what it validated on.")
 
 
 def _made_anew(model: Path, used: Iterable[tuple[str, str]]) -> list[str]:

@@ -78,16 +78,7 @@ def remodel(
     folder = resolve_model(str(model))
     tree, own = read_merged(folder)
     before = model_config(tree["model"], str(folder))
-    if layers is not None:
-        cfg = _of_layers(before if cfg is None else cfg, before, layers, folder)
-    if silent and len(set(layers or ())) == len(layers or ()):
-        raise ConfigError(
-            "silent: it is for copies of layers that are there twice, and none is. Name one twice in layers, or leave it out."
-        )
-    if cfg is None or (cfg.tree() == before.tree() and layers is None):
-        raise ConfigError(f"{folder}: nothing about the model changes. Give options, such as model/ffn=moe, or layers.")
-    if cfg.kind != before.kind:
-        raise ConfigError(f"{folder}: its model is of kind {before.kind}, and model.kind={cfg.kind} reads otherwise. Leave that out.")
+    cfg = _checked(cfg, before, layers, silent, folder)
     built = build_model(cfg, seed)
     found = _Carried(built, own, [*range(before.n_layers)] if layers is None else [*layers], folder)
     if silent and layers is not None:
@@ -104,16 +95,25 @@ def remodel(
     return Remodeled(target, n, found.kept, found.made, found.drawn, found.left(), apart)
 
 
-def _of_layers(cfg: ModelConfig, before: ModelConfig, layers: Sequence[int], folder: Path) -> ModelConfig:
-    """Returns the config with as many layers. Raises ConfigError for none, and for one that is not there."""
-    if before.kind == "encoder_decoder":
-        raise ConfigError(f"layers: {folder} has layers of an encoder and of a decoder, and one list cannot name both. Leave it out.")
-    if not layers or (wrong := [i for i in layers if not 0 <= i < before.n_layers]):
-        said = f"{wrong[0]} is none" if layers else "none is named"
+def _checked(cfg: ModelConfig | None, before: ModelConfig, layers: Sequence[int] | None, silent: bool, folder: Path) -> ModelConfig:
+    """Returns the new config, with as many layers as are named. Raises ConfigError as `remodel`."""
+    n, found = before.n_layers, before if cfg is None else cfg
+    if layers is not None:
+        if before.kind == "encoder_decoder":
+            raise ConfigError(f"layers: {folder} has layers of an encoder and of a decoder, and one list cannot name both. Leave it out.")
+        if not layers or (wrong := [i for i in layers if not 0 <= i < n]):
+            said = f"{wrong[0]} is none" if layers else "none is named"
+            raise ConfigError(f"layers: {folder} has {counted(n, 'layer')}, from 0, and {said}. Write layers=0-{n - 1}, say.")
+        found = found.replace(n_layers=len(layers))
+    if silent and len(set(layers or ())) == len(layers or ()):
         raise ConfigError(
-            f"layers: {folder} has {counted(before.n_layers, 'layer')}, from 0, and {said}. Write layers=0-{before.n_layers - 1}, say."
+            "silent: it is for copies of layers that are there twice, and none is. Name one twice in layers, or leave it out."
         )
-    return cfg.replace(n_layers=len(layers))
+    if layers is None and found.tree() == before.tree():
+        raise ConfigError(f"{folder}: nothing about the model changes. Give options, such as model/ffn=moe, or layers.")
+    if found.kind != before.kind:
+        raise ConfigError(f"{folder}: its model is of kind {before.kind}, and model.kind={found.kind} reads otherwise. Leave that out.")
+    return found
 
 
 class _Carried:

@@ -65,6 +65,13 @@ def test_a_step_in_pieces_gives_the_logits_of_the_whole(changes: dict[str, Any])
     agree(redrawn(config(**changes)))
 
 
+@pytest.mark.usefixtures("in_pieces")
+def test_layers_that_run_again_read_what_they_have_cached_the_same_time() -> None:
+    """Of three passes each has keys, values and a window, and those of a recurrent layer a state."""
+    again = {"residual": {"kind": "loop", "times": 3}, "recurrent": {"kind": "short_conv"}, "pattern": ["attention", "recurrent"]}
+    agree(redrawn(config(attention={"n_heads": 4, "window": 3, "global_every": 2}, **again)))
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("in_pieces")
 @pytest.mark.parametrize("kind, choice", [(kind, choice) for kind, choice in pairwise() if kind != "encoder"], ids=str)

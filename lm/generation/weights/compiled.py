@@ -22,11 +22,11 @@ from lm.nn.mixers.base import Mixer
 from lm.nn.transformer import LM
 
 _LIBRARY = torch.library.Library("slotlm", "FRAGMENT")
-_LIBRARY.define("live(Tensor[] inputs, str name) -> Tensor")
+_LIBRARY.define("live(Tensor[] inputs, str name, int before) -> Tensor")
 _CUT = torch.ops.slotlm.live.default
 
 
-def _live(inputs: list[Tensor], name: str) -> Tensor:
+def _live(inputs: list[Tensor], name: str, before: int) -> Tensor:
     return torch.empty(inputs[0].shape, dtype=inputs[-1].dtype, device=inputs[0].device)
 
 
@@ -51,10 +51,11 @@ class Step:
             made: dict[str, Callable[..., Any]] = {}
             for name, piece in [*pieces.named_children()]:
                 assert isinstance(piece, fx.GraphModule)
-                [live] = [node.args[1] for node in piece.graph.nodes if node.target is _CUT] or [None]
+                marks = [node.args[1:] for node in piece.graph.nodes if node.target is _CUT]
                 delattr(pieces, name)
-                if live is not None:
-                    setattr(pieces, name, partial(_call, live_of(model.get_submodule(cast(str, live)))))
+                if marks:
+                    [(live, before)] = marks
+                    setattr(pieces, name, partial(_call, live_of(model.get_submodule(cast(str, live))), before))
                     continue
                 key = description(piece.graph)
                 if key not in made:
@@ -75,8 +76,9 @@ class Step:
         return out
 
 
-def _call(live: Live, *inputs: Tensor) -> Tensor:
-    return live(*inputs, ctx=_here.get()).contiguous()
+def _call(live: Live, before: int, *inputs: Tensor) -> Tensor:
+    ctx = _here.get()
+    return live(*inputs, ctx=ctx.again(before) if before else ctx).contiguous()
 
 
 def live_of(module: nn.Module) -> Live:
@@ -89,7 +91,14 @@ def is_live(module: nn.Module) -> bool:
 
 
 class _Unseen:
-    """In place of the parts of a Context that compiled pieces do not have: raises ConfigError where a layer reads one."""
+    """In place of the parts of a Context that compiled pieces do not have: raises ConfigError where a layer reads one. As a cache it knows
+    how many layers of earlier passes are `before` it."""
+
+    def __init__(self, before: int = 0) -> None:
+        self.before = before
+
+    def behind(self, n: int) -> "_Unseen":
+        return _Unseen(n)
 
     def __getattr__(self, name: str) -> NoReturn:
         raise ConfigError(
@@ -120,9 +129,6 @@ def row_of(held: InferenceLinear, like: Tensor) -> Callable[[Tensor], Tensor]:
 def traced(model: LM) -> tuple[fx.GraphModule, list[Tensor]]:
     """Returns the graph of a step, whose inputs are the weights, the embedded token, (1, 1, d), and its position, (1, 1); and the weights.
     Raises ConfigError for a model that cannot be traced, or that changes a buffer as it computes."""
-    if model.cfg.residual.passes() > 1:
-        kind = model.cfg.residual.kind
-        raise ConfigError(f"compile=true: residual={kind} runs a block several times, and what is compiled runs it once. Leave it out.")
     examples = model.embed.weight[:1].unsqueeze(0), torch.zeros(1, 1, dtype=torch.int64, device=model.embed.weight.device)
     model.position.angles(examples[1])  # takes what it needs to the device, which what is traced may not keep
     with cut(model):
@@ -166,7 +172,8 @@ def cut(model: LM) -> Iterator[None]:
 
 
 def _mark(name: str, *inputs: Any) -> Tensor:
-    out: Tensor = _CUT([each for each in inputs if isinstance(each, Tensor)], name)
+    [ctx] = [each for each in inputs if isinstance(each, Context)]
+    out: Tensor = _CUT([each for each in inputs if isinstance(each, Tensor)], name, cast(Any, ctx.cache).before)
     return out
 
 

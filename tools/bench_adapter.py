@@ -1,11 +1,11 @@
-"""Memory and rate of fine-tuning: all weights with AdamW, LoRA, and LoRA beside int8, each by `lm train` in a process of its own.
+"""Memory and rate of fine-tuning: all weights with AdamW, LoRA, and LoRA beside fewer bits, each by `lm train` in a process.
 
     python tools/bench_adapter.py [models=tiny,gpt2] [precisions=fp32,bf16-true] [rounds=3] [steps=12] [seq_len=128] [out=FOLDER]
 
 The parents are the model `tiny` (3.4 M parameters) and `gpt2` with 13 layers and the default tokenizer (96.8 M), drawn and trained
 for a step. Micro-batch 1. `peak_mb` is ru_maxrss of the process, `own_mb` the most that RssAnon of /proc said (asked every 5 ms): the first
 has in it the file of the parent, which is mapped while it is read. From both is taken off what the same command needs with a parent of
-0.07 M parameters, which has in it all that is imported on the way (`importing_mb` is what lm.training.run alone needs), and data. `cpu_s`
+0.3 M parameters, which has in it all that is imported on the way (`importing_mb` is what lm.training.run alone needs), and data. `cpu_s`
 is CPU time of the run beyond that one's, reading and writing in it, by steps; `rate` is full fine-tuning's over this one's. Each figure is
 the median of the rounds, in which contestants take turns.
 """
@@ -26,14 +26,16 @@ from tools.bench import machine
 from tools.options import options
 
 PARENTS = {
-    "least": ("model=tiny", "model.d_model=16", "model.n_layers=1", "model.attention.n_heads=2", "model.attention.n_kv_heads=1"),
+    "least": ("model=tiny", "model.d_model=64", "model.n_layers=1", "model.attention.n_heads=2", "model.attention.n_kv_heads=1"),
     "tiny": ("model=tiny",),
     "gpt2": ("model=gpt2", "model.n_layers=13"),
 }
 WAYS = {
     "full": (),
     "lora": ("adapter=lora",),
+    "lora_bf16": ("adapter=lora", "adapter.base=bf16"),
     "lora_int8": ("adapter=lora", "adapter.base=int8"),
+    "lora_nf4": ("adapter=lora", "adapter.base=nf4"),
 }
 PROGRAM = "import sys; from lm.cli.main import main; sys.exit(main(sys.argv[1:]))"
 

@@ -10,12 +10,12 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from lm.adapters.lowrank import LINEAR, A, B, LoRAExperts, LoRAOnInt8, M, lengths, of_lengths
+from lm.adapters.held import HELD, Base
+from lm.adapters.lowrank import A, B, LoRAExperts, LoRAOnHeld, M, beside, lengths, of_lengths
 from lm.nn.ffn.experts import Experts
 from lm.nn.init import Declares
 from lm.nn.linear import PLAIN, AskedLinear
 from lm.nn.transformer import LM, build_model
-from lm.ops.int8 import int8_rows, of_int8_rows
 from lm.schema import MOST, Slot
 from lm.spelling import means
 
@@ -44,11 +44,17 @@ class AdapterConfig(Slot, group="adapter"):
         """Adds the adapter's weights to a parent's, so that the bare model computes the same."""
 
 
-def bases_to_int8(module: nn.Module) -> None:
-    """Rounds the parent's matrices within a module, once they are read, to int8, where the adapter is trained beside that."""
+def hold_bases(module: nn.Module) -> None:
+    """Rounds the parent's matrices within a module, once they are read, where the adapter is trained beside rounded ones."""
     for each in module.modules():
-        if isinstance(each, LoRAOnInt8):
-            each.to_int8()
+        if isinstance(each, LoRAOnHeld):
+            each.hold()
+
+
+def n_weights(module: nn.Module) -> int:
+    """Returns how many weights a module has; of matrices in 4 bits, two of them are one element."""
+    packed = sum(each.weight.numel() * (each.held.packed - 1) for each in module.modules() if isinstance(each, LoRAOnHeld) and each.is_held)
+    return sum(p.numel() for p in module.parameters()) + packed
 
 
 def round_beside(model: LM, adapter: AdapterConfig) -> None:
@@ -81,9 +87,10 @@ class LoRAConfig(AdapterConfig):
     dora: bool = False
     """Each output's row of the sum has a length of its own, m, that is learned too: m (W + scale B A) / |W + scale B A| (DoRA, Liu et al.
     2024, arXiv:2402.09353)."""
-    base: Literal["saved", "int8"] = "saved"
-    """How the frozen matrices beside which it is trained are held: as they are saved, or in int8 with a scale for each output (as QLoRA,
-    Dettmers et al. 2023, arXiv:2305.14314, which has 4 bits). Stacked experts stay as they are."""
+    base: Base = "saved"
+    """How the frozen matrices beside which it is trained are held: in the precision of the training (saved), in bf16, which changes nothing
+    of weights that were published so, in int8 with a scale for each output, or in 4 bits with a scale for each 64 inputs (nf4, of QLoRA:
+    Dettmers et al. 2023, arXiv:2305.14314). Stacked experts stay as they are."""
     targets: list[str] | None = Field(None, min_length=1)
     """Matrices by slots or patterns: attention, ffn, experts, attention.q, blocks.0.*. null: all of at least such a rank."""
     whole: list[str] = []
@@ -111,13 +118,17 @@ class LoRAConfig(AdapterConfig):
                 f"adapter.dora has no form for stacked experts, as {stacked} are, and peft has none. Name others in adapter.targets, or"
                 " set adapter.dora=false."
             )
+        if self.base != "saved":
+            self._require_groups(found)
         model.requires_grad_(False)
         for path, module in _holders(model):
             mine = [name for name in _own_matrices(module) if f"{path}.{name}".removesuffix(".weight") in found]
             if mine:
                 given = (self.rank, self.scale, self.dropout)
-                linear = LINEAR[self.base, self.dora]
-                model.set_submodule(path, linear(module, *given) if isinstance(module, nn.Linear) else LoRAExperts(module, mine, *given))
+                if isinstance(module, nn.Linear):
+                    model.set_submodule(path, beside(module, self.base, self.dora, *given))
+                else:
+                    model.set_submodule(path, LoRAExperts(module, mine, *given))
         for name, p in model.named_parameters():
             if name in whole:
                 p.requires_grad_(True)
@@ -149,6 +160,16 @@ class LoRAConfig(AdapterConfig):
         for path in narrow:
             del found[path]
 
+    def _require_groups(self, found: Mapping[str, torch.Size]) -> None:
+        """Raises ValueError where a matrix cannot be held so."""
+        group = HELD[self.base].group
+        for path, shape in found.items():
+            if len(shape) == 2 and shape[1] % group:
+                raise ValueError(
+                    f"adapter.base={self.base} holds {group} inputs together, and {path} has {shape[1]}. Leave it out of adapter.targets,"
+                    " or set adapter.base=int8."
+                )
+
     def merge(self, weights: dict[str, Tensor], own: Mapping[str, Tensor]) -> None:
         """In float32: (out, in) + (out, r) (r, in), or the same with experts in front. What was trained whole takes its place."""
         self.round(weights, own)
@@ -169,8 +190,10 @@ class LoRAConfig(AdapterConfig):
         return lengths(weights[name]) if grown is None else lengths(weights[name]) + grown.float()
 
     def round(self, weights: dict[str, Tensor], own: Mapping[str, Tensor]) -> None:
-        for name in [name for name, _, _ in self.low(own) if self.base == "int8" and weights[name].ndim == 2]:
-            weights[name] = of_int8_rows(*int8_rows(weights[name])).to(weights[name].dtype)
+        if self.base == "saved":
+            return
+        for name in [name for name, _, _ in self.low(own) if weights[name].ndim == 2]:
+            weights[name] = HELD[self.base].whole(*HELD[self.base].pack(weights[name])).to(weights[name].dtype)
 
     def low(self, own: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Yields the name of each matrix that has an adapter, A, and B."""

@@ -1,23 +1,22 @@
 """Modules in which a few weights are trained beside frozen matrices."""
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lm.adapters.held import HELD, Base, Held, multiplied
 from lm.nn.ffn.experts import Experts
 from lm.nn.init import Declares, InitContext, zeros
 from lm.nn.linear import AskedLinear
 from lm.ops.experts import by_expert
-from lm.ops.int8 import int8_rows, of_int8_rows
 from lm.ops.linear import product
 from lm.ops.precision import wide_dtype, without_autocast
 
 A, B, M = "lora_a", "lora_b", "lora_m"
 _LEAST = 1e-12  # the least divisor: a row of zeros stays one
-_PIECE = 1 << 18  # elements of an int8 matrix that are converted at a time: larger pieces leave holes in the heap
 
 
 def lengths(matrix: Tensor) -> Tensor:
@@ -67,49 +66,39 @@ class LoRALinear(Declares, AskedLinear):
         return self.weight + self.scale * (self.lora_b @ self.lora_a)
 
 
-class LoRAOnInt8(LoRALinear):
-    """LoRALinear with W in int8, once it has been read; each product converts W back, in the backward too."""
+class LoRAOnHeld(LoRALinear):
+    """LoRALinear with W in fewer bits, once it has been read; each product makes it again, in the backward too."""
 
-    rows: Tensor
-    """(out,) the scale of each output."""
+    held: Held
+    scales: Tensor
 
-    def __init__(self, base: nn.Linear, rank: int, scale: float, dropout: float) -> None:
+    def __init__(self, base: nn.Linear, rank: int, scale: float, dropout: float, held: Held) -> None:
         super().__init__(base, rank, scale, dropout)
-        self.register_buffer("rows", base.weight.new_empty(base.out_features, dtype=torch.bfloat16), persistent=False)
+        self.held = held
+        self.register_buffer("scales", base.weight.new_empty(0, dtype=torch.bfloat16), persistent=False)
+        self.is_held = False
 
-    def to_int8(self) -> None:
-        """Rounds W to int8, once."""
-        if self.weight.dtype != torch.int8:
-            q, self.rows = int8_rows(self.weight.detach())
-            self.weight = nn.Parameter(q, requires_grad=False)
+    def hold(self) -> None:
+        """Rounds W, once."""
+        if not self.is_held:
+            stored, self.scales = self.held.pack(self.weight.detach())
+            self.weight, self.is_held = nn.Parameter(stored, requires_grad=False), True
 
     def of_parent(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        if torch.is_autocast_enabled(x.device.type):
-            x = x.to(torch.get_autocast_dtype(x.device.type))
-        out: Tensor = _OfInt8.apply(x, self.weight, self.rows)
+        if not self.is_held:
+            return super().of_parent(x, bias)
+        out = multiplied(x, self.weight, self.scales, self.held)
         return out if bias is None else out + bias
 
     def lengths(self) -> Tensor:
-        return self.rows * lengths(self.weight.float())
+        if not self.is_held:
+            return super().lengths()
+        found = torch.cat([lengths(part) for part in self.held.pieces(self.weight, self.scales, torch.float32, 0)])
+        return found * self.scales if self.held.by_row else found
 
     def matrix(self) -> Tensor:
-        return of_int8_rows(self.weight, self.rows).to(self.lora_a.dtype) + self.scale * (self.lora_b @ self.lora_a)
-
-
-class _OfInt8(torch.autograd.Function):
-    """x W^T = scale (x q^T). Autograd would keep W in the dtype of x until the backward; here q is converted piece by piece, both times."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, q: Tensor, rows: Tensor) -> Tensor:
-        ctx.save_for_backward(q, rows)
-        out = torch.cat([F.linear(x, part.to(x.dtype)) for part in q.split(max(1, _PIECE // q.shape[1]))], -1)
-        return out * rows  # not in place: torch 2.11's compiler loses the gradients of a function that returns what it has written over
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        q, rows = ctx.saved_tensors
-        scaled = gradient * rows
-        return torch.cat([scaled @ part.to(gradient.dtype) for part in q.split(max(1, _PIECE // len(q)), 1)], -1), None, None
+        whole = self.held.whole(self.weight, self.scales) if self.is_held else self.weight
+        return whole.to(self.lora_a.dtype) + self.scale * (self.lora_b @ self.lora_a)
 
 
 class DoRALinear(LoRALinear):
@@ -140,16 +129,19 @@ class DoRALinear(LoRALinear):
         return self.gain().unsqueeze(1) * super().matrix()
 
 
-class DoRAOnInt8(DoRALinear, LoRAOnInt8):
-    """DoRALinear with W in int8."""
+class DoRAOnHeld(DoRALinear, LoRAOnHeld):
+    """DoRALinear with W in fewer bits."""
+
+    def __init__(self, base: nn.Linear, rank: int, scale: float, dropout: float, held: Held) -> None:
+        LoRAOnHeld.__init__(self, base, rank, scale, dropout, held)
+        self.lora_m = nn.Parameter(base.weight.new_empty(base.out_features))
 
 
-LINEAR: dict[tuple[str, bool], type[LoRALinear]] = {
-    ("saved", False): LoRALinear,
-    ("int8", False): LoRAOnInt8,
-    ("saved", True): DoRALinear,
-    ("int8", True): DoRAOnInt8,
-}
+def beside(linear: nn.Linear, base: Base, dora: bool, rank: int, scale: float, dropout: float) -> LoRALinear:
+    """Returns the layer with an adapter beside its matrix, which is held as `base` says once it has been read."""
+    if base == "saved":
+        return (DoRALinear if dora else LoRALinear)(linear, rank, scale, dropout)
+    return (DoRAOnHeld if dora else LoRAOnHeld)(linear, rank, scale, dropout, HELD[base])
 
 
 class LoRAExperts(Experts):

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, astuple, dataclass
 from typing import NamedTuple
 
-import torch
 from torch import nn
 
 from lm.nn.activation_memory import Activations, Precision, sum_activations
@@ -71,7 +70,7 @@ def memory(model: LM, setting: Setting) -> Memory:
     size = 2 if setting.precision == "bf16-true" else 4
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     self_updated = sum(p.numel() for p in model.self_updated().values())
-    held = sum(p.numel() * (1 if p.dtype == torch.int8 else size) for p in model.parameters()) + self_updated * (4 - size)
+    held = sum(p.numel() * min(size, p.element_size()) for p in model.parameters()) + self_updated * (4 - size)
     matrices = model.matrices()
     inner = sum(p.numel() for name, p in model.named_parameters() if name in matrices and p.requires_grad)
     states = round(inner * setting.states[0] + (trained - inner) * setting.states[1])
@@ -114,8 +113,9 @@ def _part(module: Divisible, name: str, p: nn.Parameter, tensor: int) -> int:
 
 
 def multiplied(model: LM) -> int:
-    """Returns how many weights are in matrices, of which autocast keeps a bf16 copy until the backward."""
-    roles, linear = model.roles(), sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
+    """Returns how many weights are in matrices that autocast keeps a bf16 copy of until the backward: not those held in fewer bits."""
+    roles = model.roles()
+    linear = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear) and m.weight.element_size() == 4)
     return linear + sum(p.numel() for name, p in model.named_parameters() if p.ndim == 3 and roles[name] == "hidden")
 
 

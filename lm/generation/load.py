@@ -7,7 +7,7 @@ from typing import get_args
 import torch
 
 from lm import heap
-from lm.adapters.adapter import bases_to_int8
+from lm.adapters.adapter import hold_bases
 from lm.data.tokenizer.fitting import unlike
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import CheckpointError, ConfigError, expect
@@ -67,7 +67,7 @@ def load(
     if not merge and (adapted := Adapted.of(folder, tree)) is not None:
         adapted.adapter.apply(model)
     copy_weights(model.named_parameters(), weights, str(folder))
-    bases_to_int8(model)
+    hold_bases(model)
     model.cache_form = cache
     return model.eval() if dtype is None else prepare(model, dtype, compile), tokenizer
 

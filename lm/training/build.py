@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 
 from lm import heap
-from lm.adapters.adapter import bases_to_int8
+from lm.adapters.adapter import hold_bases
 from lm.data.store.prepare import Prepared
 from lm.errors import CheckpointError, ConfigError, ResourceError
 from lm.nn.device_memory import require_memory
@@ -36,7 +36,7 @@ def build_module(cfg: TrainConfig, data: Prepared, reader: CheckpointReader | No
     if not strategy.meta and cfg.adapter is not None:
         with heap.returned():  # each part takes more memory before it is int8
             for part in materialized(model, model.units(), torch.device("cpu"), fill):
-                bases_to_int8(part)
+                hold_bases(part)
     elif not strategy.meta:
         fill(model, {name for name, _ in model.named_parameters()})
     return TrainModule(cfg, model, strategy, fill if strategy.meta else empty, reader)  # `fill` keeps the parent's weights in memory

@@ -102,7 +102,7 @@ class TrainSetup(Config):
         if self.strategy.stage and isinstance(self.adapter, LoRAConfig) and self.adapter.base != "saved":
             return (
                 f"strategy={self.strategy.kind}: its engine cuts weights into slices or casts them, and adapter.base={self.adapter.base}"
-                " has whole rows of int8. Use strategy=single or ddp."
+                " has whole matrices of other numbers. Use strategy=single or ddp."
             )
         if self.trainer.float8 and (reason := self._why_not_float8()) is not None:
             return f"trainer.float8=true: {reason}."

@@ -11,6 +11,7 @@ from lightning import LightningModule
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lm.adapters.adapter import n_weights
 from lm.cost.count import Counts
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM
@@ -65,7 +66,7 @@ class TrainModule(LightningModule):
         self._frozen_routers = _frozen_routers(model, frozen if cfg.adapter is None else frozen | model.self_updated().keys())
         self._traits = traits_of(model, cfg.optim.groups, cfg.optim.layer_decay)  # before the strategy shards the weights
         self.n_trained = sum(p.numel() for p in trainable(model).values())
-        self.n_frozen = sum(p.numel() for p in model.parameters()) - self.n_trained
+        self.n_frozen = n_weights(model) - self.n_trained
         self.objective = build_objective(cfg)
         self.micro = 0  # finished micro-batches of the current step
         self.stepped = False  # True from the end of a step to the beginning of the next

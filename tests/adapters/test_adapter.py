@@ -1,18 +1,18 @@
 """LoRA beside the matrices of any model: what it adds, what it leaves alone, and what it refuses."""
 
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lm.adapters.adapter import LoRAConfig, adapting, bases_to_int8
-from lm.adapters.lowrank import LINEAR, DoRALinear, LoRAOnInt8
+from lm.adapters.adapter import LoRAConfig, adapting, hold_bases
+from lm.adapters.held import HELD, Base, nf4_levels
+from lm.adapters.lowrank import DoRALinear, LoRAOnHeld, beside
 from lm.nn.batch import Batch
 from lm.nn.stack import model_config
 from lm.nn.transformer import LM, build_model
-from lm.ops.int8 import of_int8_rows
 from lm.spelling import means
 from lm.storage.model_folder import copy_weights
 from lm.testing.models import BASE, redraw, same, tokens
@@ -33,6 +33,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "encoder": {"kind": "encoder"},
     "encoder-decoder": {"kind": "encoder_decoder", "start_token": 0},
 }
+OF_64 = {"dense": None, "latents": ["ffn"], "experts": ["attention", "experts"]}  # matrices of 64 inputs, of a model as wide
 DORA = ("dense", "latents", "convolutions", "encoder-decoder")
 
 
@@ -120,16 +121,17 @@ def test_an_adapter_starts_as_nothing_and_its_gradient_is_that_of_the_product(na
         same(found, expected)
 
 
-@pytest.mark.parametrize("base", ["saved", "int8"])
-def test_dora_starts_as_nothing_and_its_gradients_are_those_of_its_formula(base: Literal["saved", "int8"]) -> None:
+@pytest.mark.parametrize("base", ["saved", "bf16", "int8", "nf4"])
+def test_dora_starts_as_nothing_and_its_gradients_are_those_of_its_formula(base: Base) -> None:
     """m V x / |V| + b with V = W + scale B A and a divisor that is a constant, by autograd.  Seen to fail with a gradient through it."""
-    layer = nn.Linear(7, 5)
-    module = LINEAR[base, True](layer, 3, 1.5, 0.0)
+    layer = nn.Linear(64, 5)
+    module = beside(layer, base, True, 3, 1.5, 0.0)
     assert isinstance(module, DoRALinear)
     nn.init.zeros_(module.lora_m)
     redraw(module)
-    bases_to_int8(module)
-    x, w = torch.randn(4, 7), of_int8_rows(module.weight, module.rows) if isinstance(module, LoRAOnInt8) else module.weight.detach()
+    hold_bases(module)
+    held = isinstance(module, LoRAOnHeld)
+    x, w = torch.randn(4, 64), module.held.whole(module.weight, module.scales) if held else module.weight.detach()
     m = (w.norm(dim=1) + module.lora_m.detach()).requires_grad_()
     a, b = (p.detach().clone().requires_grad_() for p in (module.lora_a, module.lora_b))
     v = w + 1.5 * b @ a
@@ -146,16 +148,18 @@ def test_dora_starts_as_nothing_and_its_gradients_are_those_of_its_formula(base:
     same(module(x), F.linear(x, w, layer.bias))
 
 
+@pytest.mark.parametrize("base", ["bf16", "int8", "nf4"])
 @pytest.mark.parametrize("name", ["dense", "latents", "experts"])
-def test_beside_a_base_in_int8_it_computes_and_learns_as_beside_the_rounded_one(name: str) -> None:
+def test_beside_a_rounded_base_it_computes_and_learns_as_beside_the_rounded_weights(name: str, base: Base) -> None:
     """Seen to fail with the gradient of W as it was, and with the merge of an unrounded one."""
-    cfg = LoRAConfig(rank=3, alpha=2.0, base="int8")
-    model = adapted(MODELS[name], cfg)
+    cfg = LoRAConfig(rank=3, alpha=2.0, base=base, targets=OF_64[name] if base == "nf4" else None)
+    model = adapted({"d_model": 64} | MODELS[name], cfg)
     bare, own = merged(model, cfg), adapting(model)
-    bases_to_int8(model)
+    hold_bases(model)
     same(logits(model, False), logits(bare, False))
     same(logits(model, True), logits(bare, True))
-    held = {n: p for n, p in model.named_parameters() if p.dtype == torch.int8}
+    dtype = {"bf16": torch.bfloat16, "int8": torch.int8, "nf4": torch.uint8}[base]
+    held = {n: p for n, p in model.named_parameters() if p.dtype == dtype}
     assert held.keys() == {f"{n.removesuffix('lora_a')}weight" for n in own if n.endswith(".lora_a")} and len(held) > 8
     for each in (model, bare):
         logits(each, False).square().sum().backward()
@@ -163,6 +167,42 @@ def test_beside_a_base_in_int8_it_computes_and_learns_as_beside_the_rounded_one(
     for n in [n for n in own if n.endswith(".lora_a")]:
         stem = n.removesuffix("lora_a")
         same(own[n].grad, cfg.scale * own[f"{stem}lora_b"].mT @ of[f"{stem}weight"].grad)
+
+
+def test_nf4_is_that_of_its_paper() -> None:
+    """The levels as bitsandbytes has them; each weight becomes the nearest level times the largest of its 64 inputs, and is packed without
+    loss."""
+    levels = [
+        -1.0, -0.6961928, -0.5250731, -0.3949175, -0.2844414, -0.1847734, -0.0910500, 0.0,
+        0.0795803, 0.1609302, 0.2461123, 0.3379152, 0.4407098, 0.5626170, 0.7229568, 1.0,
+    ]  # fmt: skip
+    torch.testing.assert_close(nf4_levels(), torch.tensor(levels, dtype=torch.float32), rtol=0.0, atol=1e-6)
+    weight = torch.randn(3, 128, dtype=torch.float32)
+    weight[1, 64:] = 0.0
+    stored, scales = HELD["nf4"].pack(weight)
+    assert (stored.shape, stored.dtype, scales.shape) == ((3, 64), torch.uint8, (3, 2))
+    found = HELD["nf4"].whole(stored, scales).unflatten(1, (2, 64))
+    of, largest = weight.unflatten(1, (2, 64)), scales.float().unsqueeze(2)
+    nearest = (of.unsqueeze(-1) - nf4_levels() * largest.unsqueeze(-1)).abs().argmin(-1)
+    torch.testing.assert_close(found, nf4_levels()[nearest] * largest)
+    assert torch.equal(HELD["nf4"].pack(found.flatten(1))[0][0], stored[0])
+    assert ((found - of).abs() <= 0.16 * largest).all() and not found[1, 1].any()
+
+
+@pytest.mark.parametrize("base", [*HELD])
+def test_pieces_of_a_held_matrix_are_the_whole(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lm.adapters.held._PIECE", 200)
+    held, weight = HELD[base], torch.randn(10, 192)
+    stored, scales = held.pack(weight)
+    whole = held.unpack(stored, scales, torch.float32)
+    for dim in (0, 1):
+        pieces = [*held.pieces(stored, scales, torch.float32, dim)]
+        assert len(pieces) > 2 and torch.equal(torch.cat(pieces, dim), whole)
+
+
+def test_a_matrix_that_cannot_be_held_in_4_bits_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"adapter.base=nf4 holds 64 inputs together, and blocks\.0\.attention\.q has 32\. Leave it out"):
+        adapted({}, LoRAConfig(base="nf4"))
 
 
 WHOLE = {

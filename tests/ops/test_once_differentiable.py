@@ -17,7 +17,7 @@ from lm.nn.stack import model_config
 from lm.nn.transformer import LM, build_model
 from lm.testing.models import BASE
 
-AGAIN = {"_RotateHalf", "_OfInt8"}
+AGAIN = {"_RotateHalf", "_OfHeld"}
 """Functions whose backward is made of what autograd knows."""
 IDS = torch.arange(12).view(2, 6)
 

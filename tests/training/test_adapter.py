@@ -76,7 +76,7 @@ def test_a_run_saves_its_adapter_alone_and_resumes_to_the_bit(lora: Configure, t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("base", "dora"), [("int8", False), ("saved", True), ("int8", True)])
+@pytest.mark.parametrize(("base", "dora"), [("int8", False), ("saved", True), ("int8", True), ("bf16", False)])
 def test_what_is_trained_otherwise_is_what_is_handed_on(
     base: str, dora: bool, lora: Configure, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -93,7 +93,7 @@ def test_what_is_trained_otherwise_is_what_is_handed_on(
     torch.testing.assert_close(merged(ids), apart(ids), rtol=0.0, atol=1e-5)
     plain = read_model(trained / "parent" / "model")[1]["blocks.0.attention.q.weight"]
     held = dict(apart.named_parameters())["blocks.0.attention.q.weight"].dtype
-    assert (held, plain.dtype) == (torch.int8 if base == "int8" else torch.float32, torch.float32)
+    assert (held, plain.dtype) == ({"int8": torch.int8, "bf16": torch.bfloat16}.get(base, torch.float32), torch.float32)
     capsys.readouterr()
     assert main(["eval", f"from={tmp_path / 'run'}", "format=json"]) == 0
     assert json.loads(capsys.readouterr().out)["val_loss"] == pytest.approx(whole["val_loss"], rel=1e-6)
@@ -161,7 +161,10 @@ def test_what_cannot_be_adapted_is_refused_by_the_config(lora: Configure) -> Non
     for more, message in (
         ("init_from=null", r"adapter=lora is trained beside weights that have learned already\. Set init_from"),
         ("adapter.targets=[fnf]", "names 'fnf', and no matrix is called so"),
-        ("adapter.base=int8 strategy=fsdp launch.devices=2", r"adapter\.base=int8 has whole rows of int8\. Use strategy=single or ddp"),
+        (
+            "adapter.base=int8 strategy=fsdp launch.devices=2",
+            r"adapter\.base=int8 has whole matrices of other numbers\. Use",
+        ),
         ("adapter.rank=64", r"adapter\.rank=64 is over the rank of blocks\.0\.attention\.q"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from lm.adapters.adapter import n_weights
 from lm.cli.compose.compose import Composition
 from lm.cli.views.outline import outline
 from lm.cost.count import Counts, count
@@ -50,7 +51,7 @@ def described(composition: Composition, shown: TrainSetup) -> list[str]:
 
 def _trained(model: LM) -> list[tuple[str, str]]:
     """Returns a row with the number of trained parameters, where some are frozen; else []."""
-    n, total = sum(p.numel() for p in trainable(model).values()), sum(p.numel() for p in model.parameters())
+    n, total = sum(p.numel() for p in trainable(model).values()), n_weights(model)
     still = n + sum(p.numel() for p in model.self_updated().values()) < total
     return [("trained", f"{n:,} of {total:,} parameters, {100 * n / total:.2g} %")] * still
 

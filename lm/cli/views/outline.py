@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
+from lm.adapters.adapter import n_weights
 from lm.nn.linear import AskedLinear, Out
 from lm.nn.transformer import LM
 
@@ -29,7 +30,7 @@ def _rows(module: nn.Module, name: str, depth: int, tied: nn.Module | None, time
     elif len(children) == 1 and not own and module is not tied:
         yield from _rows(children[0][1], f"{name}.{children[0][0]}", depth, tied)
     else:
-        number = sum(p.numel() for p in module.parameters())
+        number = n_weights(module)
         if module is tied:
             number -= module.get_parameter("weight").numel()
         what = _what(module) + (", tied to embed" if module is tied else "")

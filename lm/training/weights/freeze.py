@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from lm.adapters.adapter import bases_to_int8
+from lm.adapters.adapter import hold_bases
 from lm.errors import ConfigError
 from lm.nn.stack import ModelConfig
 from lm.nn.transformer import LM, build_model
@@ -19,7 +19,7 @@ def on_meta(cfg: TrainSetup, model: ModelConfig) -> LM:
     built = build_model(model, device="meta")
     if cfg.adapter is not None:
         cfg.adapter.apply(built)
-        bases_to_int8(built)
+        hold_bases(built)
     built.runs_mtp = cfg.objective.trains_mtp
     freeze_untrained(built, cfg)
     return built

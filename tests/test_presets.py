@@ -67,7 +67,19 @@ def t5_like(architecture: str, width: int, hidden: int, layers: int, heads: int,
     return architecture, sizes | {"vocab_size": 32128, "relative_attention_num_buckets": 32, "tie_word_embeddings": tied} | more
 
 
+def nemotron_h(sizes: tuple[int, int, int, int], layers: str, **more: Any) -> Published:
+    """sizes: width, heads, key-value heads, heads of Mamba-2."""
+    names = ("hidden_size", "num_attention_heads", "num_key_value_heads", "mamba_num_heads")
+    heads = {"head_dim": 128, "mamba_head_dim": 64, "ssm_state_size": 128, "conv_kernel": 4, "expand": 2, "n_groups": 8}
+    biases = dict.fromkeys(("attention_bias", "mlp_bias", "mamba_proj_bias", "use_bias", "tie_word_embeddings"), False)
+    unused = dict.fromkeys(("intermediate_size", "n_routed_experts", "n_shared_experts", "moe_intermediate_size"), 1)
+    unused |= {"moe_shared_expert_intermediate_size": 1, "max_position_embeddings": 8192, "num_logits_to_keep": 1}
+    given = unused | heads | biases | {"vocab_size": 131072, "use_conv_bias": True, "hybrid_override_pattern": layers}
+    return "NemotronHForCausalLM", given | dict(zip(names, sizes, strict=True)) | more
+
+
 UNBIASED = {"attention_bias": False}
+NEMOTRON_H = "M-M-M-M" + "*-M-M-M-M-M" * 4 + "-"
 LLAMA = UNBIASED | {"mlp_bias": False}
 T5, SWITCH = "T5ForConditionalGeneration", "SwitchTransformersForConditionalGeneration"
 PUBLISHED: dict[str, Published] = {  # class, and the sizes in config.json of the release
@@ -149,6 +161,11 @@ PUBLISHED: dict[str, Published] = {  # class, and the sizes in config.json of th
             "tie_word_embeddings": True,
         },
     ),
+    "nemotron_h_8b": nemotron_h((4096, 32, 8, 128), NEMOTRON_H, intermediate_size=21504),
+    "nemotron_3_nano": nemotron_h(
+        (2688, 32, 2, 64), "MEMEM*E" * 5 + "MEMEMEM*EMEMEMEME", n_routed_experts=128, n_shared_experts=1, moe_intermediate_size=1856,
+        moe_shared_expert_intermediate_size=3712,
+    ),
     "nanochat_d20": llama_like("NanoChatForCausalLM", (65536, 1280, 5120, 20, 10, 10, 128), 2048, tied=False, **UNBIASED),
     "gpt_oss_20b": llama_like(
         "GptOssForCausalLM", (201088, 2880, 2880, 24, 64, 8, 64), 131072, tied=False, num_local_experts=32, attention_bias=True
@@ -223,6 +240,10 @@ TINY = {
     " model.ffn.hidden=64 model.n_layers=4",
     "recurrent_gemma_2b": "model.attention.n_heads=4 model.recurrent.n_heads=4 model.recurrent.width=32 model.attention.window=5"
     " model.ffn.hidden=64 model.n_layers=3 model.embed.scale=5.66",
+    "nemotron_h_8b": f"{GQA} model.attention.head_dim=8 model.recurrent.n_heads=8 model.recurrent.head_dim=8 model.recurrent.state_dim=8"
+    " model.ffn.hidden=64 model.n_layers=9",
+    "nemotron_3_nano": f"{GQA} model.attention.head_dim=8 model.recurrent.n_heads=8 model.recurrent.head_dim=8 model.recurrent.state_dim=8"
+    f" model.ffn.top_k=2 model.ffn.shared_hidden=24 model.n_layers=7 {MOE}",
     "mamba2_130m": "model.recurrent.n_heads=4 model.recurrent.head_dim=16 model.recurrent.state_dim=8",
     "nanochat_d20": "model.attention.n_heads=4",
     "gpt_oss_20b": f"{GQA} model.attention.head_dim=8 model.attention.window=5 model.ffn.top_k=2 {MOE}",

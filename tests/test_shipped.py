@@ -133,6 +133,8 @@ def beside(group: str, option: str) -> list[str]:
             return [*TEXT[:2], *PARENT]
         case "model/recurrent", _:
             return [*TEXT, *WIDTH, "model.pattern=[recurrent,attention]"]
+        case "model/block", "single":
+            return [*TEXT, *WIDTH, *BESIDE[f"{group}={option}"]]
         case "model/parametrization", "mup" | "completep":
             return [*TEXT, *WIDTH, *BESIDE[f"{group}={option}"]]
         case "data", "mix":

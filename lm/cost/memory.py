@@ -180,6 +180,6 @@ def _exchanged(cfg: ModelConfig, parts: BlockParts, setting: Setting) -> Activat
     """Counts what autograd saves of one token in addition, where ranks hold rows in slices; where they hold matrices in slices too, both
     sublayers keep the gathered tokens of all ranks."""
     if setting.tensor > 1:
-        of_ffn = cfg.ffn.exchanged_activations(cfg.d_model, parts.layer, setting.tensor)
-        return sum_activations([Activations(0, (setting.tensor - 1) * cfg.d_model), of_ffn])
+        of_ffn = parts.ffn.exchanged_activations(cfg.d_model, parts.layer, setting.tensor)
+        return sum_activations([Activations(0, (setting.tensor - 1) * cfg.d_model * parts.mixer.sublayers), of_ffn])
     return parts.mixer.exchanged_activations(cfg.d_model, setting.context) if setting.context > 1 else Activations(0, 0)

@@ -1,6 +1,8 @@
-"""One layer: a mixer and a feed-forward, one after the other or side by side; in decoders with a source, cross-attention between."""
+"""One layer: a mixer and a feed-forward, one after the other or side by side, or one of them alone; in decoders with a source,
+cross-attention between."""
 
 from abc import abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -11,11 +13,12 @@ from lm.nn.activation_memory import Activations, sum_activations
 from lm.nn.context import Context
 from lm.nn.ffn.base import FFNConfig
 from lm.nn.mixers.base import AttentionConfig, MixerConfig
-from lm.nn.norm import Branch, LayerScale, NormConfig, Place, build_residual
+from lm.nn.norm import Branch, LayerScale, NormConfig, Place, PreNorm, build_residual
 from lm.nn.residual import ResidualConfig
 from lm.schema import Slot
 
-SlotOfMixer = Literal["attention", "recurrent"]
+SlotOfLayer = Literal["attention", "recurrent", "ffn"]
+"""What a layer is called by: its mixer, or its feed-forward where it has no mixer."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class BlockParts:
 
     layer: int
     norm: NormConfig
-    slot: SlotOfMixer
+    slot: SlotOfLayer
     mixer: MixerConfig
     cross: AttentionConfig | None  # cross-attention to a source; None: without
     ffn: FFNConfig
@@ -40,7 +43,7 @@ class BlockParts:
     @property
     def sublayers(self) -> int:
         """How many there are."""
-        return len(self.mixers) + self.ffn.sublayers
+        return sum(mixer.sublayers for mixer in self.mixers) + self.ffn.sublayers
 
     def saved_activations(self) -> Activations:
         """Returns what autograd saves of one token within the sublayers."""
@@ -79,32 +82,34 @@ class BlockConfig(Slot, group="model/block"):
     def require(self, norm: NormConfig, ffn: FFNConfig, recurrent: bool) -> None:
         """Raises ValueError where this norm, its place, or this feed-forward does not fit. recurrent: some layer is recurrent."""
 
+    def require_slots(self, used: Collection[SlotOfLayer], pattern: str) -> None:
+        """Raises ValueError where these slots are not what layers may be called by.  used: those of all layers; pattern: as it is shown."""
+        if "ffn" in used:
+            raise ValueError(f"pattern={pattern} names layers of a feed-forward alone, which are of block=single. Use it, or drop them.")
 
-class SequentialConfig(BlockConfig):
-    """Mixer, then feed-forward, each with its own residual."""
+    def feeds(self, slot: SlotOfLayer) -> bool:
+        """Returns whether layers that are called so have a feed-forward."""
+        return True
 
-    kind: Literal["sequential"] = "sequential"
-    crosses = True
+
+class InTurnConfig(BlockConfig):
+    """What kinds share whose sublayers each have their own residual."""
+
     residual_scale: float = Field(1.0, gt=0)
     """Factor on what each sublayer adds to the residual stream (Granite)."""
-    first_norm: bool = True
-    """The first layer's mixer has a norm; false where that of the embedding stands for it (ModernBERT)."""
     layer_scale: float | None = Field(None, gt=0)
     """What a learned vector begins with that multiplies what each sublayer adds (CaiT: 0.1, and 1e-5 in deep models; arXiv:2103.17239).
     null: there is none."""
     recurrent_place: Place | None = None
     """Where norms stand in layers that `pattern` calls recurrent (OLMo Hybrid: pre, beside output in the others). null: norm.place."""
 
-    def build(self, parts: BlockParts) -> nn.Module:
-        return Block(self, parts) if parts.cross is None else CrossBlock(self, parts)
-
     def saved_activations(self, parts: BlockParts) -> Activations:
         norms = 2 if self.norm(parts).place == "sandwich" else 1
-        width, missing = parts.sublayers * parts.d_model, 0 if self.first_norm or parts.layer else parts.d_model
+        width = parts.sublayers * parts.d_model
         scaled = 0 if self.layer_scale is None else width
         between = width - parts.d_model  # the stream between sublayers: a compiler adds it up again from what they give
         masks = width if parts.dropout else 0
-        alone = Activations(norms * width - missing, width + scaled, masks, recomputed_wide=between, recomputed=-between)
+        alone = Activations(norms * width, width + scaled, masks, recomputed_wide=between, recomputed=-between)
         return sum_activations([alone, parts.residual.saved_activations(parts.d_model, parts.sublayers)])
 
     def norm(self, parts: BlockParts) -> NormConfig:
@@ -115,17 +120,67 @@ class SequentialConfig(BlockConfig):
     def residual(self, parts: BlockParts, nth: int) -> nn.Module:
         """Returns the residual connection of the nth sublayer of this block."""
         alone = build_residual(self.norm(parts), parts.d_model, build_branch(parts, self.layer_scale, self.residual_scale))
-        if parts.layer == nth == 0 and not self.first_norm:
-            alone.norm = nn.Identity()
-        return parts.residual.connect(alone, parts.d_model, parts.layer * parts.sublayers + nth)
+        return parts.residual.connect(self.first(alone, parts, nth), parts.d_model, parts.layer * parts.sublayers + nth)
+
+    def first(self, alone: PreNorm, parts: BlockParts, nth: int) -> PreNorm:
+        """Returns the residual connection of a single stream, as the nth sublayer of this layer has it."""
+        return alone
 
     def require(self, norm: NormConfig, ffn: FFNConfig, recurrent: bool) -> None:
         if self.recurrent_place is not None and not recurrent:
             raise ValueError(f"recurrent_place={self.recurrent_place} is of recurrent layers, and there are none. Use norm.place.")
+
+
+class SequentialConfig(InTurnConfig):
+    """Mixer, then feed-forward, each with its own residual."""
+
+    kind: Literal["sequential"] = "sequential"
+    crosses = True
+    first_norm: bool = True
+    """The first layer's mixer has a norm; false where that of the embedding stands for it (ModernBERT)."""
+
+    def build(self, parts: BlockParts) -> nn.Module:
+        return Block(self, parts) if parts.cross is None else CrossBlock(self, parts)
+
+    def saved_activations(self, parts: BlockParts) -> Activations:
+        missing = 0 if self.first_norm or parts.layer else parts.d_model
+        return sum_activations([super().saved_activations(parts), Activations(-missing, 0)])
+
+    def first(self, alone: PreNorm, parts: BlockParts, nth: int) -> PreNorm:
+        if parts.layer == nth == 0 and not self.first_norm:
+            alone.norm = nn.Identity()
+        return alone
+
+    def require(self, norm: NormConfig, ffn: FFNConfig, recurrent: bool) -> None:
+        super().require(norm, ffn, recurrent)
         places = {"norm.place": norm.place, "recurrent_place": self.recurrent_place or "pre"}
         wrong = [f"{name}={place}" for name, place in places.items() if place != "pre"]
         if not self.first_norm and wrong:
             raise ValueError(f"first_norm=false leaves out a norm before a mixer, and {wrong[0]}. Use place=pre, or drop it.")
+
+
+class SingleBlockConfig(InTurnConfig):
+    """A mixer or a feed-forward, whichever `pattern` names (Nemotron-H, arXiv:2504.03624, section 2.1)."""
+
+    kind: Literal["single"] = "single"
+
+    def build(self, parts: BlockParts) -> nn.Module:
+        return Single(self, parts)
+
+    def feeds(self, slot: SlotOfLayer) -> bool:
+        return slot == "ffn"
+
+    def require(self, norm: NormConfig, ffn: FFNConfig, recurrent: bool) -> None:
+        super().require(norm, ffn, recurrent)
+        if not ffn.sublayers:
+            raise ValueError(f"block=single has layers of feed-forwards, and ffn={ffn.kind} is none. Use block=sequential.")
+
+    def require_slots(self, used: Collection[SlotOfLayer], pattern: str) -> None:
+        if "ffn" not in used:
+            raise ValueError(f"block=single has its feed-forwards in layers of their own, and pattern={pattern} names none. Name ffn in it,"
+                             " as in [attention,ffn], or use block=sequential.")  # fmt: skip
+        if len(used) == 1:
+            raise ValueError(f"pattern={pattern} leaves no layer in which tokens read each other. Name attention or recurrent in it.")
 
 
 class ParallelConfig(BlockConfig):
@@ -153,13 +208,12 @@ class ParallelConfig(BlockConfig):
 
 
 class Layer(nn.Module):
-    """A mixer, which has the name of its slot, `attention` or `recurrent`, and a feed-forward."""
+    """A mixer, or a feed-forward alone; it has the name of its slot."""
 
     def __init__(self, parts: BlockParts) -> None:
         super().__init__()
-        self.slot = parts.slot
-        self.add_module(self.slot, parts.mixer.build(parts.norm, parts.d_model, parts.layer))
-        self.ffn = parts.ffn.build(parts.d_model, parts.layer)
+        self.slot, d, layer = parts.slot, parts.d_model, parts.layer
+        self.add_module(self.slot, parts.ffn.build(d, layer) if self.slot == "ffn" else parts.mixer.build(parts.norm, d, layer))
 
     def slot_module(self, ending: str = "") -> nn.Module:
         """Returns the mixer, or what has its name with this ending."""
@@ -168,23 +222,30 @@ class Layer(nn.Module):
         return found
 
 
-class Block(Layer):
+class Single(Layer):
+    """x = residual(x, sublayer)."""
+
+    def __init__(self, cfg: InTurnConfig, parts: BlockParts) -> None:
+        super().__init__(parts)
+        self.add_module(f"{self.slot}_residual", cfg.residual(parts, 0))
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        sublayer = self.slot_module()
+        out: Tensor = self.slot_module("_residual")(x, lambda h: sublayer(h, ctx))
+        return out
+
+
+class Block(Single):
     """x = residual(x, mixer); x = residual(x, ffn)."""
 
     def __init__(self, cfg: SequentialConfig, parts: BlockParts) -> None:
-        super().__init__(parts)
-        self.add_module(f"{self.slot}_residual", cfg.residual(parts, 0))
+        super().__init__(cfg, parts)
+        self.ffn = parts.ffn.build(parts.d_model, parts.layer)
         self.ffn_residual = parts.ffn.connected(cfg.residual(parts, len(parts.mixers)))
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        x = self.mixed(x, ctx)
+        x = super().forward(x, ctx)
         return self.ffn_residual(x, lambda h: self.ffn(h, ctx))
-
-    def mixed(self, x: Tensor, ctx: Context) -> Tensor:
-        """x = residual(x, mixer)."""
-        mixer = self.slot_module()
-        out: Tensor = self.slot_module("_residual")(x, lambda h: mixer(h, ctx))
-        return out
 
 
 class CrossBlock(Block):
@@ -197,7 +258,7 @@ class CrossBlock(Block):
         self.cross_residual = cfg.residual(parts, 1)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        x = self.mixed(x, ctx)
+        x = Single.forward(self, x, ctx)
         x = self.cross_residual(x, lambda h: self.cross(h, ctx))
         return self.ffn_residual(x, lambda h: self.ffn(h, ctx))
 
@@ -207,6 +268,7 @@ class ParallelBlock(Layer):
 
     def __init__(self, cfg: ParallelConfig, parts: BlockParts) -> None:
         super().__init__(parts)
+        self.ffn = parts.ffn.build(parts.d_model, parts.layer)
         self.add_module(f"{self.slot}_norm", parts.norm.build(parts.d_model))
         self.ffn_norm = None if cfg.shared_norm else parts.norm.build(parts.d_model)
         self.branch = build_branch(parts, cfg.layer_scale)

@@ -39,7 +39,7 @@ class HyperConfig(ResidualConfig):
     def require(self, norm: NormConfig, block: str, drafts: bool, n_layers: int) -> None:
         if norm.place == "post":
             raise ValueError("residual=hyper leaves no sum that norm.place=post could normalise. Use place=pre, sandwich or output.")
-        if block != "sequential":
+        if block == "parallel":
             raise ValueError(f"residual=hyper joins one sublayer after the other, and block={block} has no such. Use block=sequential.")
         if drafts:
             raise ValueError("mtp reads one residual stream, and residual=hyper has several. Set mtp=null, or residual=plain.")

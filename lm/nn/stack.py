@@ -11,13 +11,15 @@ from torch import Tensor, nn
 
 from lm.errors import ConfigError
 from lm.nn import slots as slots
-from lm.nn.block import BlockConfig, BlockParts, SequentialConfig, SlotOfMixer
+from lm.nn.block import BlockConfig, BlockParts, SequentialConfig, SlotOfLayer
 from lm.nn.context import Context
 from lm.nn.ffn.base import FFNConfig
+from lm.nn.ffn.none import NoFFNConfig
 from lm.nn.head import HeadConfig
 from lm.nn.init import InitConfig
 from lm.nn.linear import Embedding
-from lm.nn.mixers.base import Attention, AttentionConfig, RecurrentConfig
+from lm.nn.mixers.base import Attention, AttentionConfig, MixerConfig, RecurrentConfig
+from lm.nn.mixers.none import NoMixerConfig
 from lm.nn.norm import NormConfig
 from lm.nn.parametrization import Growth, ParametrizationConfig, StandardConfig
 from lm.nn.position.base import Dims, PositionConfig
@@ -53,8 +55,9 @@ class ModelConfig(Slot):
     attention: AttentionConfig
     recurrent: RecurrentConfig | None = None
     """What layers mix with that `pattern` calls recurrent. null: there are none."""
-    pattern: list[SlotOfMixer] = Field(["attention"], min_length=1)
-    """Which slot mixes the tokens in layer 0, 1, ..., repeated over the layers; an encoder has attention in all."""
+    pattern: list[SlotOfLayer] = Field(["attention"], min_length=1)
+    """Which slot mixes the tokens in layer 0, 1, ..., repeated over the layers; an encoder has attention in all. ffn: a layer of the
+    feed-forward alone, of block=single."""
     ffn: FFNConfig
     block: BlockConfig = SequentialConfig()
     residual: ResidualConfig = PlainConfig()
@@ -77,7 +80,7 @@ class ModelConfig(Slot):
         self.position.require_layers(self.drafts())
         self.block.require(self.norm, self.ffn, self.recurrent is not None)
         self.residual.require(self.norm, self.block.kind, self.drafts(), self.n_layers)
-        self.ffn.require(self.n_layers)
+        self.ffn.require([layer for layer in range(self.n_layers) if self.block.feeds(self.slot(layer))])
         if self.drafts() and self.head.labels is not None:
             raise ValueError("mtp predicts tokens, and head.labels are none. Set mtp=null, or head.labels=null.")
         used = {self.slot(layer) for layer in range(self.n_layers)}
@@ -87,6 +90,7 @@ class ModelConfig(Slot):
         if self.recurrent is not None and "recurrent" not in used:
             raise ValueError(f"recurrent={self.recurrent.kind} mixes in no layer of {self.n_layers} with pattern={self._shown()}."
                              " Set pattern=[recurrent,attention], say, or recurrent=null.")  # fmt: skip
+        self.block.require_slots(used, self._shown())
         if "attention" not in used and self.position.acts != "embed":
             raise ValueError(f"position={self.position.kind} acts within attention, and pattern={self._shown()} leaves none in"
                              f" {self.n_layers} layers. Use position=none, or name attention in the pattern.")  # fmt: skip
@@ -145,16 +149,17 @@ class ModelConfig(Slot):
     def _shown(self) -> str:
         return f"[{','.join(self.pattern)}]"
 
-    def slot(self, layer: int) -> SlotOfMixer:
-        """Returns the slot that mixes the tokens in this layer."""
+    def slot(self, layer: int) -> SlotOfLayer:
+        """Returns the slot that mixes the tokens in this layer, or ffn where none does."""
         return self.pattern[layer % len(self.pattern)]
 
     def parts(self, layer: int, cross: bool = False) -> BlockParts:
         """Returns the configs that the block of this layer is built of.  cross: with cross-attention."""
-        mixer = self.recurrent if self.slot(layer) == "recurrent" else self.attention
+        slot, reader = self.slot(layer), self.attention.cross() if cross else None
+        mixers: dict[SlotOfLayer, MixerConfig | None] = {"attention": self.attention, "recurrent": self.recurrent, "ffn": NoMixerConfig()}
+        mixer, ffn = mixers[slot], self.ffn if self.block.feeds(slot) else NoFFNConfig()
         assert mixer is not None
-        reader = self.attention.cross() if cross else None
-        return BlockParts(layer, self.norm, self.slot(layer), mixer, reader, self.ffn, self.residual, self.d_model, self.dropout)
+        return BlockParts(layer, self.norm, slot, mixer, reader, ffn, self.residual, self.d_model, self.dropout)
 
     def dims(self, causal: bool, n_layers: int | None = None) -> Dims:
         """Returns the dimensions that the position of a stack may need to know.  n_layers: of this stack; None: of the model's."""

@@ -36,9 +36,10 @@ Part = tuple[tuple[int, int], ...]  # some slots, each with the number of its va
 
 
 def tree_of(kind: str, part: Part) -> Tree:
-    """A model with these slot values, the rest as in BASE."""
+    """A model with these slot values, the rest as in BASE. What comes with a mixing takes the place of others."""
     chosen = {NAMES[slot]: SLOTS[NAMES[slot]][value] for slot, value in part}
-    return with_kinds(BASE | {"kind": kind} | chosen.pop("mixing", {}) | chosen)
+    mixing = chosen.pop("mixing", {})
+    return with_kinds(BASE | {"kind": kind} | chosen | mixing)
 
 
 @cache
@@ -54,6 +55,9 @@ def refused(kind: str) -> frozenset[Part]:
 
 
 def _accepted(kind: str, part: Part) -> bool:
+    chosen = {NAMES[slot]: value for slot, value in part}
+    if "block" in MIXING[chosen.get("mixing", 0)] and chosen.get("block", 0):  # which would not be tried: the mixing has its own
+        return False
     try:
         model_config(tree_of(kind, part))
     except ConfigError:

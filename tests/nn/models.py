@@ -79,7 +79,8 @@ MAMBA2: dict[str, Any] = {"kind": "mamba2", "n_heads": 4, "head_dim": 12, "state
 GLA: dict[str, Any] = {"kind": "gla", "n_heads": 4, "n_k_heads": 2, "k_dim": 6, "v_dim": 10, "kernel": 3, "rank": 5}
 RG_LRU: dict[str, Any] = {"kind": "rg_lru", "width": 24, "n_heads": 3, "kernel": 3}
 MAMBA: dict[str, Any] = {"kind": "mamba", "width": 20, "state_dim": 5, "rank": 3, "kernel": 3}
-MIXING: list[dict[str, Any]] = [  # which layers of three attend
+SINGLE: dict[str, Any] = {"kind": "single"}
+MIXING: list[dict[str, Any]] = [  # which layers of three attend, and which are a feed-forward alone
     {},
     {"recurrent": CONV, "pattern": ["recurrent", "attention"]},
     {"recurrent": {"kind": "short_conv", "kernel": 5}, "pattern": ["attention", "recurrent", "recurrent"]},
@@ -94,6 +95,8 @@ MIXING: list[dict[str, Any]] = [  # which layers of three attend
     {"recurrent": RG_LRU, "pattern": ["recurrent", "recurrent", "attention"]},
     {"recurrent": MAMBA, "pattern": ["recurrent", "attention"]},
     {"recurrent": MAMBA | {"inner_eps": 1e-5, "kernel_bias": False, "bias": True}, "pattern": ["recurrent", "attention", "recurrent"]},
+    {"block": SINGLE, "pattern": ["attention", "ffn"]},
+    {"block": SINGLE, "recurrent": MAMBA2 | {"step_floor": 0.1}, "pattern": ["recurrent", "ffn", "attention"]},
 ]
 EXPERT: dict[str, Any] = {"kind": "mlp", "hidden": 16}
 GPT_OSS: dict[str, Any] = {"kind": "mlp", "hidden": 16, "activation": "quick_gelu", "bias": True, "gpt_oss_limit": 1.0}
@@ -110,6 +113,10 @@ MIXTURES: list[dict[str, Any]] = [
     },
     {"kind": "moe", "n_experts": 4, "top_k": 3, "expert": EXPERT, "router": {"kind": "sigmoid", "normalize": False}, "reference": True},
     {"kind": "moe", "n_experts": 4, "top_k": 2, "expert": GPT_OSS, "router": {"kind": "softmax", "bias": True}},
+    {
+        "kind": "moe", "n_experts": 4, "top_k": 2, "expert": EXPERT | {"gated": False, "activation": "relu2"}, "n_shared": 1,
+        "latent_dim": 12,
+    },
 ]  # fmt: skip
 FFNS += [GPT_OSS | {"hidden": 40}, *MIXTURES, {"kind": "none"}]
 BLOCKS: list[dict[str, Any]] = [

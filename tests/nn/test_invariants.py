@@ -97,11 +97,12 @@ def named(part: Any) -> set[str]:
     return {NAMES[slot] for slot, _ in part}
 
 
-@pytest.mark.parametrize(("kind", "single", "pairs"), [("decoder", 0, 41), ("encoder", 13, 31), ("encoder_decoder", 5, 15)])
+@pytest.mark.parametrize(("kind", "single", "pairs"), [("decoder", 0, 50), ("encoder", 14, 35), ("encoder_decoder", 7, 15)])
 def test_few_slot_values_may_not_meet(kind: str, single: int, pairs: int) -> None:
     """A parallel block with a norm that is not in front, or without a feed-forward; MLA without rotation; longrope with another number of
     pairs than factors; values of a first layer that does not attend; in an encoder-decoder neither parallel blocks nor MLA nor
-    differences at all; in an encoder nothing recurrent; several residual streams with a norm of their sum or a parallel block."""
+    differences at all, nor layers of one sublayer; in an encoder nothing recurrent; several residual streams with a norm of their sum or a
+    parallel block; layers of one sublayer without a feed-forward, or with another block than their own."""
     found = refused(kind)
     assert [sum(len(part) == size for part in found) for size in (1, 2)] == [single, pairs]
     may_not = (
@@ -111,5 +112,7 @@ def test_few_slot_values_may_not_meet(kind: str, single: int, pairs: int) -> Non
         {"block", "residual"},
         {"position", "attention"},
         {"attention", "mixing"},
+        {"ffn", "mixing"},
+        {"block", "mixing"},
     )
     assert all(named(part) in may_not for part in found if len(part) == 2)

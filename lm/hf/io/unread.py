@@ -32,7 +32,6 @@ WHY: dict[str, str] = {
     "longcat_flash": "some of its experts give back what they read, and each layer attends twice",
     "longformer": _SPARSE,
     "mpnet": "it has learned positions and a bias of distances at once",
-    "nemotron_h": "a layer is attention, Mamba or a feed-forward, and nothing else",
     "phimoe": "its router scores each of a token's experts against those that are left (SparseMixer)",
     "zamba2": "layers share the weights of one attention",
 }

@@ -34,6 +34,7 @@ ALLOWED: dict[str, Tree] = {
     "gemma2": {"ffn.activation": "gelu_tanh"},
     "gpt_oss": {"attention.qkv_bias": True, "attention.global_every": 2, "attention.global_at": None, "ffn.expert.gpt_oss_limit": 7.0},
     "minicpm3": SILU | {"attention.bias": False},
+    "nemotron_h": {"ffn.activation": "relu2", "ffn.expert.activation": "relu2", "recurrent.step_floor": 0.0},
     "olmoe": SILU | UNBIASED | {"ffn.router.normalize": False, "norm.eps": 1e-5},
     "qwen2": SILU | {"attention.global_every": None},
     "qwen2_moe": SILU | {"attention.global_every": None, "attention.qkv_bias": True},

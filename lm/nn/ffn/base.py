@@ -1,6 +1,7 @@
 """The slot of feed-forward layers."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -36,8 +37,8 @@ class FFNConfig(Slot, group="model/ffn"):
         """Returns the FLOPs of one token, 2 per multiply-add, without those of linear layers (nn.Linear)."""
         return 0
 
-    def require(self, n_layers: int) -> None:
-        """Raises ValueError where this feed-forward does not fit a model of n_layers layers."""
+    def require(self, layers: Sequence[int]) -> None:
+        """Raises ValueError where this feed-forward does not fit a model in which these layers have it."""
 
     def why_not_context_parallel(self) -> str | None:
         """Returns why ranks cannot hold a row in slices, with the remedy; None where no token depends on another."""

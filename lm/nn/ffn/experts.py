@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from lm.nn.ffn.mlp import ACTIVATIONS, MLPConfig
-from lm.nn.init import Declares, into_residual, matrix
+from lm.nn.init import Declares, Initializer, into_residual, matrix
 from lm.ops.experts import Sorting, by_expert
 from lm.ops.linear import product
 from lm.ops.ranks.dispatch import Dispatch
@@ -21,8 +21,10 @@ class Experts(Declares, Divisible):
 
     dispatch: Dispatch | None = None  # set where other ranks hold other experts
 
-    def __init__(self, cfg: MLPConfig, n: int, d_model: int, reference: bool = False) -> None:
+    def __init__(self, cfg: MLPConfig, n: int, d_model: int, reference: bool = False, last: bool = True) -> None:
+        """last: what they give is added to the residual stream, and not projected first."""
         super().__init__()
+        self.last = last
         self.reference = reference
         self.cfg, self.d_model, self.hidden = cfg, d_model, (hidden := cfg.width(d_model))
         self.n, self.gated, self.act = n, cfg.gated, ACTIVATIONS[cfg.activation]
@@ -34,6 +36,9 @@ class Experts(Declares, Divisible):
         self.gate_bias = nn.Parameter(torch.empty(n, hidden)) if cfg.bias and cfg.gated else None
         self.down_bias = nn.Parameter(torch.empty(n, d_model)) if cfg.bias else None
         self.dropout = nn.Dropout(cfg.dropout)
+
+    def named_initializers(self) -> Mapping[str, Initializer]:
+        return self.initializers if self.last else {**self.initializers, "down": matrix}
 
     def extra_repr(self) -> str:
         return f"{self.n} x ({self.d_model} -> {self.hidden} -> {self.d_model}){', gated' if self.gated else ''}"

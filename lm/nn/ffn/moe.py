@@ -1,5 +1,6 @@
 """Mixture of experts: each token passes a few of many feed-forward layers.  Shazeer et al. 2017, arXiv:1701.06538."""
 
+from collections.abc import Sequence
 from typing import Literal, Self
 
 import torch
@@ -12,7 +13,7 @@ from lm.nn.ffn.base import FFNConfig, Mixture
 from lm.nn.ffn.experts import Experts
 from lm.nn.ffn.mlp import LEARNED, MLPConfig
 from lm.nn.ffn.router import RouterConfig, Routing, SoftmaxRouterConfig
-from lm.nn.linear import Linear
+from lm.nn.linear import Linear, Out
 from lm.ops.routing import agreement, capacity_of, loads, squares_of_log_z, tokens, within_capacity
 from lm.schema import MOST, Tree
 
@@ -34,6 +35,9 @@ class MoEConfig(FFNConfig):
     """Width of the shared expert of n_shared=1 (Qwen2-MoE). null: n_shared times that of an expert."""
     shared_gate: bool = False
     """What the shared expert gives is multiplied by the sigmoid of a projection to one number (Qwen2-MoE, Qwen3-Next)."""
+    latent_dim: int | None = Field(None, gt=0, le=MOST)
+    """Experts read a projection of the tokens to this width, and what they give together is projected back (Nemotron 3 Super: 1024;
+    arXiv:2512.20856). null: they read the tokens."""
     dense: MLPConfig | None = None
     """The feed-forward of layers without experts. null: there are none."""
     first_dense: int = Field(0, ge=0)
@@ -74,9 +78,13 @@ class MoEConfig(FFNConfig):
         self.router.require(self.n_experts, self.top_k)
         return self
 
+    def inner(self, d_model: int) -> int:
+        """Returns the width of what experts read and give."""
+        return self.latent_dim or d_model
+
     def shared(self, d_model: int) -> MLPConfig | None:
         """Returns the feed-forward that every token passes beside its experts."""
-        width = self.shared_hidden or self.n_shared * self.expert.width(d_model)
+        width = self.shared_hidden or self.n_shared * self.expert.width(self.inner(d_model))
         return self.expert.replace(hidden=width) if self.n_shared else None
 
     def is_dense(self, layer: int) -> bool:
@@ -87,9 +95,9 @@ class MoEConfig(FFNConfig):
         plain = self._mlp(layer)
         return MoE(self, d_model, layer) if plain is None else plain.build(d_model, layer)
 
-    def require(self, n_layers: int) -> None:
-        if all(self.is_dense(layer) for layer in range(n_layers)):
-            raise ValueError(f"ffn.first_dense={self.first_dense} and ffn.every={self.every} leave no layer of {n_layers} with"
+    def require(self, layers: Sequence[int]) -> None:
+        if all(self.is_dense(layer) for layer in layers):
+            raise ValueError(f"ffn.first_dense={self.first_dense} and ffn.every={self.every} leave no layer of {len(layers)} with"
                              " experts. Lower them, or use ffn=mlp.")  # fmt: skip
 
     def why_not_context_parallel(self) -> str | None:
@@ -111,30 +119,33 @@ class MoEConfig(FFNConfig):
             return plain.exchanged_activations(d_model, layer, n)
         shared = self.shared(d_model)
         gathered = [] if shared is None else [shared.exchanged_activations(d_model, layer, n)]
-        return sum_activations([Activations(0, self.top_k * d_model), *gathered])
+        return sum_activations([Activations(0, self.top_k * self.inner(d_model)), *gathered])
 
     def flops(self, d_model: int, layer: int) -> int:
         """Counts the experts that a token is sent to."""
-        return 2 * self.top_k * self.expert.weights(d_model) if self._mlp(layer) is None else 0
+        return 2 * self.top_k * self.expert.weights(self.inner(d_model)) if self._mlp(layer) is None else 0
 
     def saved_activations(self, d_model: int, layer: int) -> Activations:
-        """Counts, for each chosen expert, its activations, input and output; and the router's input and three rows of scores in float32."""
+        """Counts, for each chosen expert, its activations, input and output; the router's input and three rows of scores in float32; and
+        what is projected back."""
         if (plain := self._mlp(layer)) is not None:
             return plain.saved_activations(d_model, layer)
-        shared, gated = self.shared(d_model), d_model + 2 if self.shared_gate else 0
-        passed = [self.expert] * self.top_k + ([] if shared is None else [shared])
-        routing = Activations(d_model + 3 * self.n_experts, 2 * self.top_k * d_model + gated, recomputed_wide=d_model)
-        return sum_activations([routing, *(one.saved_activations(d_model, layer) for one in passed)])
+        shared, gated, inner = self.shared(d_model), d_model + 2 if self.shared_gate else 0, self.inner(d_model)
+        passed = [self.expert.saved_activations(inner, layer)] * self.top_k
+        passed += [] if shared is None else [shared.saved_activations(d_model, layer)]
+        narrow = 2 * self.top_k * inner + gated + (self.latent_dim or 0)
+        return sum_activations([Activations(d_model + 3 * self.n_experts, narrow, recomputed_wide=d_model), *passed])
 
     def kernel_outputs(self, d_model: int, layer: int) -> Activations:
         """Counts, for each chosen expert, the output of each of its matrices."""
         if self._mlp(layer) is not None:
             return Activations(0, 0)
-        return Activations(0, self.top_k * ((1 + self.expert.gated) * self.expert.width(d_model) + d_model))
+        inner = self.inner(d_model)
+        return Activations(0, self.top_k * ((1 + self.expert.gated) * self.expert.width(inner) + inner))
 
     def implied(self, d_model: int) -> Tree:
-        parts = {"expert": self.expert, "dense": self.dense}
-        hidden = {f"{name}.hidden": part.width(d_model) for name, part in parts.items() if part is not None}
+        hidden = {"expert.hidden": self.expert.width(self.inner(d_model))}
+        hidden |= {} if self.dense is None else {"dense.hidden": self.dense.width(d_model)}
         shared, first = self.shared(d_model), self.first_dense - self.first_dense % self.every  # less what `every` leaves out anyway
         return {**hidden, "shared_hidden": None if shared is None else shared.hidden, "first_dense": first}
 
@@ -150,7 +161,10 @@ class MoE(Mixture):
         super().__init__()
         self.cfg, self.layer = cfg, layer
         self.router = cfg.router.build(d_model, cfg.n_experts, cfg.top_k)
-        self.experts = Experts(cfg.expert, cfg.n_experts, d_model, cfg.reference)
+        inner, latent = cfg.inner(d_model), cfg.latent_dim is not None
+        self.experts = Experts(cfg.expert, cfg.n_experts, inner, cfg.reference, last=not latent)
+        self.latent_down = Linear(d_model, inner, bias=False) if latent else None
+        self.latent_up = Out(inner, d_model, bias=False) if latent else None
         shared = cfg.shared(d_model)
         self.shared = None if shared is None else shared.build(d_model, layer)
         self.shared_gate = Linear(d_model, 1, bias=False) if cfg.shared_gate else None
@@ -176,7 +190,9 @@ class MoE(Mixture):
         if capacity is not None:
             weights = weights * within_capacity(routing.experts, real, cfg.n_experts, capacity)
         chosen = routing.experts.flatten(0, 1), weights.to(x.dtype).flatten(0, 1)  # (b, s, k) -> (b*s, k) each
-        out = self.experts(x.flatten(0, 1), *chosen).view_as(x)
+        read = x if self.latent_down is None else self.latent_down(x)  # (b, s, d) -> (b, s, l)
+        out = self.experts(read.flatten(0, 1), *chosen).view_as(read)
+        out = out if self.latent_up is None else self.latent_up(out)  # (b, s, l) -> (b, s, d)
         self._report(routing, real, ctx)
         if self.shared is None:
             return out

@@ -80,6 +80,9 @@ class Attention(Mixer):
 class MixerConfig(Config):
     """What the kinds of both slots answer."""
 
+    sublayers: ClassVar[int] = 1
+    """How many of a layer's additions to the residual stream are its own."""
+
     @abstractmethod
     def build(self, norm: NormConfig, d_model: int, layer: int) -> Mixer:
         """Returns the mixer of layer `layer`, counted from 0.  norm: the block's norm, for norms within the mixer."""

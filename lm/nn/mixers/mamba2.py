@@ -43,6 +43,8 @@ class Mamba2Config(RecurrentConfig):
     """Learn biases of the projections in and out."""
     eps: float = Field(1e-5, ge=1e-30)
     """Added to the mean square in the last norm."""
+    step_floor: float = Field(0.0, ge=0)
+    """Steps dt are this or more (Nemotron-H in transformers: 0.001)."""
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
@@ -107,7 +109,7 @@ class Mamba2(Scan):
     def flow(self, u: Tensor, rates: tuple[Tensor, ...]) -> Flow:
         cfg, (width, b) = self.cfg, self.cfg.widths
         values, keys, queries = u.split([width, b, b], dim=-1)
-        dt, decay = self.faded(rates[0])
+        dt, decay = self.faded(rates[0], cfg.step_floor)
         q, k = (by_head(each, cfg.groups, cfg.n_heads // cfg.groups) for each in (queries, keys))
         return Flow(q, k * dt, by_head(values, cfg.n_heads), decay)
 

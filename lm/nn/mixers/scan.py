@@ -85,9 +85,11 @@ class Scan(Mixer):
         cache.advance(self.layer, ends, torch.stack(states, dim=1))
         return torch.cat([first, last], dim=2)
 
-    def faded(self, rate: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the step dt = softplus(rate + step) and the log decay -exp(fade) dt, both (b, h, s, 1 or k).  rate: (b, s, h or h*k)."""
+    def faded(self, rate: Tensor, floor: float = 0.0) -> tuple[Tensor, Tensor]:
+        """Returns the step dt = softplus(rate + step), or floor where that is more, and the log decay -exp(fade) dt, both (b, h, s, 1 or
+        k).  rate: (b, s, h or h*k)."""
         dt = F.softplus(by_head(wide(rate) + wide(self.step), len(self.fade)))
+        dt = dt.clamp(min=floor) if floor else dt
         return dt, -wide(self.fade).exp()[:, None, None] * dt
 
 

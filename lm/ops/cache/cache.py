@@ -32,7 +32,7 @@ class PerToken:
 
 @dataclass(frozen=True)
 class Fixed:
-    """Tensors of these shapes for each row, however long it is; zeros before its first token."""
+    """Tensors of these shapes for each row, however long it is; zeros before its first token. No tensors: nothing is kept."""
 
     tensors: tuple[tuple[int, ...], ...]
 
@@ -99,6 +99,8 @@ class Cache:
         self.stores: dict[int, list[Tensor]] = {}
         self.states: dict[int, Snapshots] = {}
         for layer, state in enumerate(layers, first):
+            if not state.tensors:
+                continue
             if isinstance(state, Fixed):
                 self.states[layer] = Snapshots(state, batch, slack, like.device, like.dtype)
                 continue

@@ -52,6 +52,7 @@ BESIDE = {
     "data=mqar": ["objective=sft"],
     "data=ultrafeedback": ["objective=dpo", "init_from=runs/pretrain-tiny"],
     **{f"model/recurrent={name}": ["model.pattern=[recurrent,attention]"] for name in catalog.groups()["model/recurrent"]},
+    "model/block=single": ["model.pattern=[attention,ffn]"],
     "model/parametrization=mup": ["model.parametrization.base_width=64"],
     "model/parametrization=completep": ["model.parametrization.base_width=64", "model.parametrization.base_depth=2"],
     "adapter=lora": ["init_from=runs/pretrain-tiny"],

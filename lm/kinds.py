@@ -34,7 +34,7 @@ from lm.losses.measure import Measure
 from lm.losses.tokens import causal_reader
 from lm.nn.activation_memory import Activations
 from lm.nn.batch import IGNORED, Batch
-from lm.nn.block import BlockConfig, BlockParts
+from lm.nn.block import BlockConfig
 from lm.nn.context import Context
 from lm.nn.ffn.base import FFNConfig
 from lm.nn.ffn.mlp import MLPConfig
@@ -45,6 +45,7 @@ from lm.nn.mixers.base import AttentionConfig, Mixer, RecurrentConfig
 from lm.nn.mixers.gqa import GQA, GQAConfig
 from lm.nn.norm import NormConfig, RMSNormConfig
 from lm.nn.parametrization import Growth, ParametrizationConfig
+from lm.nn.parts import BlockParts
 from lm.nn.position.base import Angles, Dims, Position, PositionConfig
 from lm.nn.position.rope import Rope, RopeConfig
 from lm.nn.transformer import LM

@@ -161,6 +161,15 @@ PUBLISHED: dict[str, Published] = {  # class, and the sizes in config.json of th
             "tie_word_embeddings": True,
         },
     ),
+    "falcon_h1_0_5b": (
+        "FalconH1ForCausalLM",
+        {
+            "vocab_size": 32784, "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 36, "num_attention_heads": 8,
+            "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 16384, "mamba_d_ssm": 1536, "mamba_n_heads": 24,
+            "mamba_d_state": 128, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_conv_bias": True, "mamba_proj_bias": False,
+            "projectors_bias": False, "num_logits_to_keep": 1, "tie_word_embeddings": False, **LLAMA,
+        },
+    ),
     "nemotron_h_8b": nemotron_h((4096, 32, 8, 128), NEMOTRON_H, intermediate_size=21504),
     "nemotron_3_nano": nemotron_h(
         (2688, 32, 2, 64), "MEMEM*E" * 5 + "MEMEMEM*EMEMEMEME", n_routed_experts=128, n_shared_experts=1, moe_intermediate_size=1856,
@@ -240,6 +249,8 @@ TINY = {
     " model.ffn.hidden=64 model.n_layers=4",
     "recurrent_gemma_2b": "model.attention.n_heads=4 model.recurrent.n_heads=4 model.recurrent.width=32 model.attention.window=5"
     " model.ffn.hidden=64 model.n_layers=3 model.embed.scale=5.66",
+    "falcon_h1_0_5b": f"{GQA} model.attention.head_dim=8 model.attention.scale=0.2 model.recurrent.n_heads=8 model.recurrent.head_dim=8"
+    " model.recurrent.state_dim=8 model.ffn.hidden=64 model.head.scale=1.0",
     "nemotron_h_8b": f"{GQA} model.attention.head_dim=8 model.recurrent.n_heads=8 model.recurrent.head_dim=8 model.recurrent.state_dim=8"
     " model.ffn.hidden=64 model.n_layers=9",
     "nemotron_3_nano": f"{GQA} model.attention.head_dim=8 model.recurrent.n_heads=8 model.recurrent.head_dim=8 model.recurrent.state_dim=8"

@@ -7,9 +7,9 @@ from typing import NamedTuple
 from torch import nn
 
 from lm.nn.activation_memory import Activations, Precision, sum_activations
-from lm.nn.block import BlockParts
 from lm.nn.head import WIDE_CPU
 from lm.nn.linear import Out
+from lm.nn.parts import ATTENDING, BlockParts
 from lm.nn.stack import ModelConfig
 from lm.nn.transformer import LM
 from lm.ops.ranks.tensor_parallel import Divisible
@@ -172,7 +172,7 @@ def _ends(d: int) -> Activations:
 
 def _block(cfg: ModelConfig, parts: BlockParts, setting: Setting) -> Activations:
     """Counts what autograd saves of one token in a block, norms and residual branches included."""
-    bias = [cfg.position.saved_activations(cfg.attention.n_heads, setting.seq_len)] if parts.slot == "attention" else []
+    bias = [cfg.position.saved_activations(cfg.attention.n_heads, setting.seq_len)] if parts.slot in ATTENDING else []
     return sum_activations([cfg.block.saved_activations(parts), parts.saved_activations(), *bias, _exchanged(cfg, parts, setting)])
 
 

@@ -151,7 +151,8 @@ def _require_kept(cfg: ModelConfig, cache: CacheForm) -> None:
     if isinstance(cfg, EncoderConfig):
         raise ConfigError(f"cache={cache}: an encoder continues nothing, and keeps nothing. Leave it out.")
     parts = [cfg.parts(layer) for layer in range(cfg.n_layers)]
-    if not any(isinstance(each.mixer.state(cfg.d_model, each.layer), PerToken) for each in parts):
+    states = [state for each in parts for state in each.mixer.states(cfg.d_model, each.layer)]
+    if not any(isinstance(state, PerToken) for state in states):
         kinds = f"model.pattern=[{','.join(cfg.pattern)}]"
         raise ConfigError(f"cache={cache}: no layer of {kinds} keeps anything of a token, but states of fixed size. Leave it out.")
 

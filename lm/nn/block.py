@@ -3,7 +3,6 @@ cross-attention between."""
 
 from abc import abstractmethod
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -12,52 +11,9 @@ from torch import Tensor, nn
 from lm.nn.activation_memory import Activations, sum_activations
 from lm.nn.context import Context
 from lm.nn.ffn.base import FFNConfig
-from lm.nn.mixers.base import AttentionConfig, MixerConfig
 from lm.nn.norm import Branch, LayerScale, NormConfig, Place, PreNorm, build_residual
-from lm.nn.residual import ResidualConfig
+from lm.nn.parts import ATTENDING, RECURRENT, BlockParts, SlotOfLayer
 from lm.schema import Slot
-
-SlotOfLayer = Literal["attention", "recurrent", "ffn"]
-"""What a layer is called by: its mixer, or its feed-forward where it has no mixer."""
-
-
-@dataclass(frozen=True)
-class BlockParts:
-    """The configs that the block of one layer is built of, as the model hands them down."""
-
-    layer: int
-    norm: NormConfig
-    slot: SlotOfLayer
-    mixer: MixerConfig
-    cross: AttentionConfig | None  # cross-attention to a source; None: without
-    ffn: FFNConfig
-    residual: ResidualConfig
-    d_model: int
-    dropout: float
-
-    @property
-    def mixers(self) -> list[MixerConfig]:
-        """The mixer, and behind it the cross-attention where there is one."""
-        return [self.mixer] if self.cross is None else [self.mixer, self.cross]
-
-    @property
-    def sublayers(self) -> int:
-        """How many there are."""
-        return sum(mixer.sublayers for mixer in self.mixers) + self.ffn.sublayers
-
-    def saved_activations(self) -> Activations:
-        """Returns what autograd saves of one token within the sublayers."""
-        d, layer = self.d_model, self.layer
-        return sum_activations([*(mixer.saved_activations(d, layer) for mixer in self.mixers), self.ffn.saved_activations(d, layer)])
-
-    def kernel_outputs(self) -> Activations:
-        """Returns the outputs of fused kernels and stacked matrices for one token."""
-        d, layer = self.d_model, self.layer
-        return sum_activations([*(mixer.kernel_outputs(d, layer) for mixer in self.mixers), self.ffn.kernel_outputs(d, layer)])
-
-    def flops(self, seq_len: int) -> int:
-        """Returns the FLOPs of one token in a full row, without those of linear layers."""
-        return sum(mixer.flops(self.d_model, self.layer, seq_len) for mixer in self.mixers) + self.ffn.flops(self.d_model, self.layer)
 
 
 def build_branch(parts: BlockParts, layer_scale: float | None, scale: float = 1.0) -> Branch:
@@ -91,12 +47,22 @@ class BlockConfig(Slot, group="model/block"):
         """Returns whether layers that are called so have a feed-forward."""
         return True
 
+    def scale_of(self, slot: SlotOfLayer) -> float:
+        """Returns the factor on what this slot adds, beside that on all of them."""
+        return 1.0
+
 
 class InTurnConfig(BlockConfig):
     """What kinds share whose sublayers each have their own residual."""
 
     residual_scale: float = Field(1.0, gt=0)
     """Factor on what each sublayer adds to the residual stream (Granite)."""
+    attention_scale: float = Field(1.0, gt=0)
+    """Factor on what attention adds, beside residual_scale (Falcon-H1)."""
+    recurrent_scale: float = Field(1.0, gt=0)
+    """Factor on what recurrent mixers add, beside residual_scale (Falcon-H1)."""
+    ffn_scale: float = Field(1.0, gt=0)
+    """Factor on what feed-forwards add, beside residual_scale (Falcon-H1)."""
     layer_scale: float | None = Field(None, gt=0)
     """What a learned vector begins with that multiplies what each sublayer adds (CaiT: 0.1, and 1e-5 in deep models; arXiv:2103.17239).
     null: there is none."""
@@ -119,8 +85,18 @@ class InTurnConfig(BlockConfig):
 
     def residual(self, parts: BlockParts, nth: int) -> nn.Module:
         """Returns the residual connection of the nth sublayer of this block."""
-        alone = build_residual(self.norm(parts), parts.d_model, build_branch(parts, self.layer_scale, self.residual_scale))
+        scale = self.residual_scale * self.scale_of(parts.sublayer(nth))
+        alone = build_residual(self.norm(parts), parts.d_model, build_branch(parts, self.layer_scale, scale))
         return parts.residual.connect(self.first(alone, parts, nth), parts.d_model, parts.layer * parts.sublayers + nth)
+
+    def scale_of(self, slot: SlotOfLayer) -> float:
+        return {"attention": self.attention_scale, "recurrent": self.recurrent_scale, "ffn": self.ffn_scale}.get(slot, 1.0)
+
+    def require_scales(self, used: Collection[SlotOfLayer], pattern: str) -> None:
+        """Raises ValueError for the factor of a slot that no layer has.  used, pattern: as in require_slots."""
+        for name, scale, layers in (("attention", self.attention_scale, ATTENDING), ("recurrent", self.recurrent_scale, RECURRENT)):
+            if scale != 1.0 and {*layers}.isdisjoint(used):
+                raise ValueError(f"{name}_scale={scale} has no layer, as pattern={pattern} names none of {name}. Leave it out.")
 
     def first(self, alone: PreNorm, parts: BlockParts, nth: int) -> PreNorm:
         """Returns the residual connection of a single stream, as the nth sublayer of this layer has it."""
@@ -129,6 +105,8 @@ class InTurnConfig(BlockConfig):
     def require(self, norm: NormConfig, ffn: FFNConfig, recurrent: bool) -> None:
         if self.recurrent_place is not None and not recurrent:
             raise ValueError(f"recurrent_place={self.recurrent_place} is of recurrent layers, and there are none. Use norm.place.")
+        if self.ffn_scale != 1.0 and not ffn.sublayers:
+            raise ValueError(f"ffn_scale={self.ffn_scale} is of feed-forwards, and ffn={ffn.kind} is none. Leave it out.")
 
 
 class SequentialConfig(InTurnConfig):
@@ -145,6 +123,10 @@ class SequentialConfig(InTurnConfig):
     def saved_activations(self, parts: BlockParts) -> Activations:
         missing = 0 if self.first_norm or parts.layer else parts.d_model
         return sum_activations([super().saved_activations(parts), Activations(-missing, 0)])
+
+    def require_slots(self, used: Collection[SlotOfLayer], pattern: str) -> None:
+        super().require_slots(used, pattern)
+        self.require_scales(used, pattern)
 
     def first(self, alone: PreNorm, parts: BlockParts, nth: int) -> PreNorm:
         if parts.layer == nth == 0 and not self.first_norm:
@@ -181,6 +163,7 @@ class SingleBlockConfig(InTurnConfig):
                              " as in [attention,ffn], or use block=sequential.")  # fmt: skip
         if len(used) == 1:
             raise ValueError(f"pattern={pattern} leaves no layer in which tokens read each other. Name attention or recurrent in it.")
+        self.require_scales(used, pattern)
 
 
 class ParallelConfig(BlockConfig):

@@ -4,9 +4,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from lm.nn.block import BlockConfig, BlockParts
+from lm.nn.block import BlockConfig
 from lm.nn.context import Context
 from lm.nn.linear import Linear
+from lm.nn.parts import BlockParts
 from lm.schema import MOST_LAYERS, Config
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lm.errors import ConfigError
 from lm.nn import slots as slots
-from lm.nn.block import BlockConfig, BlockParts, SequentialConfig, SlotOfLayer
+from lm.nn.block import BlockConfig, SequentialConfig
 from lm.nn.context import Context
 from lm.nn.ffn.base import FFNConfig
 from lm.nn.ffn.none import NoFFNConfig
@@ -19,9 +19,11 @@ from lm.nn.head import HeadConfig
 from lm.nn.init import InitConfig
 from lm.nn.linear import Embedding
 from lm.nn.mixers.base import Attention, AttentionConfig, MixerConfig, RecurrentConfig
+from lm.nn.mixers.both import BothConfig
 from lm.nn.mixers.none import NoMixerConfig
 from lm.nn.norm import NormConfig
 from lm.nn.parametrization import Growth, ParametrizationConfig, StandardConfig
+from lm.nn.parts import ATTENDING, RECURRENT, BlockParts, SlotOfLayer
 from lm.nn.position.base import Dims, PositionConfig
 from lm.nn.residual import PlainConfig, ResidualConfig
 from lm.ops.recompute import NOTHING, let_compilers_in, recomputed
@@ -56,8 +58,8 @@ class ModelConfig(Slot):
     recurrent: RecurrentConfig | None = None
     """What layers mix with that `pattern` calls recurrent. null: there are none."""
     pattern: list[SlotOfLayer] = Field(["attention"], min_length=1)
-    """Which slot mixes the tokens in layer 0, 1, ..., repeated over the layers; an encoder has attention in all. ffn: a layer of the
-    feed-forward alone, of block=single."""
+    """Which slot mixes the tokens in layer 0, 1, ..., repeated over the layers; an encoder has attention in all. both: both side by
+    side, reading one norm (Falcon-H1); ffn: a layer of the feed-forward alone, of block=single."""
     ffn: FFNConfig
     block: BlockConfig = SequentialConfig()
     residual: ResidualConfig = PlainConfig()
@@ -75,7 +77,7 @@ class ModelConfig(Slot):
     @model_validator(mode="after")
     def _slots_fit(self) -> Self:
         self.attention.require(self.d_model, self.position)
-        self.attention.require_layers(self.slot(0) == "attention", self.drafts())
+        self.attention.require_layers(self.slot(0) in ATTENDING, self.drafts())
         self.position.require(self.attention.rotary_width(self.d_model), self.attention.whence(self.d_model))
         self.position.require_layers(self.drafts())
         self.block.require(self.norm, self.ffn, self.recurrent is not None)
@@ -84,14 +86,14 @@ class ModelConfig(Slot):
         if self.drafts() and self.head.labels is not None:
             raise ValueError("mtp predicts tokens, and head.labels are none. Set mtp=null, or head.labels=null.")
         used = {self.slot(layer) for layer in range(self.n_layers)}
-        if self.recurrent is None and "recurrent" in self.pattern:
+        if self.recurrent is None and not {*RECURRENT}.isdisjoint(self.pattern):
             raise ValueError(f"pattern={self._shown()} names recurrent layers, and recurrent is null. Choose one, as in"
                              " model/recurrent=short_conv, or drop them.")  # fmt: skip
-        if self.recurrent is not None and "recurrent" not in used:
+        if self.recurrent is not None and used.isdisjoint(RECURRENT):
             raise ValueError(f"recurrent={self.recurrent.kind} mixes in no layer of {self.n_layers} with pattern={self._shown()}."
                              " Set pattern=[recurrent,attention], say, or recurrent=null.")  # fmt: skip
         self.block.require_slots(used, self._shown())
-        if "attention" not in used and self.position.acts != "embed":
+        if used.isdisjoint(ATTENDING) and self.position.acts != "embed":
             raise ValueError(f"position={self.position.kind} acts within attention, and pattern={self._shown()} leaves none in"
                              f" {self.n_layers} layers. Use position=none, or name attention in the pattern.")  # fmt: skip
         self.written_out()
@@ -156,10 +158,17 @@ class ModelConfig(Slot):
     def parts(self, layer: int, cross: bool = False) -> BlockParts:
         """Returns the configs that the block of this layer is built of.  cross: with cross-attention."""
         slot, reader = self.slot(layer), self.attention.cross() if cross else None
-        mixers: dict[SlotOfLayer, MixerConfig | None] = {"attention": self.attention, "recurrent": self.recurrent, "ffn": NoMixerConfig()}
-        mixer, ffn = mixers[slot], self.ffn if self.block.feeds(slot) else NoFFNConfig()
-        assert mixer is not None
-        return BlockParts(layer, self.norm, slot, mixer, reader, ffn, self.residual, self.d_model, self.dropout)
+        ffn = self.ffn if self.block.feeds(slot) else NoFFNConfig()
+        return BlockParts(layer, self.norm, slot, self._mixer(slot), reader, ffn, self.residual, self.d_model, self.dropout)
+
+    def _mixer(self, slot: SlotOfLayer) -> MixerConfig:
+        if slot == "ffn":
+            return NoMixerConfig()
+        if slot == "attention":
+            return self.attention
+        assert self.recurrent is not None
+        scales = {f"{name}_scale": self.block.scale_of(name) for name in ("attention", "recurrent")}
+        return self.recurrent if slot == "recurrent" else BothConfig(attention=self.attention, recurrent=self.recurrent, **scales)
 
     def dims(self, causal: bool, n_layers: int | None = None) -> Dims:
         """Returns the dimensions that the position of a stack may need to know.  n_layers: of this stack; None: of the model's."""

@@ -171,9 +171,9 @@ class LM(Stack):
         for stack in self.stacks():
             stack.recompute = how
 
-    def states(self) -> list[State]:
+    def states(self) -> list[tuple[State, ...]]:
         """Returns, layer by layer and pass by pass, which tensors a cache keeps of a row."""
-        return [parts.mixer.state(parts.d_model, parts.layer) for parts in self.parts] * self.cfg.residual.passes()
+        return [parts.mixer.states(parts.d_model, parts.layer) for parts in self.parts] * self.cfg.residual.passes()
 
     def new_cache(self, batch: int, max_len: int, slack: int = 8, horizon: int | None = None) -> Cache:
         """Returns an empty cache for `batch` rows of up to max_len tokens.  slack, horizon: as in `Cache`."""

@@ -57,6 +57,14 @@ FUSED = {  # none has a window, a soft-cap or MLA, for which no kernel on a CPU 
     " model.attention.window=null model.attention.global_every=null model/recurrent=mamba model.recurrent.width=256 model.recurrent.rank=8",
     "micro": "model.attention.n_heads=4 model.ffn.hidden=256 model/residual=hyper model.residual.streams=3",
     "mamba2_130m": "model.recurrent.n_heads=4 model.recurrent.state_dim=32",
+    "falcon_h1_0_5b": "model.attention.n_heads=4 model.attention.n_kv_heads=2 model.attention.head_dim=32 model.recurrent.n_heads=4"
+    " model.recurrent.state_dim=32 model.ffn.hidden=256",
+    "nemotron_h_8b": "model.attention.n_heads=4 model.attention.n_kv_heads=2 model.attention.head_dim=32 model.recurrent.n_heads=4"
+    " model.recurrent.groups=2 model.recurrent.state_dim=32 model.recurrent.step_floor=0.001 model.ffn.hidden=256"
+    " model.pattern=[recurrent,ffn,attention]",
+    "nemotron_3_nano": "model.attention.n_heads=4 model.attention.n_kv_heads=2 model.attention.head_dim=32 model.recurrent.n_heads=4"
+    " model.recurrent.groups=2 model.recurrent.state_dim=32 model.ffn.expert.hidden=256 model.ffn.n_experts=8 model.ffn.top_k=2"
+    " model.ffn.shared_hidden=128 model.ffn.latent_dim=64 model.pattern=[recurrent,ffn,attention]",
     "phi3_mini": "model.attention.n_heads=4 model.ffn.hidden=256 model/recurrent=short_conv model.pattern=[recurrent,recurrent,attention]",
 }
 

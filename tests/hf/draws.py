@@ -21,7 +21,7 @@ BY_NAME: dict[str, tuple[Any, ...]] = {
     "eps": (1e-6, 1e-5, 0.1), "theta": (500.0, 1e4, 1e6), "original_len": (16, 32, 2 * LENGTH), "factor": (1.0, 2.0, 8.0),
     "pattern": (["attention"], ["recurrent", "attention"], ["recurrent", "recurrent", "recurrent", "attention"]),
     "short_factor": ([1.0, 1.1, 1.2, 1.5],), "long_factor": ([1.0, 1.5, 2.0, 4.0],), "latent_eps": (1e-6, 1e-5),
-    "attention_factor": (None, 0.5, 2.0), "labels": (["no", "yes"],),
+    "input_scales": ([0.5, 1.2, 0.7, 1.4, 0.8],), "attention_factor": (None, 0.5, 2.0), "labels": (["no", "yes"],),
 }  # fmt: skip
 
 

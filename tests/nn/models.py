@@ -72,7 +72,7 @@ FFNS: list[dict[str, Any]] = [
         [("silu", True), ("gelu", True), ("relu", False), ("gelu_tanh", False), ("relu2", False), ("relu", True), ("xielu", False)],
         itertools.cycle([False, True]),
     )
-] + [{"kind": "mlp", "hidden": 40, "inner_norm": {"kind": "rms"}}]
+] + [{"kind": "mlp", "hidden": 40, "inner_norm": {"kind": "rms"}, "gate_scale": 0.6}]
 CONV: dict[str, Any] = {"kind": "short_conv", "kernel": 3}
 DELTA: dict[str, Any] = {"kind": "gated_delta", "n_heads": 4, "n_k_heads": 2, "k_dim": 6, "v_dim": 10, "kernel": 3}
 MAMBA2: dict[str, Any] = {"kind": "mamba2", "n_heads": 4, "head_dim": 12, "state_dim": 6, "groups": 2, "kernel": 3}
@@ -96,6 +96,8 @@ MIXING: list[dict[str, Any]] = [  # which layers of three attend, and which are 
     {"recurrent": MAMBA, "pattern": ["recurrent", "attention"]},
     {"recurrent": MAMBA | {"inner_eps": 1e-5, "kernel_bias": False, "bias": True}, "pattern": ["recurrent", "attention", "recurrent"]},
     {"block": SINGLE, "pattern": ["attention", "ffn"]},
+    {"recurrent": MAMBA2 | {"gated_norm": False, "input_scales": [0.5, 1.2, 0.7, 1.4, 0.8]}, "pattern": ["both"]},
+    {"recurrent": CONV, "pattern": ["recurrent", "both", "attention"]},
     {"block": SINGLE, "recurrent": MAMBA2 | {"step_floor": 0.1}, "pattern": ["recurrent", "ffn", "attention"]},
 ]
 EXPERT: dict[str, Any] = {"kind": "mlp", "hidden": 16}
@@ -124,6 +126,7 @@ BLOCKS: list[dict[str, Any]] = [
     {"kind": "parallel"},
     {"kind": "parallel", "shared_norm": False, "layer_scale": 0.7},
     {"kind": "sequential", "residual_scale": 0.6, "layer_scale": 1.5},
+    {"kind": "sequential", "attention_scale": 0.7, "ffn_scale": 1.4},
 ]
 RESIDUALS: list[dict[str, Any]] = [
     {"kind": "plain"},

@@ -83,7 +83,7 @@ def _figures(model: LM, counts: Counts, seq_len: int) -> list[tuple[str, str]]:
     ]
     if (passes := model.cfg.residual.passes()) > 1:
         rows.append(("passes", f"a token goes through the layers {passes} times"))
-    windowed = any(isinstance(state, PerToken) and state.window for state in model.states())
+    windowed = any(isinstance(state, PerToken) and state.window for states in model.states() for state in states)
     cache = f"{counts.cache_bytes_per_token:,} bytes per token in bf16" + (", until a sliding window is full" if windowed else "")
     cache += f", and {counts.cache_bytes_per_row:,} per row" if counts.cache_bytes_per_row else ""
     return rows if isinstance(model, EncoderLM) else [*rows, ("cache", cache)]

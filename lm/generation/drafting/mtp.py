@@ -68,8 +68,8 @@ class MTP(Drafter):
     def _cache(self, layer: int, batch: int, max_len: int, slack: int) -> Cache:
         """Returns the cache of one block.  layer: its number, counted on from the model's last block."""
         model, weight = self.model, self.model.embed.weight
-        state = model.cfg.parts(layer).mixer.state(model.cfg.d_model, layer)
-        return Cache([state], batch, max_len, weight, slack, model.max_seq_len, layer)
+        states = model.cfg.parts(layer).mixer.states(model.cfg.d_model, layer)
+        return Cache([states], batch, max_len, weight, slack, model.max_seq_len, layer)
 
     def _keep(self, k: int, hidden: Tensor, positions: Tensor) -> None:
         rows, columns = (positions >= 0).nonzero(as_tuple=True)

@@ -117,7 +117,7 @@ class NemotronH(Family):
             "layers_block_type": types, "hybrid_override_pattern": "".join(map(letters.__getitem__, types)),
             "mlp_hidden_act": hf_activation(ours.get(f"{one}.activation")), "mlp_bias": ours.get(f"{one}.bias", False), **there,
             **({"intermediate_size": ours[f"{dense}.hidden"]} if f"{dense}.hidden" in ours else {}),
-            **({"time_step_min": max(ours["recurrent.step_floor"], _NO_FLOOR)} if "recurrent" in slots else {}),
+            **({"time_step_min": max(ours["recurrent.step_floor"], _NO_FLOOR)} if "recurrent.step_floor" in ours else {}),
         }  # fmt: skip
 
     def pairs(self, ours: Tree) -> Iterator[Pair]:

@@ -14,6 +14,7 @@ from lm.errors import ConfigError
 from lm.hf.io.transforms import Copies, Same, Stack, Transform
 from lm.hf.options.rope import ROPE_KEYS, read_ropes, write_ropes
 from lm.nn.ffn.mlp import Activation
+from lm.nn.parts import ATTENDING
 from lm.nn.stack import ModelConfig, model_config
 from lm.schema import MOST_LAYERS, Tree, flatten, nest
 
@@ -209,7 +210,7 @@ class Family(ABC):
             back = resolved(self.config(self.hf(cfg)))
         except ConfigError as error:
             return [str(error).removeprefix("config.json: ").rstrip(".")]
-        idle = TRAINING_ONLY if "attention" in ours["pattern"] else (*TRAINING_ONLY, "attention.")
+        idle = TRAINING_ONLY if {*ATTENDING} & {*ours["pattern"]} else (*TRAINING_ONLY, "attention.")
         keys = [key for key in dict.fromkeys([*ours, *back]) if not key.startswith(idle)]
         uneven = self.even_heads and ours["d_model"] % ours["attention.n_heads"] != 0
         said = f"model.d_model={ours['d_model']} must be a multiple of model.attention.n_heads={ours['attention.n_heads']}"

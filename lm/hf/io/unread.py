@@ -19,7 +19,6 @@ WHY: dict[str, str] = {
     "deepseek_v32": "a second, small attention chooses which tokens the first may see",
     "electra": "its embedding is narrower than its layers",
     "esm": "it scales its embeddings by how many tokens of a row are masked",
-    "falcon_h1": "attention and Mamba are side by side in each layer",
     "gemma3n_text": _PER_LAYER,
     "gemma4_text": _PER_LAYER,
     "gte": "its feed-forward has a bias behind the last matrix alone",

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from lm.hf.io.family import Family
 from lm.hf.io.rules import SILU, UNBIASED, unlike
+from lm.nn.parts import ATTENDING
 from lm.schema import Tree
 
 HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -29,6 +30,7 @@ ALLOWED: dict[str, Tree] = {
     ),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), _LATENT),
     "ernie4_5": SILU | UNBIASED | {"ffn.bias": False},
+    "falcon_h1": SILU | UNBIASED | {"ffn.bias": False},
     "falcon": {"ffn.activation": "gelu"},
     "gemma": UNBIASED | {"ffn.activation": "gelu_tanh"},
     "gemma2": {"ffn.activation": "gelu_tanh"},
@@ -54,7 +56,7 @@ def serve(family: Family, ours: Tree, folder: Path) -> tuple[str | None, str]:
     """Returns the command that serves the exported folder, or None and why there is none."""
     if family.name in ABSENT:
         return None, f"it has no {family.architecture}"
-    width = ours.get("attention.head_dim") if "attention" in ours["pattern"] else None
+    width = ours.get("attention.head_dim") if {*ATTENDING} & {*ours["pattern"]} else None
     if width is not None and width not in HEADS:
         return None, f"heads are {width} numbers wide, and it has {', '.join(map(str, HEADS))}"
     command, why = f"vllm serve {shlex.quote(str(folder))}", unlike(ours, ALLOWED.get(family.name, {}))

@@ -19,16 +19,18 @@ def require_free_steps(hf: Tree) -> None:
         raise ConfigError(f"config.json: time_step_limit={limit} limits what no option of lm does. Import another model.")
 
 
-def read_mamba(hf: Tree, eps: float) -> Tree:
-    """Returns our Mamba-2 mixer for the config.json of a hybrid.  eps: the family's own, where the file has none.  Raises ConfigError."""
+def read_mamba(hf: Tree, eps: float, inner: int | None = None) -> Tree:
+    """Returns our Mamba-2 mixer for the config.json of a hybrid.  eps: the family's own, where the file has none; inner: the width of all
+    heads together, None: that of mamba_expand.  Raises ConfigError."""
     if (act := hf.get("hidden_act", "silu")) not in ("silu", "swish"):
         raise ConfigError(f"config.json: hidden_act={act!r} is of the convolutions too, which are silu's in lm. Import another model.")
     require_free_steps(hf)
     heads, width = hf.get("mamba_n_heads", 128), hf["hidden_size"]
     head = hf.get("mamba_d_head", "auto")
-    inner = hf.get("mamba_expand", 2) * width
+    told = f"mamba_expand times hidden_size={width}" if inner is None else f"mamba_d_ssm={inner}"
+    inner = hf.get("mamba_expand", 2) * width if inner is None else inner
     if head != "auto" and heads * head != inner:
-        raise ConfigError(f"config.json: {heads} heads of mamba_d_head={head} are not mamba_expand times hidden_size={width} wide.")
+        raise ConfigError(f"config.json: {heads} heads of mamba_d_head={head} are not {told} wide.")
     recurrent = {
         "kind": "mamba2", "n_heads": heads, "head_dim": inner // heads,
         "state_dim": hf.get("mamba_d_state", 256), "groups": hf.get("mamba_n_groups", 1), "kernel": hf.get("mamba_d_conv", 4),

@@ -40,14 +40,17 @@ class MLPConfig(FFNConfig):
     inner_norm: NormConfig | None = None
     """A norm of what the last matrix reads (NormFormer: layer, arXiv:2110.09456; Magneto, arXiv:2210.06423; BitNet b1.58: rms). null:
     none."""
+    gate_scale: float = Field(1.0, gt=0)
+    """Factor on the gate before its activation (Falcon-H1)."""
     gpt_oss_limit: float | None = Field(None, gt=0)
     """gpt-oss: gate at most this, up within +- this, and up + 1 as the other factor. null: off."""
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
         require_within(inner_norm=self.inner_norm)
-        if self.gpt_oss_limit is not None and not self.gated:
-            raise ValueError(f"gpt_oss_limit={self.gpt_oss_limit} has no meaning without a gate. Set gated=true, or drop gpt_oss_limit.")
+        of_gate = {"gpt_oss_limit": self.gpt_oss_limit, "gate_scale": None if self.gate_scale == 1.0 else self.gate_scale}
+        if not self.gated and (given := [(name, value) for name, value in of_gate.items() if value is not None]):
+            raise ValueError(f"{given[0][0]}={given[0][1]} has no meaning without a gate. Set gated=true, or drop {given[0][0]}.")
         return self
 
     def width(self, d_model: int) -> int:
@@ -85,7 +88,8 @@ class MLPConfig(FFNConfig):
 
     def gate(self, act: Callable[[Tensor], Tensor]) -> "Gate":
         """Returns the function that combines gate and up."""
-        return partial(_gated, act) if self.gpt_oss_limit is None else partial(_limited, act, self.gpt_oss_limit)
+        plain: Gate = partial(_gated, act) if self.gpt_oss_limit is None else partial(_limited, act, self.gpt_oss_limit)
+        return plain if self.gate_scale == 1.0 else partial(_scaled, plain, self.gate_scale)
 
 
 def _gated(act: Callable[[Tensor], Tensor], gate: Tensor, up: Tensor) -> Tensor:
@@ -94,6 +98,10 @@ def _gated(act: Callable[[Tensor], Tensor], gate: Tensor, up: Tensor) -> Tensor:
 
 def _limited(act: Callable[[Tensor], Tensor], limit: float, gate: Tensor, up: Tensor) -> Tensor:
     return act(gate.clamp(max=limit)) * (up.clamp(-limit, limit) + 1)
+
+
+def _scaled(plain: "Gate", scale: float, gate: Tensor, up: Tensor) -> Tensor:
+    return plain(gate * scale, up)
 
 
 def relu2(x: Tensor) -> Tensor:

@@ -78,7 +78,7 @@ class Attention(Mixer):
 
 
 class MixerConfig(Config):
-    """What the kinds of both slots answer."""
+    """What mixes the tokens of a layer."""
 
     sublayers: ClassVar[int] = 1
     """How many of a layer's additions to the residual stream are its own."""
@@ -100,8 +100,8 @@ class MixerConfig(Config):
         return Activations(0, 0)
 
     @abstractmethod
-    def state(self, d_model: int, layer: int) -> State:
-        """Returns the shapes of the tensors that a cache keeps of a row."""
+    def states(self, d_model: int, layer: int) -> tuple[State, ...]:
+        """Returns what a cache keeps of a row, of each kind one at most."""
 
     @abstractmethod
     def why_not_context_parallel(self, n: int) -> str | None:
@@ -116,7 +116,18 @@ class MixerConfig(Config):
         return Activations(0, 0)
 
 
-class AttentionConfig(MixerConfig, Slot, group="model/attention"):
+class SlotMixerConfig(MixerConfig):
+    """What the kinds of both slots answer."""
+
+    @abstractmethod
+    def state(self, d_model: int, layer: int) -> State:
+        """Returns the shapes of the tensors that a cache keeps of a row."""
+
+    def states(self, d_model: int, layer: int) -> tuple[State, ...]:
+        return (self.state(d_model, layer),)
+
+
+class AttentionConfig(SlotMixerConfig, Slot, group="model/attention"):
     """How tokens read each other by scores of all pairs."""
 
     by_heads: ClassVar[bool] = False
@@ -172,7 +183,7 @@ class AttentionConfig(MixerConfig, Slot, group="model/attention"):
         return {}
 
 
-class RecurrentConfig(MixerConfig, Slot, group="model/recurrent"):
+class RecurrentConfig(SlotMixerConfig, Slot, group="model/recurrent"):
     """How tokens read those before them by a state of fixed size that goes through the row; of use in causal stacks only."""
 
     def implied(self) -> Tree:

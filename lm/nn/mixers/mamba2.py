@@ -20,7 +20,7 @@ from lm.ops.cache.cache import Fixed
 from lm.ops.norm import rms_norm_of_groups
 from lm.ops.precision import wide
 from lm.ops.recurrence.matrix import CHUNK, Flow, by_head
-from lm.schema import MOST
+from lm.schema import MOST, Tree
 
 
 class Mamba2Config(RecurrentConfig):
@@ -43,13 +43,19 @@ class Mamba2Config(RecurrentConfig):
     """Learn biases of the projections in and out."""
     eps: float = Field(1e-5, ge=1e-30)
     """Added to the mean square in the last norm."""
+    gated_norm: bool = True
+    """The norm before the last matrix; false leaves its gate alone (Falcon-H1)."""
+    input_scales: list[float] | None = None
+    """Factors on the projections to the gate, x, B, C and dt (Falcon-H1). null: there are none."""
     step_floor: float = Field(0.0, ge=0)
     """Steps dt are this or more (Nemotron-H in transformers: 0.001)."""
 
     @model_validator(mode="after")
-    def _heads_divide(self) -> Self:
+    def _numbers_fit(self) -> Self:
         if self.n_heads % self.groups:
             raise ValueError(f"groups={self.groups} does not divide n_heads={self.n_heads}. Choose a divisor.")
+        if self.input_scales is not None and len(self.input_scales) != 5:
+            raise ValueError(f"input_scales={self.input_scales} are of five projections: gate, x, B, C and dt. Give a number for each.")
         return self
 
     @property
@@ -59,6 +65,9 @@ class Mamba2Config(RecurrentConfig):
 
     def build(self, norm: NormConfig, d_model: int, layer: int) -> Mixer:
         return Mamba2(self, d_model, layer)
+
+    def implied(self) -> Tree:
+        return {} if self.gated_norm else {"eps": None}
 
     def flops(self, d_model: int, layer: int, seq_len: int) -> int:
         """Counts the convolution, and writing to and reading from the state."""
@@ -93,7 +102,8 @@ class Mamba2(Scan):
         self.rate = Linear(d_model, cfg.n_heads, bias=cfg.bias)
         self.fade, self.step = nn.Parameter(torch.empty(cfg.n_heads)), nn.Parameter(torch.empty(cfg.n_heads))
         self.skip = nn.Parameter(torch.empty(cfg.n_heads))
-        self.norm = nn.Parameter(torch.empty(x))
+        self.norm = nn.Parameter(torch.empty(x)) if cfg.gated_norm else None
+        self.scales = cfg.input_scales or [1.0] * 5
         self.o = Out(x, d_model, bias=cfg.bias)
 
     def extra_repr(self) -> str:
@@ -101,10 +111,13 @@ class Mamba2(Scan):
 
     def inputs(self, x: Tensor) -> Tensor:
         out: Tensor = self.xbc(x)
-        return out
+        if self.cfg.input_scales is None:
+            return out
+        width, b = self.cfg.widths
+        return torch.cat([part * scale for part, scale in zip(out.split([width, b, b], -1), self.scales[1:4], strict=True)], -1)
 
     def rates(self, x: Tensor) -> tuple[Tensor, ...]:
-        return (self.rate(x),)
+        return (_scaled(self.rate(x), self.scales[4]),)
 
     def flow(self, u: Tensor, rates: tuple[Tensor, ...]) -> Flow:
         cfg, (width, b) = self.cfg, self.cfg.widths
@@ -115,6 +128,12 @@ class Mamba2(Scan):
 
     def output(self, x: Tensor, heads: Tensor, flow: Flow) -> Tensor:
         skipped = wide(heads) + flow.v.transpose(1, 2) * wide(self.skip).unsqueeze(-1)  # (b, s, h, v)
-        gated = (skipped.flatten(2) * F.silu(wide(self.gate(x)))).unflatten(-1, (self.cfg.groups, -1))
-        out: Tensor = self.o(rms_norm_of_groups(gated, self.norm, self.cfg.eps).to(x.dtype).flatten(2))
+        gated = skipped.flatten(2) * F.silu(_scaled(wide(self.gate(x)), self.scales[0]))
+        if self.norm is not None:
+            gated = rms_norm_of_groups(gated.unflatten(-1, (self.cfg.groups, -1)), self.norm, self.cfg.eps).flatten(2)
+        out: Tensor = self.o(gated.to(x.dtype))
         return out
+
+
+def _scaled(x: Tensor, scale: float) -> Tensor:
+    return x if scale == 1.0 else x * scale

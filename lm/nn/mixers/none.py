@@ -3,7 +3,7 @@
 from lm.nn.activation_memory import Activations
 from lm.nn.mixers.base import Mixer, MixerConfig
 from lm.nn.norm import NormConfig
-from lm.ops.cache.cache import Fixed
+from lm.ops.cache.cache import State
 
 
 class NoMixerConfig(MixerConfig):
@@ -20,8 +20,8 @@ class NoMixerConfig(MixerConfig):
     def saved_activations(self, d_model: int, layer: int) -> Activations:
         return Activations(0, 0)
 
-    def state(self, d_model: int, layer: int) -> Fixed:
-        return Fixed(())
+    def states(self, d_model: int, layer: int) -> tuple[State, ...]:
+        return ()
 
     def why_not_context_parallel(self, n: int) -> str | None:
         return None

@@ -32,7 +32,7 @@ class PerToken:
 
 @dataclass(frozen=True)
 class Fixed:
-    """Tensors of these shapes for each row, however long it is; zeros before its first token. No tensors: nothing is kept."""
+    """Tensors of these shapes for each row, however long it is; zeros before its first token."""
 
     tensors: tuple[tuple[int, ...], ...]
 
@@ -40,8 +40,9 @@ class Fixed:
 State = PerToken | Fixed
 
 
-def numbers(states: Sequence[State]) -> tuple[int, int]:
+def numbers(layers: Sequence[Sequence[State]]) -> tuple[int, int]:
     """Returns how many numbers a cache keeps of each further token while no window is full, and of a row whatever its length."""
+    states = [state for each in layers for state in each]
     of = {kind: sum(prod(shape) for state in states if isinstance(state, kind) for shape in state.tensors) for kind in (PerToken, Fixed)}
     return of[PerToken], of[Fixed]
 
@@ -81,7 +82,7 @@ class Cache:
 
     def __init__(
         self,
-        layers: Sequence[State],
+        layers: Sequence[Sequence[State]],
         batch: int,
         max_len: int,
         like: Tensor,
@@ -90,7 +91,8 @@ class Cache:
         first: int = 0,
         form: str | None = None,
     ) -> None:
-        """like: a weight of the model, for device and dtype.  first: which layer the first state belongs to."""
+        """layers: what each keeps, of each kind one at most.  first: the number of the first.  like: a weight of the model, for device and
+        dtype."""
         self.device, self.form = like.device, FORMS[form](like.dtype)
         self.lengths = [0] * batch  # tokens written so far of each row, padding included
         self.slack, self.horizon = slack, horizon
@@ -98,9 +100,7 @@ class Cache:
         self.group_of: dict[int, tuple[int, int]] = {}  # by layer, as are all below
         self.stores: dict[int, list[Tensor]] = {}
         self.states: dict[int, Snapshots] = {}
-        for layer, state in enumerate(layers, first):
-            if not state.tensors:
-                continue
+        for layer, state in ((layer, state) for layer, states in enumerate(layers, first) for state in states):
             if isinstance(state, Fixed):
                 self.states[layer] = Snapshots(state, batch, slack, like.device, like.dtype)
                 continue

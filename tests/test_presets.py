@@ -161,13 +161,22 @@ PUBLISHED: dict[str, Published] = {  # class, and the sizes in config.json of th
             "tie_word_embeddings": True,
         },
     ),
+    "jamba_v0_1": (
+        "JambaForCausalLM",
+        {
+            "vocab_size": 65536, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+            "num_key_value_heads": 8, "max_position_embeddings": 262144, "num_experts": 16, "expert_layer_period": 2,
+            "expert_layer_offset": 1, "attn_layer_period": 8, "attn_layer_offset": 4, "mamba_d_state": 16, "mamba_d_conv": 4,
+            "mamba_expand": 2, "mamba_dt_rank": 256, "mamba_conv_bias": True, "mamba_proj_bias": False, "tie_word_embeddings": False,
+        },
+    ),
     "falcon_h1_0_5b": (
         "FalconH1ForCausalLM",
         {
             "vocab_size": 32784, "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 36, "num_attention_heads": 8,
             "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 16384, "mamba_d_ssm": 1536, "mamba_n_heads": 24,
-            "mamba_d_state": 128, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_conv_bias": True, "mamba_proj_bias": False,
-            "projectors_bias": False, "num_logits_to_keep": 1, "tie_word_embeddings": False, **LLAMA,
+            "mamba_d_head": 64, "mamba_d_state": 128, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_conv_bias": True,
+            "mamba_proj_bias": False, "projectors_bias": False, "num_logits_to_keep": 1, "tie_word_embeddings": False, **LLAMA,
         },
     ),
     "nemotron_h_8b": nemotron_h((4096, 32, 8, 128), NEMOTRON_H, intermediate_size=21504),
@@ -249,6 +258,7 @@ TINY = {
     " model.ffn.hidden=64 model.n_layers=4",
     "recurrent_gemma_2b": "model.attention.n_heads=4 model.recurrent.n_heads=4 model.recurrent.width=32 model.attention.window=5"
     " model.ffn.hidden=64 model.n_layers=3 model.embed.scale=5.66",
+    "jamba_v0_1": f"{GQA} model.recurrent.width=32 model.recurrent.rank=4 model.ffn.dense.hidden=64 model.n_layers=5 {MOE}",
     "falcon_h1_0_5b": f"{GQA} model.attention.head_dim=8 model.attention.scale=0.2 model.recurrent.n_heads=8 model.recurrent.head_dim=8"
     " model.recurrent.state_dim=8 model.ffn.hidden=64 model.head.scale=1.0",
     "nemotron_h_8b": f"{GQA} model.attention.head_dim=8 model.recurrent.n_heads=8 model.recurrent.head_dim=8 model.recurrent.state_dim=8"

@@ -14,7 +14,7 @@ from tests.hf.harness import LENGTH, VOCAB
 SIZES: Tree = {"vocab_size": VOCAB, "max_seq_len": 2 * LENGTH, "d_model": 32, "n_layers": 4, "attention.n_heads": 4, "mtp": None}
 WRITTEN: dict[str, Tree] = {  # what a family writes of all that it reads, or of few numbers that are drawn
     "umt5": {"head.tied": True}, "mamba": {"recurrent.width": 64}, "falcon_mamba": {"recurrent.width": 64},
-    "nemotron_h": {"pattern": ["recurrent", "ffn", "attention", "ffn"]},
+    "jamba": {"recurrent.width": 64}, "nemotron_h": {"pattern": ["recurrent", "ffn", "attention", "ffn"]},
 }  # fmt: skip
 INTS, FLOATS = (1, 2, 3, 4, 6, 8, 12), (0.25, 0.5, 1.0, 1.7, 4.0, 30.0)
 BY_NAME: dict[str, tuple[Any, ...]] = {

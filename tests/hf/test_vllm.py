@@ -55,9 +55,20 @@ def test_heads_count_only_where_there_are_some() -> None:
     assert said(families()["mamba2"].config(sizes)) == OWN
 
 
+def test_of_hybrids_what_its_classes_have_not_is_told() -> None:
+    jamba = {"num_hidden_layers": 5, "hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 99}
+    assert said(families()["jamba"].config(jamba)) == OWN
+    told = said(families()["jamba"].config(jamba | {"head_dim": 32}))
+    assert told == "its JambaForCausalLM has no heads of 64 numbers together, and there they must be model.d_model=128"
+    nemotron = {"layers_block_type": ["linear_attention", "mlp", "full_attention"], "vocab_size": 99}
+    assert said(families()["nemotron_h"].config(nemotron | {"time_step_min": 1e-30})) == OWN
+    told = said(families()["nemotron_h"].config(nemotron))
+    assert told == "its NemotronHForCausalLM has no model.recurrent.step_floor=0.001, and there it must be 0.0"
+
+
 def test_families_are_known_and_let_vllm_replace_their_attention() -> None:
     known = families()
-    assert known.keys() >= {*vllm.ABSENT, *vllm.ALLOWED, *vllm.DENSE}
+    assert known.keys() >= {*vllm.ABSENT, *vllm.ALLOWED, *vllm.DENSE, *vllm.SQUARE}
     assert vllm.ALLOWED.keys() >= set(vllm.DENSE)
     classes = [getattr(transformers, known[name].architecture) for name in vllm.DENSE]
     assert len(classes) > 10

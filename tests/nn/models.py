@@ -95,6 +95,7 @@ MIXING: list[dict[str, Any]] = [  # which layers of three attend, and which are 
     {"recurrent": RG_LRU, "pattern": ["recurrent", "recurrent", "attention"]},
     {"recurrent": MAMBA, "pattern": ["recurrent", "attention"]},
     {"recurrent": MAMBA | {"inner_eps": 1e-5, "kernel_bias": False, "bias": True}, "pattern": ["recurrent", "attention", "recurrent"]},
+    {"recurrent": MAMBA | {"inner_eps": 1e-5, "inner_weight": True}, "pattern": ["attention", "recurrent", "recurrent"]},
     {"block": SINGLE, "pattern": ["attention", "ffn"]},
     {"recurrent": MAMBA2 | {"gated_norm": False, "input_scales": [0.5, 1.2, 0.7, 1.4, 0.8]}, "pattern": ["both"]},
     {"recurrent": CONV, "pattern": ["recurrent", "both", "attention"]},

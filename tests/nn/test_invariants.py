@@ -97,7 +97,7 @@ def named(part: Any) -> set[str]:
     return {NAMES[slot] for slot, _ in part}
 
 
-@pytest.mark.parametrize(("kind", "single", "pairs"), [("decoder", 0, 54), ("encoder", 16, 37), ("encoder_decoder", 7, 17)])
+@pytest.mark.parametrize(("kind", "single", "pairs"), [("decoder", 0, 54), ("encoder", 17, 37), ("encoder_decoder", 7, 17)])
 def test_few_slot_values_may_not_meet(kind: str, single: int, pairs: int) -> None:
     """A parallel block with a norm that is not in front, or without a feed-forward; MLA without rotation; longrope with another number of
     pairs than factors; values of a first layer that does not attend; in an encoder-decoder neither parallel blocks nor MLA nor

@@ -131,6 +131,8 @@ MISTAKES: list[tuple[Tree, str]] = [
     ({"block": {"kind": "sequential", "recurrent_scale": 0.5}}, "recurrent_scale=0.5 has no layer, as pattern=[attention] names none"),
     ({"block": {"kind": "sequential", "ffn_scale": 0.5}, "ffn": {"kind": "none"}}, "ffn_scale=0.5 is of feed-forwards, and ffn=none"),
     ({"ffn": {"kind": "mlp", "gated": False, "gate_scale": 0.5}}, "gate_scale=0.5 has no meaning without a gate. Set gated=true, or drop"),
+    ({"recurrent": {"kind": "mamba", "width": 8, "rank": 2, "inner_weight": True}, "pattern": ["recurrent", "attention"]},
+     "inner_weight=true is of norms, and inner_eps=null leaves them out. Set inner_eps=1e-6, or inner_weight=false."),
     ({"recurrent": MAMBA2 | {"input_scales": [1.0]}, "pattern": ["recurrent", "attention"]}, "input_scales=[1.0] are of five projections"),
     ({"block": {"kind": "single"}}, "block=single has its feed-forwards in layers of their own, and pattern=[attention] names none. Na"),
     ({"block": {"kind": "single"}, "pattern": ["ffn"], "position": {"kind": "none"}}, "pattern=[ffn] leaves no layer in which tokens read"),

@@ -23,7 +23,6 @@ WHY: dict[str, str] = {
     "gemma4_text": _PER_LAYER,
     "gte": "its feed-forward has a bias behind the last matrix alone",
     "glm_moe_dsa": "a second, small attention chooses which tokens the first may see",
-    "jamba": "norms with weights stand within its layers of Mamba",
     "jetmoe": "its attention has experts, too",
     "kimi_linear": "its states decay by a rate for each channel (Kimi delta attention)",
     "led": _SPARSE,

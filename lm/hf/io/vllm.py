@@ -17,7 +17,7 @@ ALLOWED: dict[str, Tree] = {
     **dict.fromkeys(
         (
             "afmoe", "dots1", "ernie4_5_moe", "exaone4", "exaone_moe", "flex_olmo", "glm4", "glm4_moe", "granite", "granitemoehybrid",
-            "hunyuan_v1_moe", "hyperclovax", "internlm3", "iquestcoder", "llama", "mellum", "minimax_m2", "ministral3", "mistral",
+            "hunyuan_v1_moe", "hyperclovax", "internlm3", "iquestcoder", "jamba", "llama", "mellum", "minimax_m2", "ministral3", "mistral",
             "mixtral", "phi3", "solar_open",
         ),
         SILU,
@@ -45,6 +45,8 @@ ALLOWED: dict[str, Tree] = {
     "stablelm": SILU | {"block.kind": "sequential"},
 }  # fmt: skip
 """What its own classes compute, whatever else config.json says."""
+SQUARE = ("jamba",)
+"""All heads of these together are as wide as the model."""
 DENSE = (
     "cohere", "cohere2", "ernie4_5", "exaone4", "gemma", "gemma2", "glm4", "granite", "hyperclovax", "internlm3", "iquestcoder", "llama",
     "ministral3", "mistral", "phi3", "qwen2", "qwen3", "stablelm",
@@ -59,7 +61,7 @@ def serve(family: Family, ours: Tree, folder: Path) -> tuple[str | None, str]:
     width = ours.get("attention.head_dim") if {*ATTENDING} & {*ours["pattern"]} else None
     if width is not None and width not in HEADS:
         return None, f"heads are {width} numbers wide, and it has {', '.join(map(str, HEADS))}"
-    command, why = f"vllm serve {shlex.quote(str(folder))}", unlike(ours, ALLOWED.get(family.name, {}))
+    command, why = f"vllm serve {shlex.quote(str(folder))}", unlike(ours, ALLOWED.get(family.name, {}), family.name in SQUARE)
     if why and family.name not in DENSE:
         return None, f"its {family.architecture} has no {why}"
     return f"{command} --model-impl transformers" if why else command, ""

@@ -1,13 +1,13 @@
 """Mamba: a few numbers of each channel, which decay by a step that each token sets, and to which the token writes with the same step.
 
-Gu & Dao 2023, arXiv:2312.00752; with norms within also in Falcon Mamba. Mamba-2 is another mixer (lm/nn/mixers/mamba2.py).
+Gu & Dao 2023, arXiv:2312.00752; with norms within also in Falcon Mamba and Jamba. Mamba-2 is another mixer (lm/nn/mixers/mamba2.py).
 """
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -17,7 +17,7 @@ from lm.nn.init import Declares, InitContext, Initializer, by_inputs, ones
 from lm.nn.linear import Linear, Out
 from lm.nn.mixers.base import Mixer, RecurrentConfig
 from lm.nn.mixers.scan import steps
-from lm.nn.norm import BareRMSNorm, NormConfig
+from lm.nn.norm import BareRMSNorm, NormConfig, RMSNorm
 from lm.ops.cache.cache import Fixed
 from lm.ops.precision import wide, without_autocast
 from lm.ops.recurrence.channels import chunked
@@ -42,7 +42,23 @@ class MambaConfig(RecurrentConfig):
     bias: bool = False
     """Learn biases of the projections in and out."""
     inner_eps: float | None = Field(None, ge=1e-30)
-    """Norms without weights, with this beside the mean square, on B, C and what says the steps (Falcon Mamba: 1e-6). null: no norms."""
+    """Norms with this beside the mean square, on B, C and what says the steps (Falcon Mamba, Jamba: 1e-6). null: no norms."""
+    inner_weight: bool = False
+    """These norms learn a factor on each number (Jamba)."""
+
+    @model_validator(mode="after")
+    def _norms_are_there(self) -> Self:
+        if self.inner_weight and self.inner_eps is None:
+            raise ValueError(
+                "inner_weight=true is of norms, and inner_eps=null leaves them out. Set inner_eps=1e-6, or inner_weight=false."
+            )
+        return self
+
+    def inner_norm(self, d: int) -> nn.Module:
+        """Returns the norm on vectors of width d."""
+        if self.inner_eps is None:
+            return nn.Identity()
+        return RMSNorm(d, self.inner_eps) if self.inner_weight else BareRMSNorm(d, self.inner_eps)
 
     def build(self, norm: NormConfig, d_model: int, layer: int) -> Mixer:
         return Mamba(self, d_model, layer)
@@ -80,7 +96,7 @@ class Mamba(Mixer):
         self.kernel = nn.Parameter(torch.empty(cfg.width, cfg.kernel))
         self.kernel_bias = nn.Parameter(torch.empty(cfg.width)) if cfg.kernel_bias else None
         self.select = Linear(cfg.width, cfg.rank + 2 * n, bias=False)
-        self.norms = nn.ModuleList(nn.Identity() if cfg.inner_eps is None else BareRMSNorm(d, cfg.inner_eps) for d in (cfg.rank, n, n))
+        self.norms = nn.ModuleList(map(cfg.inner_norm, (cfg.rank, n, n)))
         self.step = Steps(cfg.rank, cfg.width)
         self.fade, self.skip = nn.Parameter(torch.empty(cfg.width * n)), nn.Parameter(torch.empty(cfg.width))
         self.o = Out(cfg.width, d_model, bias=cfg.bias)

@@ -172,7 +172,7 @@ MUTATIONS = [
     ("kept products may be changed in place", "ops/recompute.py", " and self._kept & _storages(args[:1])", " and False", ["ops/test_recompute.py"]),
     ("products are computed again", "ops/recompute.py", "_KEPT = PRODUCTS | KERNELS |", "_KEPT = KERNELS |", ["ops/test_recompute.py"]),
     ("what kernels give is not counted", "cost/memory.py", "parts.kernel_outputs()]), Activations(0, out)", "Activations(0, 0)]), Activations(0, out)", ["cost/test_recomputed_memory.py"]),
-    ("cross-attention does not count as a sublayer", "nn/block.py", "return len(self.mixers) + self.ffn.sublayers", "return 1 + self.ffn.sublayers", ["nn/test_model.py"]),
+    ("cross-attention does not count as a sublayer", "nn/parts.py", "return sum(mixer.sublayers for mixer in self.mixers) + self.ffn.sublayers", "return 1 + self.ffn.sublayers", ["nn/test_model.py"]),
     ("segments are passed over", "nn/stack.py", "elif segments is not None:", "elif False:", ["nn/test_slot_errors.py"]),
     ("a cache may pass the last learned position", "nn/position/absolute.py", "if start + s > self.max_seq_len:", "if s > self.max_seq_len:", ["nn/test_slot_errors.py"]),
     ("embeddings are scaled after positions", "nn/stack.py", "x = self.position.embed(x, positions)", "x = self.position.embed(x / self.embed_scale, positions) * self.embed_scale", POSITIONS),

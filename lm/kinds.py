@@ -42,7 +42,8 @@ from lm.nn.head import Head
 from lm.nn.init import Declares, InitContext
 from lm.nn.linear import Linear, Out
 from lm.nn.mixers.base import AttentionConfig, Mixer, RecurrentConfig
-from lm.nn.mixers.gqa import GQA, GQAConfig
+from lm.nn.mixers.gqa import GQAConfig
+from lm.nn.mixers.grouped import GQA
 from lm.nn.norm import NormConfig, RMSNormConfig
 from lm.nn.parametrization import Growth, ParametrizationConfig
 from lm.nn.parts import BlockParts

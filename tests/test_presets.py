@@ -188,6 +188,10 @@ PUBLISHED: dict[str, Published] = {  # class, and the sizes in config.json of th
     "gpt_oss_20b": llama_like(
         "GptOssForCausalLM", (201088, 2880, 2880, 24, 64, 8, 64), 131072, tied=False, num_local_experts=32, attention_bias=True
     ),
+    "llama4_scout": llama_like(
+        "Llama4ForCausalLM", (202048, 5120, 8192, 48, 40, 8, 128), 10485760, tied=False, intermediate_size_mlp=16384, num_local_experts=16,
+        interleave_moe_layer_step=1, no_rope_layer_interval=4, floor_scale=8192, **UNBIASED
+    ),
     "deepseek_v3": (
         "DeepseekV3ForCausalLM",
         {
@@ -268,6 +272,8 @@ TINY = {
     "mamba2_130m": "model.recurrent.n_heads=4 model.recurrent.head_dim=16 model.recurrent.state_dim=8",
     "nanochat_d20": "model.attention.n_heads=4",
     "gpt_oss_20b": f"{GQA} model.attention.head_dim=8 model.attention.window=5 model.ffn.top_k=2 {MOE}",
+    "llama4_scout": f"{GQA} model.attention.head_dim=8 model.attention.window=5 {MOE} model.attention.global_every=2"
+    " model.position.none_every=2",
 }
 SMALL = "model.vocab_size=96 model.max_seq_len=16 model.d_model=32 model.n_layers=2 data.seq_len=16 optim=adamw optim.lr=1e-2"
 

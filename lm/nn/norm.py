@@ -26,6 +26,10 @@ class NormConfig(Slot, group="model/norm"):
     def build(self, d: int) -> nn.Module:
         """Returns the norm of vectors of width d: a module from (..., d) to (..., d)."""
 
+    def build_l2(self, d: int) -> nn.Module:
+        """Returns x / rms(x) of vectors of width d, without a weight, with the eps of this norm where it has one."""
+        return BareRMSNorm(d, 1e-6)
+
 
 class RMSNormConfig(NormConfig):
     """x / rms(x) * weight."""
@@ -47,6 +51,9 @@ class RMSNormConfig(NormConfig):
         if not self.weight:
             return BareRMSNorm(d, self.eps)
         return ZeroCenteredRMSNorm(d, self.eps) if self.zero_centered else RMSNorm(d, self.eps)
+
+    def build_l2(self, d: int) -> nn.Module:
+        return BareRMSNorm(d, self.eps)
 
 
 class LayerNormConfig(NormConfig):
@@ -71,6 +78,9 @@ class LayerNormConfig(NormConfig):
         if not self.weight:
             return nn.LayerNorm(d, self.eps, elementwise_affine=False)
         return (ZeroCenteredLayerNorm if self.zero_centered else nn.LayerNorm)(d, self.eps, bias=self.bias)
+
+    def build_l2(self, d: int) -> nn.Module:
+        return BareRMSNorm(d, self.eps)
 
 
 def build_within(cfg: NormConfig | None, d: int) -> nn.Module:

@@ -71,6 +71,9 @@ class Doubles:
             for name in names.split():
                 self._patches.enter_context(patch.object(owner, name, self._widening(getattr(owner, name))))
         self._patches.enter_context(patch.object(Tensor, "float", self._widening(Tensor.float, Tensor.double)))
+        self._patches.enter_context(
+            patch.object(Tensor, "__truediv__", self._widening(Tensor.__truediv__, partial(_ratio, Tensor.__truediv__)))
+        )
         self._patches.enter_context(patch.object(torch, "full", self._widening(torch.full, partial(_full, torch.full))))
         self._on = True
 
@@ -94,6 +97,12 @@ class Doubles:
 def _full(full: Callable[..., Tensor], size: Any, fill_value: Any, **options: Any) -> Tensor:
     """Full of a float, which may be the least one of float64, is of float64 where no dtype is asked for."""
     return full(size, fill_value, **({"dtype": torch.float64} if isinstance(fill_value, float) else {}) | options)
+
+
+def _ratio(divide: Callable[..., Tensor], a: Tensor, b: Any) -> Tensor:
+    """Of whole numbers is of float64."""
+    whole = not a.is_floating_point() and not a.is_complex() and isinstance(b, int)
+    return divide(a.double() if whole else a, b)
 
 
 def _wider(value: Any) -> Any:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lm.nn.batch import Batch
-from lm.nn.mixers.gqa import GQA
+from lm.nn.mixers.grouped import GQA
 from lm.nn.transformer import DecoderConfig, build_model
 from lm.ops.attention.attend import Attend, Scoring, choose, reference, sdpa
 from lm.ops.attention.flex import Flex, compiled_flex, why_not_flex

@@ -43,6 +43,7 @@ PARTS = {
     "deepseek_v3": ["experts.down", "k_up", "shared", "blocks.0.ffn.up"],
     "gpt_oss_20b": ["experts.gate"],
     "switch_base_8": ["cross", "experts.up"],
+    "llama4_scout": ["attention.q", "shared"],
 }
 """Of what is one matrix there, a part, and of some layers."""
 
@@ -219,10 +220,17 @@ def test_a_dot_in_a_name_of_alpha_pattern_is_any_character_as_in_peft(tmp_path: 
         assert torch.allclose(whole, dotted) == alike and not torch.allclose(whole, part)
 
 
-def test_an_adapter_that_peft_refuses_is_not_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("preset", "path"),
+    [
+        ("mamba2_130m", r"backbone\.layers\.0\.mixer\.out_proj of a mamba2"),
+        ("llama4_scout", r"model\.layers\.0\.feed_forward\.experts\.gate_up_proj of a llama4_text"),
+    ],
+)
+def test_an_adapter_that_peft_refuses_is_not_written(preset: str, path: str, tmp_path: Path) -> None:
     """Seen to fail: the check after the export ended as an internal error."""
-    folder = adapted("mamba2_130m", LoRAConfig(rank=2), tmp_path)
-    with pytest.raises(ConfigError, match=r"to backbone\.layers\.0\.mixer\.out_proj of a mamba2\. Use format=hf, which merges it"):
+    folder = adapted(preset, LoRAConfig(rank=2), tmp_path)
+    with pytest.raises(ConfigError, match=rf"to {path}\. Use format=hf, which merges it"):
         export_adapter(folder, tmp_path / "out", check=False)
     assert {path.name for path in tmp_path.iterdir()} == {"parent", "adapter"}
 

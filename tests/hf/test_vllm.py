@@ -15,6 +15,11 @@ from tests.hf.gguf_models import DEEP, EXPERT, EXPERTS, HEADS, MLA, MLP, ROPE, b
 HEAD: dict[str, Any] = HEADS | {"head_dim": 32}
 NORMED: dict[str, Any] = HEAD | {"qk_norm": "head"}
 OWN, THEIRS = "vllm serve out", "vllm serve out --model-impl transformers"
+LLAMA4: dict[str, Any] = {
+    "attention": HEAD | {"window": 16, "chunked": True, "global_every": 2},
+    "position": ROPE | {"interleaved": True, "none_every": 2},
+    "ffn": EXPERTS | {"n_shared": 1, "weigh_inputs": True, "router": {"kind": "plain_sigmoid", "normalize": False}},
+}
 CASES: dict[str, tuple[dict[str, Any], str]] = {
     "llama": ({"attention": HEAD}, OWN),
     "qwen3": ({"attention": NORMED}, OWN),
@@ -35,6 +40,11 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "latent attention whose halves rotate": (
         {"attention": MLA, "ffn": DEEP},
         "its DeepseekV3ForCausalLM has no model.position.interleaved=false, and there it must be true",
+    ),
+    "chunks where it rotates": (LLAMA4, OWN),
+    "chunks elsewhere": (
+        LLAMA4 | {"position": ROPE | {"interleaved": True}},
+        "its Llama4ForCausalLM has no chunks elsewhere than in the layers that rotate",
     ),
 }
 

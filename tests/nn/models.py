@@ -64,6 +64,8 @@ ATTENTIONS: list[dict[str, Any]] = [
     {"kind": "differential", "n_heads": 8, "n_kv_heads": 4, "head_dim": 8, "window": 7, "qk_norm": "head", "out_gate": "head"},
     {"n_heads": 4, "n_kv_heads": 2, "qk_norm": "rotated", "qkv_bias": True},
     {"n_heads": 4, "n_kv_heads": 2, "query_growth": {"rate": 0.6, "every": 5}, "window": 20, "global_every": 2},
+    {"n_heads": 4, "n_kv_heads": 2, "window": 5, "chunked": True, "global_every": 2},
+    {"n_heads": 4, "n_kv_heads": 1, "qk_norm": "l2", "out_bias": True},
     {"n_heads": 4, "n_kv_heads": 2, "inner_norm": {"kind": "layer"}, "out_gate": "element"},
 ]
 FFNS: list[dict[str, Any]] = [
@@ -119,6 +121,10 @@ MIXTURES: list[dict[str, Any]] = [
     {
         "kind": "moe", "n_experts": 4, "top_k": 2, "expert": EXPERT | {"gated": False, "activation": "relu2"}, "n_shared": 1,
         "latent_dim": 12,
+    },
+    {
+        "kind": "moe", "n_experts": 5, "top_k": 2, "expert": EXPERT, "n_shared": 1, "weigh_inputs": True,
+        "router": {"kind": "plain_sigmoid", "normalize": False},
     },
 ]  # fmt: skip
 FFNS += [GPT_OSS | {"hidden": 40}, *MIXTURES, {"kind": "none"}]

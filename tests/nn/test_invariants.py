@@ -8,7 +8,7 @@ import torch
 
 from lm.nn.context import Context
 from lm.nn.mixers.base import Attention
-from lm.nn.mixers.gqa import GQA
+from lm.nn.mixers.grouped import GQA
 from lm.nn.stack import model_config
 from lm.schema import Tree
 from lm.testing.invariants import check_model, check_positions, check_rows_of_the_cache
@@ -99,10 +99,10 @@ def named(part: Any) -> set[str]:
 
 @pytest.mark.parametrize(("kind", "single", "pairs"), [("decoder", 0, 54), ("encoder", 17, 37), ("encoder_decoder", 7, 17)])
 def test_few_slot_values_may_not_meet(kind: str, single: int, pairs: int) -> None:
-    """A parallel block with a norm that is not in front, or without a feed-forward; MLA without rotation; longrope with another number of
-    pairs than factors; values of a first layer that does not attend; in an encoder-decoder neither parallel blocks nor MLA nor
-    differences at all, nor layers of one sublayer; in an encoder nothing recurrent; several residual streams with a norm of their sum or a
-    parallel block; layers of one sublayer without a feed-forward, or with another block than their own."""
+    """A parallel block with a norm that is not in front, or without a feed-forward; MLA, or norms behind a rotation, without rotation;
+    longrope with another number of pairs than factors; values of a first layer that does not attend; in an encoder-decoder neither
+    parallel blocks nor MLA nor differences at all, nor layers of one sublayer; in an encoder nothing recurrent; several residual streams
+    with a norm of their sum or a parallel block; layers of one sublayer without a feed-forward, or with another block than their own."""
     found = refused(kind)
     assert [sum(len(part) == size for part in found) for size in (1, 2)] == [single, pairs]
     may_not = (

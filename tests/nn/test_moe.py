@@ -90,6 +90,28 @@ def softmax_by_hand(router: SoftmaxRouter, x: Tensor) -> dict[int, float]:
     return {i: powers[i] / total * router.cfg.scale for i in best}
 
 
+@pytest.mark.parametrize("capacity", [None, 3])
+def test_inputs_are_weighed_and_outputs_are_not(capacity: int | None) -> None:
+    """As transformers' Llama 4 has it: an expert reads each token times its score, which is 0 where the token is another's."""
+    layer = mixture(router={"kind": "plain_sigmoid", "normalize": False}, weigh_inputs=True, capacity=capacity)
+    x = inputs()
+    logits = x @ layer.router.weight.T
+    chosen = logits >= logits.topk(2).values[..., -1:]
+    if capacity is not None:
+        first, second = (logits.topk(2).indices[..., i] for i in (0, 1))
+        places = torch.stack([(torch.cat([first, second], 1) == e).cumsum(1) for e in range(4)], -1)  # (b, 2s, e)
+        late = torch.stack([places[:, :S], places[:, S:]], 2).gather(-1, logits.topk(2).indices.unsqueeze(-1)).squeeze(-1) > capacity
+        chosen = chosen.scatter(-1, logits.topk(2).indices, ~late)
+        assert late.any()
+    scores = logits.sigmoid() * chosen
+    experts = layer.experts
+    assert experts.gate is not None
+    read = scores.unsqueeze(-1) * x.unsqueeze(-2)  # (b, s, e, d)
+    inner = torch.einsum("bsed,ehd->bseh", read, experts.up) * nn.functional.silu(torch.einsum("bsed,ehd->bseh", read, experts.gate))
+    expected = torch.einsum("bseh,edh->bsd", inner, experts.down)
+    torch.testing.assert_close(layer(x, context()), expected, **CLOSE)
+
+
 def corrected_by_hand(router: CorrectedRouter, x: Tensor) -> dict[int, float]:
     powers = [float(torch.tensor(s).exp()) for s in (router.weight @ x).tolist()]
     scores = [power / (1 + power if router.cfg.kind == "sigmoid" else sum(powers)) for power in powers]

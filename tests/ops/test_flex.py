@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from lm.nn.batch import Batch
-from lm.nn.mixers.gqa import GQA
+from lm.nn.mixers.grouped import GQA
 from lm.nn.transformer import DecoderLM
 from lm.ops.attention.attend import Scoring, reference, sdpa
 from lm.ops.attention.flex import Flex, compiled_flex, why_not_flex
@@ -56,11 +56,13 @@ def inputs(heads: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("name", ["plain", "documents and padding", "both ways", "prefix", "prefix of plain rows"])
-@pytest.mark.parametrize(("window", "softcap"), [(None, None), (None, 2.0), (7, None), (130, 2.0)])
+@pytest.mark.parametrize(
+    ("window", "softcap", "chunked"), [(None, None, False), (None, 2.0, False), (7, None, False), (130, 2.0, False), (17, None, True)]
+)
 @pytest.mark.parametrize("heads", [(4, 1), pytest.param((4, 4), marks=pytest.mark.slow)])
-def test_flex_equals_the_reference(name: str, window: int | None, softcap: float | None, heads: tuple[int, int]) -> None:
+def test_flex_equals_the_reference(name: str, window: int | None, softcap: float | None, chunked: bool, heads: tuple[int, int]) -> None:
     q, k, v = inputs(heads)
-    how = Scoring(0.3, window, softcap)
+    how = Scoring(0.3, window, softcap, chunked=chunked)
     fast, plain = EAGER(q, k, v, masks()[name], None, how), reference(q, k, v, masks()[name], None, how)
     near(fast, plain)
     if "plain" not in name:

@@ -30,10 +30,11 @@ def gradients(out: Tensor, wanted: list[Tensor]) -> list[Tensor]:
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2)])
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("with_sinks", [False, True])
+@pytest.mark.parametrize("chunked", [False, True])
 def test_sdpa_equals_the_reference_with_bias_and_sinks_and_their_gradients(
-    window: int | None, heads: tuple[int, int], with_bias: bool, with_sinks: bool
+    window: int | None, heads: tuple[int, int], with_bias: bool, with_sinks: bool, chunked: bool
 ) -> None:
-    qkv, mask, how = inputs(heads), Mask(LEFT, LEFT), Scoring(0.3, window)
+    qkv, mask, how = inputs(heads), Mask(LEFT, LEFT), Scoring(0.3, window, chunked=chunked)
     bias = torch.randn(1, 4, 9, 9, requires_grad=True) if with_bias else None
     sinks = torch.randn(4, requires_grad=True) if with_sinks else None
     wanted = [x for x in (*qkv, bias, sinks) if x is not None]
@@ -95,6 +96,18 @@ def test_every_field_of_a_mask_hides_what_it_says() -> None:
     for name, (mask, window, expected) in cases.items():
         seen = ["".join("01"[int(bit)] for bit in row) for row in mask.allowed(window)[0, 0]]
         assert seen == expected, name
+
+
+def test_a_chunk_is_seen_and_nothing_before_it() -> None:
+    """Counted from the start of a document, whatever is in front of it."""
+    at, long = torch.tensor([[-1, 0, 1, 2, 3, 0, 1]]), torch.tensor([[0, 0, 0, 0, 0, 1, 1]])
+    cases = {
+        True: ["0000000", "0100000", "0110000", "0001000", "0001100", "0000010", "0000011"],
+        False: ["0000000", "0110000", "0110000", "0001100", "0001100", "0000011", "0000011"],
+    }
+    for causal, expected in cases.items():
+        allowed = Mask(at, at, long, long, causal=causal).allowed(2, chunked=True)[0, 0]
+        assert ["".join("01"[int(bit)] for bit in row) for row in allowed] == expected
 
 
 def test_only_whole_rows_are_plain() -> None:

@@ -34,6 +34,7 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
     "launch.tensor": "tensor_parallel tensor_parallel_size tp tp_size",
     "logger": "report_to",
     "logger=wandb": "use_wandb wandb wandb_log",
+    "model.attention.chunked": "attention_chunk_size chunk_size",
     "model.attention.dropout": "attention_dropout attn_dropout attn_pdrop",
     "model.attention.gpt_oss_sinks": "attn_head_learned_sink head_learned_sink",
     "model.attention.head_dim": "attn_dim_head dim_head",

@@ -10,7 +10,7 @@ from lm.nn.block import Block
 from lm.nn.context import Context
 from lm.nn.ffn.mlp import GatedMLP
 from lm.nn.linear import PLAIN
-from lm.nn.mixers.gqa import GQA
+from lm.nn.mixers.grouped import GQA
 from lm.nn.norm import BareRMSNorm, Branch, PreNorm
 from lm.nn.position.base import Angles, Position
 from lm.nn.position.rope import Rope
@@ -118,7 +118,7 @@ class QuickRope(Rope):
 
     def rotate(self, x: Tensor, angles: Angles | None, layer: int) -> Tensor:
         assert angles is not None
-        if self.cfg.none_every is not None and (layer + 1) % self.cfg.none_every == 0:
+        if not self.rotates(layer):
             return x
         local, pairs = self.window(layer) is not None, x[..., : self.rotary_dim].unflatten(-1, (-1, 2))
         if torch.compiler.is_compiling():  # a compiler knows no complex numbers

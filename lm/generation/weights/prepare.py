@@ -22,7 +22,8 @@ from lm.nn.ffn.mlp import GatedMLP
 from lm.nn.head import Head
 from lm.nn.linear import PLAIN
 from lm.nn.mixers.base import Attention, Mixer
-from lm.nn.mixers.gqa import GQA, CrossAttention
+from lm.nn.mixers.gqa import CrossAttention
+from lm.nn.mixers.grouped import GQA
 from lm.nn.norm import BareRMSNorm, RMSNorm, ZeroCenteredRMSNorm
 from lm.nn.position.rope import Rope
 from lm.nn.transformer import LM

@@ -26,7 +26,6 @@ WHY: dict[str, str] = {
     "jetmoe": "its attention has experts, too",
     "kimi_linear": "its states decay by a rate for each channel (Kimi delta attention)",
     "led": _SPARSE,
-    "llama4_text": "it attends within chunks, and a token's scores scale what its experts read",
     "longcat_flash": "some of its experts give back what they read, and each layer attends twice",
     "longformer": _SPARSE,
     "mpnet": "it has learned positions and a bias of distances at once",

@@ -35,6 +35,7 @@ ALLOWED: dict[str, Tree] = {
     "gemma": UNBIASED | {"ffn.activation": "gelu_tanh"},
     "gemma2": {"ffn.activation": "gelu_tanh"},
     "gpt_oss": {"attention.qkv_bias": True, "attention.global_every": 2, "attention.global_at": None, "ffn.expert.gpt_oss_limit": 7.0},
+    "llama4_text": SILU | UNBIASED | {"attention.chunked": True, "attention.global_at": None, "ffn.first_dense": 0},
     "minicpm3": SILU | {"attention.bias": False},
     "nemotron_h": {"ffn.activation": "relu2", "ffn.expert.activation": "relu2", "recurrent.step_floor": 0.0},
     "olmoe": SILU | UNBIASED | {"ffn.router.normalize": False, "norm.eps": 1e-5},
@@ -62,6 +63,8 @@ def serve(family: Family, ours: Tree, folder: Path) -> tuple[str | None, str]:
     if width is not None and width not in HEADS:
         return None, f"heads are {width} numbers wide, and it has {', '.join(map(str, HEADS))}"
     command, why = f"vllm serve {shlex.quote(str(folder))}", unlike(ours, ALLOWED.get(family.name, {}), family.name in SQUARE)
+    if family.name == "llama4_text" and ours["attention.global_every"] != ours["position.none_every"]:
+        why = why or "chunks elsewhere than in the layers that rotate"
     if why and family.name not in DENSE:
         return None, f"its {family.architecture} has no {why}"
     return f"{command} --model-impl transformers" if why else command, ""

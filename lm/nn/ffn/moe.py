@@ -29,6 +29,8 @@ class MoEConfig(FFNConfig):
     expert: MLPConfig
     """One expert."""
     router: RouterConfig = SoftmaxRouterConfig()
+    weigh_inputs: bool = False
+    """A token's weights multiply what its experts read, and not what they give (Llama 4)."""
     n_shared: int = Field(0, ge=0, le=MOST)
     """Experts' worth of width that every token passes beside its own (DeepSeek)."""
     shared_hidden: int | None = Field(None, gt=0, le=MOST)
@@ -75,6 +77,9 @@ class MoEConfig(FFNConfig):
             raise ValueError(f"expert.activation={self.expert.activation} has weights, and experts have none for it. Choose another one.")
         if self.expert.inner_norm is not None:
             raise ValueError("expert.inner_norm has no form in the stacked matrices of experts. Set expert.inner_norm=null.")
+        if self.weigh_inputs and self.expert.bias:
+            raise ValueError("weigh_inputs=true lets an expert read nothing of a token that it drops, and expert.bias=true would answer."
+                             " Set one of them to false.")  # fmt: skip
         self.router.require(self.n_experts, self.top_k)
         return self
 
@@ -189,15 +194,25 @@ class MoE(Mixture):
         weights = routing.weights
         if capacity is not None:
             weights = weights * within_capacity(routing.experts, real, cfg.n_experts, capacity)
-        chosen = routing.experts.flatten(0, 1), weights.to(x.dtype).flatten(0, 1)  # (b, s, k) -> (b*s, k) each
         read = x if self.latent_down is None else self.latent_down(x)  # (b, s, d) -> (b, s, l)
-        out = self.experts(read.flatten(0, 1), *chosen).view_as(read)
+        out = (self._weigh_inputs if cfg.weigh_inputs else self._weigh_outputs)(read, routing.experts, weights.to(x.dtype))
         out = out if self.latent_up is None else self.latent_up(out)  # (b, s, l) -> (b, s, d)
         self._report(routing, real, ctx)
         if self.shared is None:
             return out
         shared: Tensor = self.shared(x, ctx)
         return out + (shared if self.shared_gate is None else shared * self.shared_gate(x).sigmoid())
+
+    def _weigh_outputs(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+        """(b, s, d) and twice (b, s, k) -> (b, s, d)."""
+        out: Tensor = self.experts(x.flatten(0, 1), experts.flatten(0, 1), weights.flatten(0, 1))
+        return out.view_as(x)
+
+    def _weigh_inputs(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+        """As `_weigh_outputs`: each choice of a token is a token of its own, whose expert reads it times its weight."""
+        rows = (x.unsqueeze(-2) * weights.unsqueeze(-1)).flatten(0, 2)  # (b, s, k, d) -> (b*s*k, d)
+        out: Tensor = self.experts(rows, experts.view(-1, 1), torch.ones_like(weights).view(-1, 1))
+        return out.view(*weights.shape, -1).sum(-2)  # (b*s*k, d) -> (b, s, d)
 
     def _report(self, routing: Routing, real: Tensor, ctx: Context) -> None:
         """Reports losses per row, so that no split into micro-batches or slices changes them, and loads of the batch; without padding."""

@@ -69,6 +69,15 @@ class SoftmaxRouterConfig(GroupedRouterConfig):
         return SoftmaxRouter(self, d_model, n_experts, top_k)
 
 
+class PlainSigmoidRouterConfig(RouterConfig):
+    """The top k of sigmoid scores, without a bias (Llama 4, Meta 2025)."""
+
+    kind: Literal["plain_sigmoid"] = "plain_sigmoid"
+
+    def build(self, d_model: int, n_experts: int, top_k: int) -> "Router":
+        return PlainSigmoidRouter(self, d_model, n_experts, top_k)
+
+
 class CorrectedRouterConfig(GroupedRouterConfig):
     """Scores, and a bias that is moved in training until loads are even."""
 
@@ -135,6 +144,22 @@ class SoftmaxRouter(Router):
         if self.cfg.normalize:
             weights = weights / weights.sum(-1, keepdim=True)
         return Routing(experts, weights * self.cfg.scale, probabilities, logits)
+
+
+class PlainSigmoidRouter(Router):
+    """Experts are chosen by logits: two scores that round to 1 are still different ones."""
+
+    def __init__(self, cfg: PlainSigmoidRouterConfig, d_model: int, n_experts: int, top_k: int) -> None:
+        super().__init__(d_model, n_experts, bias=False)
+        self.cfg, self.top_k = cfg, top_k
+
+    def forward(self, x: Tensor) -> Routing:  # type: ignore[override]
+        logits = _logits(self, x.float())
+        best, experts = logits.topk(self.top_k, dim=-1)
+        scores, weights = logits.sigmoid(), best.sigmoid()
+        if self.cfg.normalize:
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        return Routing(experts, weights, scores / (scores.sum(-1, keepdim=True) + 1e-20), logits)
 
 
 class CorrectedRouter(Router):

@@ -11,8 +11,7 @@ from torch.nn import functional as F
 from lm.nn.activation_memory import Activations, sum_activations
 from lm.nn.init import InitContext
 from lm.nn.mixers.base import Mixer
-from lm.nn.mixers.gqa import GQA
-from lm.nn.mixers.grouped import GroupedConfig
+from lm.nn.mixers.grouped import GQA, GroupedConfig
 from lm.nn.norm import NormConfig
 from lm.nn.position.base import Position
 from lm.ops.attention.mask import Mask
@@ -30,8 +29,8 @@ class DifferentialConfig(GroupedConfig):
         if (self.n_kv_heads or self.n_heads) % 2:
             n = f"n_heads={self.n_heads}" if self.n_kv_heads is None else f"n_kv_heads={self.n_kv_heads}"
             raise ValueError(f"{n} is odd, and attention=differential takes half of the heads off the others. Use an even number.")
-        if self.qk_norm == "rotated":
-            raise ValueError("qk_norm=rotated has no form in attention=differential. Use qk_norm=head.")
+        if self.qk_norm in ("rotated", "l2"):
+            raise ValueError(f"qk_norm={self.qk_norm} has no form in attention=differential. Use qk_norm=head.")
         return self
 
     def build(self, norm: NormConfig, d_model: int, layer: int) -> Mixer:

@@ -11,15 +11,13 @@ from torch.nn import functional as F
 from lm.nn.activation_memory import Activations, sum_activations
 from lm.nn.context import Context
 from lm.nn.init import halves
-from lm.nn.linear import Linear, Out
-from lm.nn.mixers.base import Attention, Mixer
-from lm.nn.mixers.grouped import GroupedConfig, QueryGrowth
-from lm.nn.norm import NormConfig, build_within
+from lm.nn.mixers.base import Mixer
+from lm.nn.mixers.grouped import GQA, GroupedConfig, QueryGrowth
+from lm.nn.norm import NormConfig
 from lm.nn.position.base import Position, PositionConfig
 from lm.ops.attention.attend import Scoring
 from lm.ops.attention.mask import Mask
 from lm.ops.cache.cache import PerToken
-from lm.ops.ranks.tensor_parallel import Divisible
 from lm.schema import MOST, Tree
 
 
@@ -45,10 +43,13 @@ class GQAConfig(GroupedConfig):
             raise ValueError(f"keep_first={self.keep_first} has no effect without a window. Set window, or drop keep_first.")
         forms = {
             f"keep_first={self.keep_first}": self.keep_first > 0, "value_residual=true": self.value_residual,
-            "qk_norm=rotated": self.qk_norm == "rotated", "query_growth": self.query_growth is not None,
+            f"qk_norm={self.qk_norm}": self.qk_norm in ("rotated", "l2"), "query_growth": self.query_growth is not None,
         }  # fmt: skip
-        if len(chosen := [form for form, used in forms.items() if used]) > 1:
+        chosen = [form for form, used in forms.items() if used]
+        if len(chosen) > 1 and chosen != ["qk_norm=l2", "query_growth"]:
             raise ValueError(f"{chosen[0]} has no form with {chosen[1]}. Leave one of them out.")
+        if self.keep_first and self.chunked:
+            raise ValueError(f"keep_first={self.keep_first} has no form with chunked=true. Leave one of them out.")
         return self
 
     def first(self, layer: int) -> int:
@@ -60,6 +61,10 @@ class GQAConfig(GroupedConfig):
         if self.keep_first and position.acts == "embed" and position.kind != "none":
             said = f"position={position.kind} has told already where they stand"
             raise ValueError(f"keep_first={self.keep_first} sets the first tokens right before the window, and {said}. Use position=rope.")
+        if self.qk_norm == "l2" and position.acts != "rotate":
+            raise ValueError(f"qk_norm=l2 is of layers that rotate, and position={position.kind} rotates none. Use position=rope, or head.")
+        if self.query_growth is not None and self.query_growth.unrotated and position.rotates_all():
+            raise ValueError("query_growth.unrotated=true leaves out layers that rotate, and all do. Set position.none_every, or drop it.")
 
     def require_layers(self, first: bool, drafts: bool) -> None:
         if self.value_residual and not first:
@@ -75,14 +80,16 @@ class GQAConfig(GroupedConfig):
             return (ResidualGQA if layer else FirstGQA)(self, norm, d_model, layer)
         if self.qk_norm == "rotated":
             return RotatedNormGQA(self, norm, d_model, layer)
+        if self.qk_norm == "l2":
+            return (L2NormGQA if self.query_growth is None else GrowingL2NormGQA)(self, norm, d_model, layer)
         if self.query_growth is not None:
-            return GrowingGQA(self, self.query_growth, norm, d_model, layer)
+            return GrowingGQA(self, norm, d_model, layer)
         return (StreamingGQA if self.first(layer) else GQA)(self, norm, d_model, layer)
 
     def cross(self) -> "GQAConfig":
-        normed = "head" if self.qk_norm == "rotated" else self.qk_norm  # nothing rotates between the two
-        off = {"window": None, "global_every": None, "global_at": None, "keep_first": 0, "value_residual": False, "query_growth": None}
-        return self.replace(**off, qk_norm=normed)
+        normed = {"rotated": "head", "l2": "none"}.get(self.qk_norm, self.qk_norm)  # nothing rotates between the two
+        windows = {"window": None, "chunked": False, "global_every": None, "global_at": None}
+        return self.replace(**windows, keep_first=0, value_residual=False, query_growth=None, qk_norm=normed)
 
     def build_cross(self, norm: NormConfig, d_model: int, layer: int) -> Mixer:
         return CrossAttention(self, norm, d_model, layer)
@@ -126,72 +133,6 @@ class GQAConfig(GroupedConfig):
         return found | {"keep_first": 0 if found["window"] is None else self.keep_first}
 
 
-class GQA(Attention, Divisible):
-    """Project, norm, rotate, cache, attend, project."""
-
-    cut = {**Divisible.cut_by(("q", "k", "v", "gate"), "o"), "sinks": 0}
-
-    def __init__(self, cfg: GroupedConfig, norm: NormConfig, d_model: int, layer: int) -> None:
-        head_dim = cfg.width(d_model)
-        super().__init__(layer, head_dim, cfg.scoring(d_model, layer), cfg.n_heads if cfg.gpt_oss_sinks else 0)
-        q_width, kv_width = cfg.n_heads * head_dim, cfg.kv_width(d_model)
-        self.q = Linear(d_model, q_width, bias=cfg.qkv_bias)
-        self.k = Linear(d_model, kv_width, bias=cfg.qkv_bias)
-        self.v = Linear(d_model, kv_width, bias=cfg.qkv_bias)
-        self.o = Out(q_width, d_model, bias=cfg.out_bias)
-        self.gate = Linear(d_model, cfg.gate_width(d_model), bias=cfg.qkv_bias) if cfg.out_gate != "none" else None
-        self.inner_norm = build_within(cfg.inner_norm, q_width)
-        self.norm_full = cfg.qk_norm == "full"
-        self.q_norm, self.k_norm = (
-            nn.Identity() if cfg.qk_norm == "none" else norm.build(width if self.norm_full else head_dim) for width in (q_width, kv_width)
-        )
-
-    def extra_repr(self) -> str:
-        heads, groups = (linear.out_features // self.head_dim for linear in (self.q, self.k))
-        window = f", window {self.how.window}" if self.how.window else ""
-        return f"{heads} heads of {self.head_dim}, {groups} key-value{window}"
-
-    def queries(self, x: Tensor) -> Tensor:
-        """(b, s, d) -> (b, h, s, c)."""
-        return self._normed(self.q(x), self.q_norm)
-
-    def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(b, s, d) -> twice (b, g, s, c)."""
-        return self._normed(self.k(x), self.k_norm), self._heads(self.v(x))
-
-    def projected(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns queries and keys, rotated, and values."""
-        q, (k, v) = self.queries(x), self.keys_values(x)
-        return ctx.position.rotate(q, ctx.angles, self.layer), ctx.position.rotate(k, ctx.angles, self.layer), v
-
-    def _normed(self, x: Tensor, norm: nn.Module) -> Tensor:
-        if self.norm_full:
-            return self._heads(norm(x))
-        heads: Tensor = norm(x.unflatten(-1, (-1, self.head_dim)))  # (b, s, h*c) -> (b, s, h, c)
-        return heads.transpose(1, 2)  # (b, s, h, c) -> (b, h, s, c)
-
-    def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # (b, s, h*c) -> (b, h, s, c)
-
-    def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        q, k, v = self.projected(x, ctx)
-        if ctx.cache is not None:
-            [kept] = ctx.cache.append(self.layer, torch.cat([k, v], dim=1))  # (b, 2g, k, c)
-            k, v = kept.chunk(2, dim=1)
-        return self.output(x, self.weighted(q, k, v, ctx.keys(self.layer), ctx.position))
-
-    def output(self, x: Tensor, heads: Tensor) -> Tensor:
-        """Gates the attention output of all heads, (b, h, s, c), by the layer's input x, and projects it to (b, s, d)."""
-        if self.gate is not None:
-            gate = self.gate(x).unflatten(-1, (heads.shape[1], -1)).transpose(1, 2)  # (b, s, h*c or h) -> (b, h, s, c or 1)
-            heads = heads * gate.sigmoid()
-        return self.joined(heads)
-
-    def joined(self, heads: Tensor) -> Tensor:
-        out: Tensor = self.o(self.inner_norm(heads.transpose(1, 2).flatten(2)))  # (b, h, s, c) -> (b, s, h*c)
-        return out
-
-
 class RotatedNormGQA(GQA):
     """GQA whose norms on each head's queries and keys stand behind the rotation."""
 
@@ -206,21 +147,40 @@ class RotatedNormGQA(GQA):
         return self.q_norm(q), self.k_norm(k), v
 
 
-class GrowingGQA(GQA):
-    """GQA whose queries grow with their position."""
+class L2NormGQA(GQA):
+    """GQA whose heads of queries and keys have norms without weights behind the rotation, where there is one.  Llama 4, Meta 2025."""
 
-    def __init__(self, cfg: GQAConfig, growth: QueryGrowth, norm: NormConfig, d_model: int, layer: int) -> None:
+    def __init__(self, cfg: GQAConfig, norm: NormConfig, d_model: int, layer: int) -> None:
         super().__init__(cfg, norm, d_model, layer)
-        self.growth = growth
+        self.l2_norm = norm.build_l2(self.head_dim)
 
     def projected(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = super().projected(x, ctx)
+        return (self.l2_norm(q), self.l2_norm(k), v) if ctx.position.rotates(self.layer) else (q, k, v)
+
+
+class GrowingGQA(GQA):
+    """GQA whose queries grow with their position."""
+
+    def __init__(self, cfg: GQAConfig, norm: NormConfig, d_model: int, layer: int) -> None:
+        super().__init__(cfg, norm, d_model, layer)
+        assert cfg.query_growth is not None
+        self.growth = cfg.query_growth
+
+    def projected(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().projected(x, ctx)
+        if self.growth.unrotated and ctx.position.rotates(self.layer):
+            return q, k, v
         return q * self.factor(ctx.mask.sharding.for_sublayer(ctx.mask.q_positions)).to(q.dtype), k, v
 
     def factor(self, positions: Tensor) -> Tensor:
         """(b, s) -> (b, 1, s, 1), float32."""
-        steps = torch.floor(positions.clamp_min(0) / self.growth.every)
+        steps = torch.floor((positions.clamp_min(0) + self.growth.first) / self.growth.every)
         return (1 + self.growth.rate * torch.log(1 + steps))[:, None, :, None]
+
+
+class GrowingL2NormGQA(GrowingGQA, L2NormGQA):
+    """Both: in Llama 4 layers that rotate have the norms, and in the others queries grow."""
 
 
 class StreamingGQA(GQA):

@@ -1,17 +1,22 @@
-"""The common options of attention kinds in which heads of queries share heads of keys and values, and which may look through a window."""
+"""Attention in which heads of queries share heads of keys and values, and which may look through a window: options, and the module."""
 
 import math
 from collections.abc import Sequence
 from typing import Literal, Self
 
+import torch
 from pydantic import Field, model_validator
+from torch import Tensor, nn
 
 from lm.nn.activation_memory import Activations
-from lm.nn.mixers.base import AttentionConfig
-from lm.nn.norm import NormConfig, require_within
+from lm.nn.context import Context
+from lm.nn.linear import Linear, Out
+from lm.nn.mixers.base import Attention, AttentionConfig
+from lm.nn.norm import NormConfig, build_within, require_within
 from lm.nn.position.base import PositionConfig
 from lm.ops.attention.attend import Scoring
 from lm.ops.cache.cache import PerToken
+from lm.ops.ranks.tensor_parallel import Divisible
 from lm.ops.ranks.ulysses import repeats
 from lm.schema import MOST, Config, Tree
 
@@ -24,6 +29,10 @@ class QueryGrowth(Config):
     """How fast they grow (Ministral 3: 0.1)."""
     every: int = Field(gt=0, le=MOST)
     """Positions between two steps; before the first, nothing grows (Ministral 3: the context of pretraining)."""
+    first: int = Field(0, ge=0, le=MOST)
+    """Position that the first token of a document counts as (Llama 4: 1)."""
+    unrotated: bool = False
+    """Only in layers that do not rotate (Llama 4)."""
 
 
 class GroupedConfig(AttentionConfig):
@@ -39,11 +48,13 @@ class GroupedConfig(AttentionConfig):
     """Bias on the query, key and value projections."""
     out_bias: bool = False
     """Bias on the output projection."""
-    qk_norm: Literal["none", "head", "full", "rotated"] = "none"
-    """Normalise queries and keys: per head (Qwen3) or over the full width (OLMo 2), before rotation; or rotated: per head, behind it
-    (HunYuan)."""
+    qk_norm: Literal["none", "head", "full", "rotated", "l2"] = "none"
+    """Normalise queries and keys: per head (Qwen3) or over the full width (OLMo 2), before rotation; or per head behind it, rotated as
+    norm (HunYuan), l2 without a weight and only in layers that rotate (Llama 4)."""
     window: int | None = Field(None, gt=0)
     """A token sees itself and the window-1 tokens before it. null: all."""
+    chunked: bool = False
+    """A token sees its own chunk instead: documents are cut into chunks of `window` tokens (Llama 4)."""
     global_every: int | None = Field(None, gt=0)
     """Every n-th layer ignores the window (layer n-1, 2n-1, ...). null: none does."""
     global_at: int | None = Field(None, ge=0)
@@ -66,6 +77,8 @@ class GroupedConfig(AttentionConfig):
         if self.n_kv_heads is not None and self.n_heads % self.n_kv_heads:
             divisors = ", ".join(str(n) for n in range(1, self.n_heads + 1) if self.n_heads % n == 0)
             raise ValueError(f"n_heads={self.n_heads} is not a multiple of n_kv_heads={self.n_kv_heads}. Make that one of {divisors}, say.")
+        if self.chunked and self.window is None:
+            raise ValueError("chunked=true cuts documents into chunks of window tokens, and window is null. Set window, or drop chunked.")
         if self.global_every is not None and self.window is None:
             raise ValueError(f"global_every={self.global_every} has no effect without a window. Set window, or drop global_every.")
         if self.global_at is not None and self.global_every is None:
@@ -104,7 +117,9 @@ class GroupedConfig(AttentionConfig):
 
     def scoring(self, d_model: int, layer: int) -> Scoring:
         """Returns how scores become weights in this layer."""
-        return Scoring(self.scale or 1 / math.sqrt(self.width(d_model)), self.layer_window(layer), self.softcap)
+        window = self.layer_window(layer)
+        chunked = self.chunked and window is not None
+        return Scoring(self.scale or 1 / math.sqrt(self.width(d_model)), window, self.softcap, chunked=chunked)
 
     def flops(self, d_model: int, layer: int, seq_len: int) -> int:
         """Counts scores and weighted values."""
@@ -139,9 +154,77 @@ class GroupedConfig(AttentionConfig):
             "head_dim": width,
             "scale": self.scale or width**-0.5,
             "window": None if all(seen_whole) else self.window,
+            "chunked": self.chunked and not all(seen_whole),
             "global_every": None if all(seen_whole) else every,
             "global_at": at,
         }
+
+
+class GQA(Attention, Divisible):
+    """Project, norm, rotate, cache, attend, project."""
+
+    cut = {**Divisible.cut_by(("q", "k", "v", "gate"), "o"), "sinks": 0}
+
+    def __init__(self, cfg: GroupedConfig, norm: NormConfig, d_model: int, layer: int) -> None:
+        head_dim = cfg.width(d_model)
+        super().__init__(layer, head_dim, cfg.scoring(d_model, layer), cfg.n_heads if cfg.gpt_oss_sinks else 0)
+        q_width, kv_width = cfg.n_heads * head_dim, cfg.kv_width(d_model)
+        self.q = Linear(d_model, q_width, bias=cfg.qkv_bias)
+        self.k = Linear(d_model, kv_width, bias=cfg.qkv_bias)
+        self.v = Linear(d_model, kv_width, bias=cfg.qkv_bias)
+        self.o = Out(q_width, d_model, bias=cfg.out_bias)
+        self.gate = Linear(d_model, cfg.gate_width(d_model), bias=cfg.qkv_bias) if cfg.out_gate != "none" else None
+        self.inner_norm = build_within(cfg.inner_norm, q_width)
+        self.norm_full = cfg.qk_norm == "full"
+        self.q_norm, self.k_norm = (
+            nn.Identity() if cfg.qk_norm in ("none", "l2") else norm.build(width if self.norm_full else head_dim)
+            for width in (q_width, kv_width)
+        )
+
+    def extra_repr(self) -> str:
+        heads, groups = (linear.out_features // self.head_dim for linear in (self.q, self.k))
+        window = f", {'chunks of' if self.how.chunked else 'window'} {self.how.window}" if self.how.window else ""
+        return f"{heads} heads of {self.head_dim}, {groups} key-value{window}"
+
+    def queries(self, x: Tensor) -> Tensor:
+        """(b, s, d) -> (b, h, s, c)."""
+        return self._normed(self.q(x), self.q_norm)
+
+    def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(b, s, d) -> twice (b, g, s, c)."""
+        return self._normed(self.k(x), self.k_norm), self._heads(self.v(x))
+
+    def projected(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns queries and keys, rotated, and values."""
+        q, (k, v) = self.queries(x), self.keys_values(x)
+        return ctx.position.rotate(q, ctx.angles, self.layer), ctx.position.rotate(k, ctx.angles, self.layer), v
+
+    def _normed(self, x: Tensor, norm: nn.Module) -> Tensor:
+        if self.norm_full:
+            return self._heads(norm(x))
+        heads: Tensor = norm(x.unflatten(-1, (-1, self.head_dim)))  # (b, s, h*c) -> (b, s, h, c)
+        return heads.transpose(1, 2)  # (b, s, h, c) -> (b, h, s, c)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # (b, s, h*c) -> (b, h, s, c)
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        q, k, v = self.projected(x, ctx)
+        if ctx.cache is not None:
+            [kept] = ctx.cache.append(self.layer, torch.cat([k, v], dim=1))  # (b, 2g, k, c)
+            k, v = kept.chunk(2, dim=1)
+        return self.output(x, self.weighted(q, k, v, ctx.keys(self.layer), ctx.position))
+
+    def output(self, x: Tensor, heads: Tensor) -> Tensor:
+        """Gates the attention output of all heads, (b, h, s, c), by the layer's input x, and projects it to (b, s, d)."""
+        if self.gate is not None:
+            gate = self.gate(x).unflatten(-1, (heads.shape[1], -1)).transpose(1, 2)  # (b, s, h*c or h) -> (b, h, s, c or 1)
+            heads = heads * gate.sigmoid()
+        return self.joined(heads)
+
+    def joined(self, heads: Tensor) -> Tensor:
+        out: Tensor = self.o(self.inner_norm(heads.transpose(1, 2).flatten(2)))  # (b, h, s, c) -> (b, s, h*c)
+        return out
 
 
 def evenly(chosen: Sequence[bool]) -> tuple[int, int | None] | None:

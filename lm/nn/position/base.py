@@ -45,6 +45,10 @@ class PositionConfig(Slot, group="model/position"):
     def require(self, rotary: int, whence: str = "") -> None:
         """Raises ValueError where this kind does not fit heads with `rotary` dimensions that may rotate.  whence: what made it so many."""
 
+    def rotates_all(self) -> bool:
+        """Returns whether there is rotation, and in all layers."""
+        return self.acts == "rotate"
+
     def require_layers(self, drafts: bool) -> None:
         """Raises ValueError where this kind does not fit the layers.  drafts: there are blocks beyond the last one."""
 
@@ -79,6 +83,10 @@ class Position(Declares, nn.Module):
     def angles(self, positions: Tensor) -> Angles | None:
         """Returns the cos and sin that `rotate` needs, computed once a forward instead of once a layer; None without rotation."""
         return None
+
+    def rotates(self, layer: int) -> bool:
+        """Returns whether `rotate` changes anything in this layer."""
+        return type(self).rotate is not Position.rotate
 
     def rotate(self, x: Tensor, angles: Angles | None, layer: int) -> Tensor:
         """Returns queries, or keys before they are cached, rotated, (b, h, s, c)."""

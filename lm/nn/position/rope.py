@@ -47,6 +47,9 @@ class RopeConfig(PositionConfig):
     def require(self, rotary: int, whence: str = "") -> None:
         self.rotary_dim(rotary, whence)
 
+    def rotates_all(self) -> bool:
+        return self.none_every is None
+
     def implied(self, n_layers: int, windows: bool) -> Tree:
         """Null also for a local_theta that changes no layer."""
         alike = not windows or (self.scaling is None and self.local_theta == self.theta)
@@ -79,9 +82,12 @@ class Rope(Position):
         (cos, sin), (local_cos, local_sin) = angles, rope_angles(positions, local)
         return torch.stack([cos, local_cos]), torch.stack([sin, local_sin])
 
+    def rotates(self, layer: int) -> bool:
+        return self.cfg.none_every is None or (layer + 1) % self.cfg.none_every != 0
+
     def rotate(self, x: Tensor, angles: Angles | None, layer: int) -> Tensor:
         assert angles is not None
-        if self.cfg.none_every is not None and (layer + 1) % self.cfg.none_every == 0:
+        if not self.rotates(layer):
             return x
         if self.local is not None:
             angles = angles[0][which := int(self.window(layer) is not None)], angles[1][which]

@@ -141,14 +141,15 @@ class Llama3Scaling(ScalingConfig):
     @model_validator(mode="after")
     def _ramp_rises(self) -> Self:
         low, high = self.low_freq_factor, self.high_freq_factor
-        if high <= low:
-            raise ValueError(f"high_freq_factor={high} is not over low_freq_factor={low}. Raise the one, or lower the other.")
+        if high < low:
+            raise ValueError(f"high_freq_factor={high} is under low_freq_factor={low}. Raise the one, or lower the other.")
         return self
 
     def frequencies(self, rotary_dim: int, theta: float, max_len: int) -> Tensor:
         kept = frequencies(rotary_dim, theta)
         turns = self.original_len * kept / (2 * math.pi)
-        smooth = ((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)).clamp(0, 1)
+        wide = self.high_freq_factor - self.low_freq_factor or 1e-30  # of no width, as in Llama 4, the ramp is a step
+        smooth = ((turns - self.low_freq_factor) / wide).clamp(0, 1)
         return kept * smooth + kept / self.factor * (1 - smooth)
 
 

@@ -20,6 +20,7 @@ class Scoring:
     softcap: float | None = None
     dropout: float = 0.0
     first: int = 0  # tokens at the start of a document that are seen beyond the window
+    chunked: bool = False  # the window is a token's chunk of so many tokens, counted from the start of its document
 
 
 class Attend(Protocol):
@@ -49,7 +50,7 @@ def reference(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, 
         scores = how.softcap * torch.tanh(scores / how.softcap)
     if bias is not None:
         scores = scores + bias
-    allowed = mask.allowed(how.window, how.first)
+    allowed = mask.allowed(how.window, how.first, how.chunked)
     scores = scores.masked_fill(~allowed, float("-inf"))
     if sinks is not None:
         scores = torch.cat([scores, sinks.float()[:, None, None].expand(*scores.shape[:-1], 1)], dim=-1)  # (b, h, q, k+1)
@@ -63,14 +64,14 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, how: 
     plain = mask.plain(how.window) if bias is None and sinks is None else None
     if plain is not None:
         return _fused(q, k, v, None, plain == "causal", how)
-    shown = mask.additive(how.window, q.dtype, how.first)
+    shown = mask.additive(how.window, q.dtype, how.first, how.chunked)
     if bias is not None:
         shown = shown + bias.to(q.dtype)
     if sinks is not None:
         k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))  # (b, g, k, c) -> (b, g, k+1, c)
         sink = sinks.to(q.dtype)[:, None, None]
         shown = torch.cat([shown.expand(-1, len(sinks), -1, -1), sink.expand(len(shown), -1, shown.shape[2], 1)], dim=-1)
-    out, blind = _fused(q, k, v, shown, False, how), mask.blind(how.window, how.first)
+    out, blind = _fused(q, k, v, shown, False, how), mask.blind(how.window, how.first, how.chunked)
     return out if blind is None else out.masked_fill(blind, 0.0)
 
 

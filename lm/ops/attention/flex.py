@@ -34,7 +34,7 @@ class Flex:
     ) -> Tensor:
         if not _serves(mask, bias, how):
             return (sdpa if how.softcap is None else reference)(q, k, v, mask, bias, how)
-        blocks, s = self.blocks(mask, how.window, len(q), bias is None), q.shape[2]
+        blocks, s = self.blocks(mask, how, len(q), bias is None), q.shape[2]
         width = widened(s) if bias is None else s
         q, k = q.to(v.dtype), k.to(v.dtype)  # under autocast a norm of the heads may have returned float32
         if width > s:
@@ -42,21 +42,21 @@ class Flex:
         out: Tensor = self.attention(q, k, v, score_mod(how, bias, q), blocks, how.scale, enable_gqa=q.shape[1] != k.shape[1])
         return out[:, :, :s] if width > s else out
 
-    def blocks(self, mask: Mask, window: int | None, rows: int, wide: bool) -> Any:
-        """Returns which blocks of keys a block of queries sees, built once per window.  wide: of rows that are `widened`."""
+    def blocks(self, mask: Mask, how: Scoring, rows: int, wide: bool) -> Any:
+        """Returns which blocks of keys a block of queries sees, built once per kind of window.  wide: of rows that are `widened`."""
 
         def build() -> Any:
             s, device = mask.q_positions.shape[1], mask.q_positions.device
             width = widened(s) if wide else s
-            return self.block_mask(mask_mod(mask, window, rows, width), rows, None, width, width, device=device)
+            return self.block_mask(mask_mod(mask, how.window, rows, width, how.chunked), rows, None, width, width, device=device)
 
-        return mask.once(("flex", window, wide), build)
+        return mask.once(("flex", how.window, how.chunked, wide), build)
 
     def prepare(self, mask: Mask, bias: Tensor | None, how: Scoring, rows: int) -> None:
         """Builds the blocks before a compiler sees the layer: where a compiled layer builds them, and is recomputed selectively, torch 2.11
         reads beyond its memory. Where none does, there are fewer kinds of layers to compile, too."""
         if _serves(mask, bias, how):
-            self.blocks(mask, how.window, rows, bias is None)
+            self.blocks(mask, how, rows, bias is None)
 
 
 def _serves(mask: Mask, bias: Tensor | None, how: Scoring) -> bool:
@@ -77,7 +77,9 @@ def widened(s: int) -> int:
     return width
 
 
-def mask_mod(mask: Mask, window: int | None, b: int, width: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+def mask_mod(
+    mask: Mask, window: int | None, b: int, width: int, chunked: bool = False
+) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
     """Returns a function: whether query i of row r sees key j. One form for all self-attention, so that few variants are compiled."""
 
     def wide(x: Tensor, fill: int) -> Tensor:
@@ -93,7 +95,9 @@ def mask_mod(mask: Mask, window: int | None, b: int, width: int) -> Callable[[Te
         seen = (query >= 0) & (key >= 0) & (documents[r, i] == documents[r, j])
         if causal:
             seen = seen & (key <= query if prefix is None else (key <= query) | prefix[r, j])
-        return seen if window is None else seen & ((query - key).abs() < window)
+        if window is None:
+            return seen
+        return seen & (query // window == key // window if chunked else (query - key).abs() < window)
 
     return sees
 

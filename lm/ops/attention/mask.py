@@ -17,7 +17,8 @@ T = TypeVar("T")
 @dataclass
 class Mask:
     """A query sees a key of its own document, not hidden (position >= 0), not later if causal, and less than `window` tokens away, or among
-    the `first` tokens of the document, however far away.
+    the `first` tokens of the document, however far away; with `chunked` windows, in the same chunk of so many tokens, counted from the
+    start of the document.
 
     Positions are (b, q) and (b, k); b may be 1. `square` says that both are 0..s-1 in one document, the case for which fused kernels need
     no mask. `k_prefix` (b, k) marks keys that earlier queries see too (prefix LM); `explicit` (b, 1 or h, q, k) hides more where False.
@@ -54,20 +55,20 @@ class Mask:
             return None
         return "causal" if self.causal else "full"
 
-    def allowed(self, window: int | None, first: int = 0) -> Tensor:
+    def allowed(self, window: int | None, first: int = 0, chunked: bool = False) -> Tensor:
         """True where the query may see the key, (b, 1 or h, q, k); built once per window."""
-        return self.once(("allowed", window, first), lambda: self._build(window, first))
+        return self.once(("allowed", window, first, chunked), lambda: self._build(window, first, chunked))
 
-    def additive(self, window: int | None, dtype: torch.dtype, first: int = 0) -> Tensor:
+    def additive(self, window: int | None, dtype: torch.dtype, first: int = 0, chunked: bool = False) -> Tensor:
         """Returns `allowed` as a bias on scores, 0 or -inf: kernels would convert booleans anew in each layer."""
-        allowed, key = self.allowed(window, first), ("additive", window, first, dtype)
+        allowed, key = self.allowed(window, first, chunked), ("additive", window, first, chunked, dtype)
         return self.once(key, lambda: torch.zeros_like(allowed, dtype=dtype).masked_fill_(~allowed, float("-inf")))
 
-    def blind(self, window: int | None, first: int = 0) -> Tensor | None:
+    def blind(self, window: int | None, first: int = 0, chunked: bool = False) -> Tensor | None:
         """True where a query sees no key, (b, 1 or h, q, 1); None where every query sees itself."""
         if not self.padded and self.explicit is None:
             return None
-        return self.once(("blind", window, first), lambda: ~self.allowed(window, first).any(-1, keepdim=True))
+        return self.once(("blind", window, first, chunked), lambda: ~self.allowed(window, first, chunked).any(-1, keepdim=True))
 
     def once(self, key: Hashable, build: Callable[[], T]) -> T:
         """Returns what `build` returns, kept by `key` for later layers: a backend's own form of this mask, or a bias.
@@ -81,7 +82,7 @@ class Mask:
         found: T = self._built[key]
         return found
 
-    def _build(self, window: int | None, first: int) -> Tensor:
+    def _build(self, window: int | None, first: int, chunked: bool) -> Tensor:
         q, k = self.q_positions.unsqueeze(-1), self.k_positions.unsqueeze(-2)  # (b, q) -> (b, q, 1), (b, k) -> (b, 1, k)
         seen = (k >= 0) & (q >= 0)
         if self.causal:
@@ -91,6 +92,8 @@ class Mask:
             if limit is not None:
                 near = (q - k).abs() < limit
                 seen = seen & (near | (k < first) if first else near)
+        if chunked and window is not None:
+            seen = seen & (q // window == k // window)
         if self.q_documents is not None and self.k_documents is not None:
             seen = seen & (self.q_documents.unsqueeze(-1) == self.k_documents.unsqueeze(-2))
         seen = seen.unsqueeze(1)  # (b, q, k) -> (b, 1, q, k)

@@ -173,7 +173,8 @@ def _ends(d: int) -> Activations:
 def _block(cfg: ModelConfig, parts: BlockParts, setting: Setting) -> Activations:
     """Counts what autograd saves of one token in a block, norms and residual branches included."""
     bias = [cfg.position.saved_activations(cfg.attention.n_heads, setting.seq_len)] if parts.slot in ATTENDING else []
-    return sum_activations([cfg.block.saved_activations(parts), parts.saved_activations(), *bias, _exchanged(cfg, parts, setting)])
+    scores = [mixer.saved_scores(setting.seq_len) for mixer in parts.mixers]
+    return sum_activations([cfg.block.saved_activations(parts), parts.saved_activations(), *bias, *scores, _exchanged(cfg, parts, setting)])
 
 
 def _exchanged(cfg: ModelConfig, parts: BlockParts, setting: Setting) -> Activations:

@@ -19,6 +19,7 @@ from tests.nn.models import config
         {},
         {"residual": {"kind": "hyper", "streams": 3}},
         {"head": {"tied": False}},
+        {"attention": {"n_heads": 4, "n_kv_heads": 2, "forget": True}},
         {"residual": {"kind": "loop", "times": 3}},
         {"mtp": {"depth": 1}},
         {"mtp": {"depth": 2}, "head": {"tied": True, "transform": "gelu"}},

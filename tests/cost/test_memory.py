@@ -40,6 +40,8 @@ FUSED = {  # none has a window, a soft-cap or MLA, for which no kernel on a CPU 
     "olmo2_1b": "model.attention.n_heads=4 model.ffn.hidden=256",
     "granite_3_1_2b": "model/attention=differential model.attention.n_heads=4 model.attention.n_kv_heads=2 model.ffn.hidden=256",
     "nanochat_d20": "model.attention.n_heads=4",
+    "llama4_scout": "model.attention.n_heads=4 model.attention.n_kv_heads=2 model.attention.head_dim=32 model.ffn.expert.hidden=256"
+    " model.ffn.n_experts=4 model.ffn.top_k=2 model.attention.window=null model.attention.chunked=false model.attention.global_every=null",
     "nano": "model.attention.n_heads=4 model.mtp.depth=3",
     "llama3_8b": "model.attention.n_heads=4 model.attention.n_kv_heads=4 model.ffn.hidden=256"
     " model/recurrent=gated_delta model.pattern=[recurrent,recurrent,attention]",
@@ -138,6 +140,17 @@ def test_what_is_multiplied_by_learned_numbers_is_kept(preset: str, option: str)
         found.append(memory(model, SETTING).activations)
         held.append(kept_bytes(model))
     assert found[1] - found[0] == held[1] - held[0] > 0
+
+
+@pytest.mark.parametrize("preset", ["gpt2", "llama_tiny", "qwen3_0_6b"])
+def test_attention_that_forgets_keeps_the_weights_of_all_pairs(preset: str) -> None:
+    """Since the bias needs a gradient. Some numbers of the gates' own are left out."""
+    found, held = [], []
+    for changes in ("", "model.attention.forget=true"):
+        model = build_model(composed(f"model={preset}", FUSED[preset], SMALL, changes).model, seed=0).train()
+        found.append(memory(model, SETTING).activations)
+        held.append(kept_bytes(model))
+    assert found[1] - found[0] == pytest.approx(held[1] - held[0], rel=0.001)
 
 
 @pytest.mark.parametrize("preset", ["llama_tiny", "t5_small"])

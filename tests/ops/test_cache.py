@@ -75,6 +75,8 @@ RAGGED = [
     {"attention": {"n_heads": 4, "window": 6, "global_every": 2}},
     {"attention": {"n_heads": 4, "window": 3}},
     {"attention": {"n_heads": 4, "window": 3, "keep_first": 2}},
+    {"attention": {"n_heads": 4, "window": 3, "chunked": True, "global_every": 2}},
+    {"attention": {"n_heads": 4, "n_kv_heads": 2, "window": 6, "global_every": 2, "forget": True}, "position": {"kind": "none"}},
     {"recurrent": CONV, "pattern": ["recurrent", "attention"]},
     {"attention": MLA},
 ]

@@ -33,6 +33,7 @@ CASES: dict[str, tuple[Tree, bool]] = {  # the model, and documents in a row
     "latent attention": ({"attention": MLA}, False),
     "values of the first layer": ({"attention": {"kind": "gqa", "n_heads": 2, "value_residual": True}}, True),
     "the first tokens": ({"attention": {"kind": "gqa", "n_heads": 2, "window": 4, "keep_first": 2}}, True),
+    "chunks, and heads that forget": ({"attention": {"kind": "gqa", "n_heads": 2, "window": 4, "chunked": True, "forget": True}}, True),
     "differences": ({"attention": {"kind": "differential", "n_heads": 2}}, True),
     "a state of several numbers a channel": ({"recurrent": MAMBA, "pattern": ["recurrent", "attention"]}, True),
     "a state of channels": ({"recurrent": RG_LRU, "pattern": ["recurrent", "attention"]}, True),

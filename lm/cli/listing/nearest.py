@@ -36,6 +36,7 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
     "logger=wandb": "use_wandb wandb wandb_log",
     "model.attention.chunked": "attention_chunk_size chunk_size",
     "model.attention.dropout": "attention_dropout attn_dropout attn_pdrop",
+    "model.attention.forget": "attn_data_dependent_alibi data_dependent_alibi forget_gate forget_gates",
     "model.attention.gpt_oss_sinks": "attn_head_learned_sink head_learned_sink",
     "model.attention.head_dim": "attn_dim_head dim_head",
     "model.attention.n_heads": "attention_heads heads n_head num_attention_heads",

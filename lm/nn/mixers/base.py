@@ -56,10 +56,14 @@ class Attention(Mixer):
             self.attend.prepare(ctx.mask, self.bias(ctx.mask, ctx.position), self.how, rows)
 
     def weighted(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, position: Position | None) -> Tensor:
-        """As `Attend`, with the bias of this position; dropout acts in training only. Of shared rows, each rank computes some heads."""
+        """As `attended`, with the bias of this position."""
+        return self.attended(q, k, v, mask, self.bias(mask, position))
+
+    def attended(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None) -> Tensor:
+        """As `Attend`; dropout acts in training only. Of shared rows, each rank computes some heads."""
         how, sinks = self.how if self.training else self.how_in_eval, None if self.sinks is None else mask.sharding.own_heads(self.sinks)
         q, k, v = mask.sharding.by_heads(q, k, v)
-        return mask.sharding.by_tokens(self.attend(q, k, v, mask, self.bias(mask, position), how, sinks))
+        return mask.sharding.by_tokens(self.attend(q, k, v, mask, bias, how, sinks))
 
     def bias(self, mask: Mask, position: Position | None) -> Tensor | None:
         """Returns the bias that this position adds to the scores, broadcastable to (b, h, q, k); None: there is none."""
@@ -97,6 +101,10 @@ class MixerConfig(Config):
 
     def kernel_outputs(self, d_model: int, layer: int) -> Activations:
         """Returns the outputs of fused kernels for one token, which selective recomputation keeps; linear layers (nn.Linear) aside."""
+        return Activations(0, 0)
+
+    def saved_scores(self, seq_len: int) -> Activations:
+        """Returns what autograd saves of one token and all of its row for the backward, where no fused kernel computes it."""
         return Activations(0, 0)
 
     @abstractmethod

@@ -12,6 +12,7 @@ from lm.nn.activation_memory import Activations, sum_activations
 from lm.nn.context import Context
 from lm.nn.init import halves
 from lm.nn.mixers.base import Mixer
+from lm.nn.mixers.forgetting import ForgettingGQA
 from lm.nn.mixers.grouped import GQA, GroupedConfig, QueryGrowth
 from lm.nn.norm import NormConfig
 from lm.nn.position.base import Position, PositionConfig
@@ -36,6 +37,9 @@ class GQAConfig(GroupedConfig):
 
     query_growth: QueryGrowth | None = None
     """Queries grow with their position in the document. null: they do not."""
+    forget: bool = False
+    """A score fades by what its head forgets between key and query: the sum of log sigmoid(w x + b) over the tokens behind the key, the
+    query included (Lin et al. 2025, arXiv:2503.02130, which has no positions beside it)."""
 
     @model_validator(mode="after")
     def _first_tokens_fit(self) -> Self:
@@ -44,6 +48,7 @@ class GQAConfig(GroupedConfig):
         forms = {
             f"keep_first={self.keep_first}": self.keep_first > 0, "value_residual=true": self.value_residual,
             f"qk_norm={self.qk_norm}": self.qk_norm in ("rotated", "l2"), "query_growth": self.query_growth is not None,
+            "forget=true": self.forget,
         }  # fmt: skip
         chosen = [form for form, used in forms.items() if used]
         if len(chosen) > 1 and chosen != ["qk_norm=l2", "query_growth"]:
@@ -84,12 +89,14 @@ class GQAConfig(GroupedConfig):
             return (L2NormGQA if self.query_growth is None else GrowingL2NormGQA)(self, norm, d_model, layer)
         if self.query_growth is not None:
             return GrowingGQA(self, norm, d_model, layer)
+        if self.forget:
+            return ForgettingGQA(self, norm, d_model, layer)
         return (StreamingGQA if self.first(layer) else GQA)(self, norm, d_model, layer)
 
     def cross(self) -> "GQAConfig":
         normed = {"rotated": "head", "l2": "none"}.get(self.qk_norm, self.qk_norm)  # nothing rotates between the two
-        windows = {"window": None, "chunked": False, "global_every": None, "global_at": None}
-        return self.replace(**windows, keep_first=0, value_residual=False, query_growth=None, qk_norm=normed)
+        windows: Tree = {"window": None, "chunked": False, "global_every": None, "global_at": None}
+        return self.replace(**windows, keep_first=0, value_residual=False, query_growth=None, forget=False, qk_norm=normed)
 
     def build_cross(self, norm: NormConfig, d_model: int, layer: int) -> Mixer:
         return CrossAttention(self, norm, d_model, layer)
@@ -101,15 +108,25 @@ class GQAConfig(GroupedConfig):
         return min(self.first(layer), max(0, seq_len - (self.layer_window(layer) or seq_len)))
 
     def saved_activations(self, d_model: int, layer: int) -> Activations:
-        """In addition, v before the value residual; with keep_first, q, k, v and the attention output are twice as wide."""
+        """In addition, v before the value residual; with forget, gates, and keys and values for each head of queries; with keep_first, q,
+        k, v and the attention output are twice as wide."""
         q, kv = self.n_heads * self.width(d_model), self.kv_width(d_model)
         mixed, twice = kv if self.value_residual and layer else 0, 2 * q + 2 * kv if self.first(layer) else 0
-        return sum_activations([super().saved_activations(d_model, layer), Activations(0, mixed + twice)])
+        gates, repeated = (self.n_heads, 2 * q - 2 * kv) if self.forget else (0, 0)
+        return sum_activations([super().saved_activations(d_model, layer), Activations(gates, mixed + twice + repeated)])
+
+    def saved_scores(self, seq_len: int) -> Activations:
+        """With forget, the weights of all heads: the bias needs a gradient, which no fused kernel computes."""
+        return Activations(0, self.n_heads * seq_len if self.forget else 0)
 
     def kernel_outputs(self, d_model: int, layer: int) -> Activations:
         """With keep_first, attention outputs are twice as wide."""
         kernel = super().kernel_outputs(d_model, layer)
         return sum_activations([kernel, Activations(0, kernel.narrow)]) if self.first(layer) else kernel
+
+    def why_not_context_parallel(self, n: int) -> str | None:
+        said = "model.attention.forget sums gates over whole rows, of which a rank has a part. Set it to false"
+        return said if self.forget else super().why_not_context_parallel(n)
 
     def why_not_tensor_parallel(self, n: int) -> str | None:
         for name, heads in (("n_heads", self.n_heads), ("n_kv_heads", self.n_kv_heads or self.n_heads)):
@@ -126,7 +143,10 @@ class GQAConfig(GroupedConfig):
         return self.replace(n_heads=self.n_heads // n, n_kv_heads=heads // n, head_dim=width)
 
     def state(self, d_model: int, layer: int) -> PerToken:
-        return replace(super().state(d_model, layer), first=self.first(layer))
+        """With forget, the log gate of each head too."""
+        kept = super().state(d_model, layer)
+        gates = ((self.n_heads, 1),) if self.forget else ()
+        return replace(kept, tensors=kept.tensors + gates, first=self.first(layer))
 
     def implied(self, d_model: int, n_layers: int) -> Tree:
         found = super().implied(d_model, n_layers)

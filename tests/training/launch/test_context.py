@@ -34,6 +34,7 @@ MODELS: dict[str, Tree] = {
     },
     "six heads over three, soft-cap": {"attention": {"kind": "gqa", "n_heads": 12, "n_kv_heads": 3, "head_dim": 8, "softcap": 5.0}},
     "first tokens": {"attention": {"kind": "gqa", "n_heads": 4, "n_kv_heads": 2, "window": 4, "keep_first": 2}},
+    "chunks": {"attention": {"kind": "gqa", "n_heads": 4, "n_kv_heads": 2, "window": 4, "chunked": True}},
     "differences": {"attention": {"kind": "differential", "n_heads": 8, "n_kv_heads": 2}},
     "latents": {"attention": {"kind": "mla", "n_heads": 4, "kv_rank": 8, "nope_dim": 8, "rope_dim": 4, "v_dim": 6}},
     "learned positions": {"position": {"kind": "learned"}},

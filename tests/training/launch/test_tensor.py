@@ -37,6 +37,7 @@ MODELS: dict[str, Tree] = {
     },
     "a gate of each element, values of the first layer": {"attention": HEADS | {"out_gate": "element", "value_residual": True}},
     "first tokens behind a window": {"attention": HEADS | {"window": 5, "keep_first": 2}},
+    "chunks, and heads that forget": {"attention": HEADS | {"window": 5, "chunked": True, "forget": True}},
     "side by side, not gated": {"attention": HEADS, "block": {"kind": "parallel"}, "ffn": {"kind": "mlp", "hidden": 20, "gated": False}},
     "a head of its own, an odd vocabulary": {
         "attention": HEADS,

@@ -147,7 +147,7 @@ RESIDUALS: list[dict[str, Any]] = [
 HEADS: list[dict[str, Any]] = [
     {"tied": True},
     {"tied": False, "bias": True},
-    {"tied": True, "scale": 0.5, "softcap": 10.0},
+    {"tied": True, "scale": 0.8, "softcap": 10.0},
     {"tied": False, "transform": "gelu", "transform_bias": False},
     {"tied": True, "transform": "gelu_tanh", "bias": True},
 ]

@@ -13,7 +13,7 @@ from lm.errors import ConfigError
 from lm.nn.batch import Batch
 from lm.nn.ffn.experts import Experts
 from lm.nn.init import initializer_of, into_residual
-from lm.nn.mixers.gqa import GQA
+from lm.nn.mixers.grouped import GQA
 from lm.nn.stack import ModelConfig, model_config
 from lm.nn.transformer import LM, build_model
 from lm.plugins import used

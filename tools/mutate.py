@@ -23,9 +23,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-GRID = [
-    f"nn/test_invariants.py::test_the_invariants_hold_for_every_pair_of_slot_values[{start}]" for start in (0, 20)
-]  # each kind of stack
+# each kind of stack
+GRID = [f"nn/test_invariants.py::test_the_invariants_hold_for_every_pair_of_slot_values[{start}]" for start in (0, 20)]
 REFERENCES, MASKS, POSITIONS = ["nn/test_references.py"], ["ops/test_masks.py"], ["nn/test_positions.py"]
 PARITY, CACHE, STACKS, MOE, MLA = (
     [f"hf/families/test_{family}.py" for family in ("llama", "qwen3", "gpt2")],
@@ -61,9 +60,10 @@ MUTATIONS = [
     ("q and k norms are swapped", "nn/mixers/grouped.py", "self._normed(self.q(x), self.q_norm)", "self._normed(self.q(x), self.k_norm)", PARITY),
     ("global layers one too early", "nn/mixers/grouped.py", "at = self.global_every - 1 if", "at = 0 if", ["nn/test_model.py"]),
     ("scores scaled by the head's width, not its root", "nn/mixers/grouped.py", "1 / math.sqrt(self.width(d_model))", "1 / self.width(d_model)", PARITY),
-    ("cross-attention keeps the window", "nn/mixers/gqa.py", "self.replace(**windows, keep_first=0, value_residual=False, query_growth=None, qk_norm=normed)", "self", GRID),
+    ("cross-attention keeps the window", "nn/mixers/gqa.py", "self.replace(**off, chunked=False, keep_first=0, value_residual=False, forget=False, qk_norm=normed)", "self", GRID),
     ("cross-attention is causal", "nn/transformer.py", "batch.source_documents, causal=False, square=square", "batch.source_documents, causal=True, square=square", STACKS),
     ("a layer mixes its own values in twice", "nn/mixers/gqa.py", "of_first * ctx.values + own * v", "of_first * v + own * v", ["nn/mixers/test_value_residual.py"]),
+    ("a gate is half as wide open", "nn/mixers/token_values.py", "self.cfg.most * F.linear", "F.linear", ["nn/mixers/test_token_values.py"]),
     ("the first tokens stand where they are", "nn/mixers/gqa.py", "for angles in (ctx.angles, near)", "for angles in (ctx.angles, ctx.angles)", ["nn/mixers/test_streaming.py"]),
     ("the first tokens stand one too far", "nn/mixers/gqa.py", "(self.how.window or 0) - 1", "(self.how.window or 0)", ["nn/mixers/test_streaming.py"]),
     ("a bias knows where the first tokens are", "nn/mixers/gqa.py", "far if near is None else torch.where(", "far if near is None else torch.where(False & ", ["nn/mixers/test_streaming.py"]),

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from lm.nn.mixers.token_values import TABLE
 from lm.nn.stack import ModelConfig
 from lm.nn.transformer import build_model
 from lm.ops.cache.cache import numbers
@@ -14,7 +15,7 @@ class Counts:
     """Sizes of a model at one sequence length. An encoder-decoder's tokens are pairs: one of the source, one of the target."""
 
     parameters: int  # shared ones once
-    non_embedding: int  # without token and position embeddings and an untied head
+    non_embedding: int  # without token, value and position embeddings and an untied head
     active: int  # of all parameters, those that one token passes
     forward_flops_per_token: int  # 2 per multiply-add, at a full row
     train_flops_per_token: int  # forward and backward: 3 x forward
@@ -42,7 +43,7 @@ def count(cfg: ModelConfig, seq_len: int, bytes_per_number: int = 2) -> Counts:
     forward += further + _flops_of_linears(model.head) * len(model.mtp)
     return Counts(
         parameters=total,
-        non_embedding=sum(p.numel() for name, p in named.items() if name not in embeddings),
+        non_embedding=sum(p.numel() for name, p in named.items() if name not in embeddings and not name.endswith(TABLE)),
         active=total - sum(mixture.idle() for mixture in model.mixtures().values()),
         forward_flops_per_token=forward,
         train_flops_per_token=3 * forward,

@@ -7,11 +7,12 @@ from torch import Tensor
 
 from lm.data.tokenizer.fitting import new_ids
 from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.nn.mixers.token_values import TABLE
 from lm.nn.transformer import LM, build_model
 from lm.storage.model_folder import copy_weights
 
-ROWS = ("embed.weight", "head.weight", "head.bias")
-"""Weights with a row for each entry of the vocabulary."""
+ROWS = ("embed.weight", "head.weight", "head.bias", TABLE)
+"""How the names of weights end that have a row for each entry of the vocabulary."""
 
 
 def grown_weights(weights: Mapping[str, Tensor], before: Tokenizer, now: Tokenizer) -> dict[str, Tensor]:
@@ -22,7 +23,7 @@ def grown_weights(weights: Mapping[str, Tensor], before: Tokenizer, now: Tokeniz
     """
     found, new = dict(weights), new_ids(before, now)
     n_rows = len(weights["embed.weight"])  # a classifier's head has rows for its labels
-    for name in (name for name in ROWS if new and name in weights and len(weights[name]) == n_rows):
+    for name in (name for name in weights if new and name.endswith(ROWS) and len(weights[name]) == n_rows):
         old = weights[name]
         mean = old[: before.vocab_size].mean(0, dtype=torch.float32).to(old.dtype)
         rows = torch.cat([old, mean.expand(max(0, now.vocab_size - len(old)), *mean.shape)])

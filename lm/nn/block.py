@@ -196,7 +196,8 @@ class Layer(nn.Module):
     def __init__(self, parts: BlockParts) -> None:
         super().__init__()
         self.slot, d, layer = parts.slot, parts.d_model, parts.layer
-        self.add_module(self.slot, parts.ffn.build(d, layer) if self.slot == "ffn" else parts.mixer.build(parts.norm, d, layer))
+        mixer = None if self.slot == "ffn" else parts.mixer.build_in(parts.vocab_size, parts.norm, d, layer)
+        self.add_module(self.slot, parts.ffn.build(d, layer) if mixer is None else mixer)
 
     def slot_module(self, ending: str = "") -> nn.Module:
         """Returns the mixer, or what has its name with this ending."""

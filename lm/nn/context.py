@@ -34,14 +34,15 @@ class Context:
         angles: Angles | None = None,
         cache: Cache | None = None,
         memory_mask: Mask | None = None,
-        values: Tensor | None = None,
+        tokens: Tensor | None = None,
         stack: str = "",
         moe: MoEStats | None = None,
     ) -> None:
-        """values: (b, g, s, c), the first layer's, where later layers mix them in.  moe: that of another stack, which this one adds to."""
+        """tokens: (b, s), for mixers that look them up.  moe: that of another stack, which this one adds to."""
         self.position, self.mask, self.angles, self.cache = position, mask, angles, cache
         self.memory: Tensor | None = None  # (b, m, d), the encoder's output for cross-attention; None where the cache holds its keys
-        self.memory_mask, self.values, self.stack = memory_mask, values, stack
+        self.memory_mask, self.tokens, self.stack = memory_mask, tokens, stack
+        self.values: Tensor | None = None  # (b, g, s, c), the first layer's, where later layers mix them in
         self.moe = MoEStats() if moe is None else moe
         self._reported: tuple[Tensor, Tensor | None] | None = None
         self.mtp: list[Tensor] = []  # hidden states that predict the 2nd, 3rd, ... next token, (b, s, d) each

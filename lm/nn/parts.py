@@ -28,6 +28,7 @@ class BlockParts:
     residual: ResidualConfig
     d_model: int
     dropout: float
+    vocab_size: int = 0
 
     @property
     def mixers(self) -> list[MixerConfig]:

@@ -77,7 +77,7 @@ class ModelConfig(Slot):
     @model_validator(mode="after")
     def _slots_fit(self) -> Self:
         self.attention.require(self.d_model, self.position)
-        self.attention.require_layers(self.slot(0) in ATTENDING, self.drafts())
+        self.attention.require_layers([i for i in range(self.n_layers) if self.slot(i) in ATTENDING], self.drafts())
         self.position.require(self.attention.rotary_width(self.d_model), self.attention.whence(self.d_model))
         self.position.require_layers(self.drafts())
         self.block.require(self.norm, self.ffn, self.recurrent is not None)
@@ -159,7 +159,8 @@ class ModelConfig(Slot):
         """Returns the configs that the block of this layer is built of.  cross: with cross-attention."""
         slot, reader = self.slot(layer), self.attention.cross() if cross else None
         ffn = self.ffn if self.block.feeds(slot) else NoFFNConfig()
-        return BlockParts(layer, self.norm, slot, self._mixer(slot), reader, ffn, self.residual, self.d_model, self.dropout)
+        own = self._mixer(slot), reader, ffn, self.residual, self.d_model, self.dropout, self.vocab_size or 0
+        return BlockParts(layer, self.norm, slot, *own)
 
     def _mixer(self, slot: SlotOfLayer) -> MixerConfig:
         if slot == "ffn":

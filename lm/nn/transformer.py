@@ -149,7 +149,8 @@ class LM(Stack):
         square = batch.positions is None and batch.documents is None and cache is None
         rows = positions, positions, batch.documents, batch.documents
         mask = Mask(*rows, self.causal, square, batch.prefix, padded=batch.padded, sharding=batch.sharding)
-        return Context(self.position, mask, self.position.angles(batch.sharding.for_sublayer(positions)), cache)
+        angles = self.position.angles(batch.sharding.for_sublayer(positions))
+        return Context(self.position, mask, angles, cache, tokens=batch.tokens)
 
     def _next_positions(self, batch: Batch, cache: Cache | None) -> Tensor:
         places = self.position.places(batch.row_len, batch.tokens.device, 0 if cache is None else cache.length)
@@ -267,7 +268,7 @@ class EncoderDecoderLM(LM):
         encoder, square = self.encoder, positions is None and documents is None
         positions = encoder.position.places(tokens.shape[1], tokens.device) if positions is None else positions
         mask = Mask(positions, positions, documents, documents, causal=False, square=square, sharding=batch.sharding)
-        ctx = Context(encoder.position, mask, encoder.position.angles(positions), stack="encoder", moe=moe)
+        ctx = Context(encoder.position, mask, encoder.position.angles(positions), stack="encoder", moe=moe, tokens=tokens)
         x = encoder.through_blocks(encoder.embedded(self.embed(tokens), positions, None), ctx)  # (b, m) -> (b, m, d)
         return encoder.norm(x), positions.expand(len(tokens), -1)
 

@@ -132,7 +132,7 @@ def test_activations_by_formula_are_nearly_what_a_compiler_keeps(preset: str) ->
 
 
 @pytest.mark.parametrize("preset", ["gpt2", "palm_8b", "transformer_base"])
-@pytest.mark.parametrize("option", ["block.layer_scale=0.1", "attention.value_residual=true"])
+@pytest.mark.parametrize("option", ["block.layer_scale=0.1", "attention.value_residual=true", "attention.value_embedding.every=2"])
 def test_what_is_multiplied_by_learned_numbers_is_kept(preset: str, option: str) -> None:
     found, held = [], []
     for changes in ("", f"model.{option}"):

@@ -25,7 +25,7 @@ PROMPTS = [
     [17],
     [18, 2],
 ]
-MODELS: list[dict[str, Any]] = [{}, {"position": POSITIONS[1]}, {"attention": ATTENTIONS[4]}, *MIXING[:4]]
+MODELS: list[dict[str, Any]] = [{}, {"position": POSITIONS[1]}, *({"attention": ATTENTIONS[n]} for n in (4, 15)), *MIXING[:4]]
 
 
 @pytest.fixture(autouse=True)

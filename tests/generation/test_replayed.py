@@ -111,7 +111,13 @@ def grouped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experts, "by_expert", product)
 
 
-CHOSEN = [*ALL[::4], {"attention": ATTENTIONS[11]}, {"residual": {"kind": "loop", "times": 3}}, *MIXING[1:4], {"ffn": MIXTURES[0]}]
+CHOSEN = [
+    *ALL[::4],
+    *({"attention": ATTENTIONS[n]} for n in (11, 15)),
+    {"residual": {"kind": "loop", "times": 3}},
+    *MIXING[1:4],
+    {"ffn": MIXTURES[0]},
+]
 EVERY = [*ALL, *({"ffn": each} for each in MIXTURES if not each.get("reference"))]
 
 

@@ -45,6 +45,7 @@ MODELS: list[dict[str, Any]] = [
     {"attention": ATTENTIONS[10], "ffn": MIXTURES[2]},
     {"attention": ATTENTIONS[11]},
     {"attention": ATTENTIONS[12]},
+    {"attention": ATTENTIONS[15]},
     {"attention": ATTENTIONS[1] | {"dropout": 0.5}},
     {"attention": ATTENTIONS[-1], "ffn": {"kind": "mlp", "inner_norm": {"kind": "rms"}}},
     MIXING[5],

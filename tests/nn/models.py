@@ -67,6 +67,7 @@ ATTENTIONS: list[dict[str, Any]] = [
     {"n_heads": 4, "n_kv_heads": 2, "window": 5, "chunked": True, "global_every": 2},
     {"n_heads": 4, "n_kv_heads": 1, "qk_norm": "l2", "out_bias": True},
     {"n_heads": 4, "n_kv_heads": 2, "forget": True, "window": 6, "global_every": 2, "qk_norm": "head", "out_gate": "head"},
+    {"n_heads": 4, "n_kv_heads": 2, "qk_norm": "rotated", "window": 8, "value_embedding": {"every": 1, "channels": 7, "most": 3.0}},
     {"n_heads": 4, "n_kv_heads": 2, "inner_norm": {"kind": "layer"}, "out_gate": "element"},
 ]
 FFNS: list[dict[str, Any]] = [

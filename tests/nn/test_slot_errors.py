@@ -47,6 +47,13 @@ MISTAKES: list[tuple[Tree, str]] = [
     (attention(window=8, keep_first=4, qk_norm="rotated"), "keep_first=4 has no form with qk_norm=rotated. Leave one of them out."),
     (attention(value_residual=True, qk_norm="rotated"), "value_residual=true has no form with qk_norm=rotated. Leave one of them out."),
     (attention(value_residual=True, query_growth={"rate": 0.1, "every": 8}), "value_residual=true has no form with query_growth."),
+    (attention(value_residual=True, value_embedding={}), "value_embedding has no form with value_residual=true. Leave one of them out."),
+    (attention(window=8, keep_first=4, value_embedding={}), "value_embedding has no form with keep_first=4. Leave one of them out."),
+    (attention(query_growth={"rate": 0.1, "every": 8}, value_embedding={}), "value_embedding has no form with query_growth. Leave one of"),
+    (attention(value_embedding={"at": 2}), "attention.value_embedding: at=2 is none of every=2 layers. Lower it, or drop it."),
+    (attention(value_embedding={"every": 4}), "value_embedding.every=4 is of no layer that attends. Lower it, or set at."),
+    (attention(value_embedding={"channels": 33}), "value_embedding.channels=33 is above d_model=32. Lower it."),
+    (attention(value_embedding={}) | {"mtp": {"depth": 1}}, "value_embedding looks up the token of a place, and the blocks of mtp read tw"),
     (attention(kind="differential", qk_norm="rotated"), "qk_norm=rotated has no form in attention=differential. Use qk_norm=head."),
     (attention(window=8, keep_first=4) | {"position": {"kind": "learned"}}, "position=learned has told already where they stand."),
     (attention(window=8, keep_first=4, chunked=True), "keep_first=4 has no form with chunked=true. Leave one of them out."),
@@ -241,7 +248,8 @@ OF_A_FAMILY = {
     "RopeConfig.fraction": "GPT-NeoX", "YarnScaling.truncate": "gpt-oss",
     "YarnScaling.mscale": "DeepSeek", "YarnScaling.mscale_all_dim": "DeepSeek", "DecoderConfig.mtp": "DeepSeek",
     "ShortConvConfig.kernel": "LFM2", "SigmoidRouterConfig.floor": "LFM2",
-    "QueryGrowth.rate": "Ministral 3", "SinusoidalConfig.halves": "Marian", "SinusoidalConfig.exact": "M2M-100",
+    "QueryGrowth.rate": "Ministral 3",
+    "ValueEmbedding.most": "nanochat", "SinusoidalConfig.halves": "Marian", "SinusoidalConfig.exact": "M2M-100",
     "SinusoidalConfig.first": "M2M-100",
 }  # fmt: skip
 

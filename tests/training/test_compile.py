@@ -32,6 +32,7 @@ CASES: dict[str, tuple[Tree, bool]] = {  # the model, and documents in a row
     "encoder-decoder": (ENCODER_DECODER, False),
     "latent attention": ({"attention": MLA}, False),
     "values of the first layer": ({"attention": {"kind": "gqa", "n_heads": 2, "value_residual": True}}, True),
+    "values of tokens": ({"attention": {"kind": "gqa", "n_heads": 2, "value_embedding": {"every": 1}}}, True),
     "the first tokens": ({"attention": {"kind": "gqa", "n_heads": 2, "window": 4, "keep_first": 2}}, True),
     "chunks, and heads that forget": ({"attention": {"kind": "gqa", "n_heads": 2, "window": 4, "chunked": True, "forget": True}}, True),
     "differences": ({"attention": {"kind": "differential", "n_heads": 2}}, True),

@@ -44,6 +44,7 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
     "model.attention.out_gate": "attn_gate_values gate_values",
     "model.attention.qk_norm": "attn_qk_norm attn_qk_rmsnorm qk_rmsnorm use_qk_norm",
     "model.attention.softcap": "attn_logit_softcapping attn_softclamp_logits logit_softclamp_value softclamp_logits",
+    "model.attention.value_embedding": "value_embeds",
     "model.attention.value_residual": "add_value_residual",
     "model.attention.window": "attn_max_attend_past max_attend_past sliding_window window_size",
     "model.block.layer_scale": "layerscale_init_value use_layerscale",

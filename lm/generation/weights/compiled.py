@@ -115,7 +115,8 @@ class _Whole(nn.Module):
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         position, unseen = self.model.position, cast(Any, _Unseen())
-        ctx = Context(position, unseen, position.angles(positions), unseen, memory_mask=unseen, values=unseen)
+        ctx = Context(position, unseen, position.angles(positions), unseen, memory_mask=unseen, tokens=unseen)
+        ctx.values = unseen
         out: Tensor = self.model.norm(self.model.through_blocks(x, ctx))
         return out
 

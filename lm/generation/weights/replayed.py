@@ -99,14 +99,16 @@ class _Step:
 
     def __init__(self, model: LM, x: Tensor, ctx: Context, record: Record, one: Quick | None) -> None:
         assert ctx.cache is not None
+        assert ctx.tokens is not None
         self.x, self.at, self.cache = x.clone(), ctx.mask.q_positions.expand(len(x), 1).clone(), _Still(ctx.cache)
+        self.tokens = ctx.tokens.clone()
         memory = None if ctx.memory_mask is None else ctx.memory_mask.k_positions
 
         def run() -> Tensor:
             self.cache.look(self.at)
             mask = Mask(self.at, self.at, causal=model.causal, padded=False)
             across = None if memory is None else Mask(self.at, memory, causal=False)
-            here = Context(model.position, mask, model.position.angles(self.at), self.cache, memory_mask=across)
+            here = Context(model.position, mask, model.position.angles(self.at), self.cache, memory_mask=across, tokens=self.tokens)
             out = None if one is None else one(self.x, here)
             return model.norm(model.through_blocks(self.x, here)) if out is None else out
 
@@ -114,7 +116,9 @@ class _Step:
 
     def __call__(self, x: Tensor, ctx: Context) -> Tensor:
         assert ctx.cache is not None
+        assert ctx.tokens is not None
         self.x.copy_(x)
+        self.tokens.copy_(ctx.tokens)
         self.at.copy_(ctx.mask.q_positions)
         self.cache.take(ctx.cache)
         out = self.replay().clone()

@@ -1,7 +1,7 @@
 """Token mixers, by which the tokens of a row read each other: attention and recurrences. The model's `pattern` chooses."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import ClassVar, Self
 
@@ -91,6 +91,10 @@ class MixerConfig(Config):
     def build(self, norm: NormConfig, d_model: int, layer: int) -> Mixer:
         """Returns the mixer of layer `layer`, counted from 0.  norm: the block's norm, for norms within the mixer."""
 
+    def build_in(self, vocab_size: int, norm: NormConfig, d_model: int, layer: int) -> Mixer:
+        """As `build`, in a model of so many tokens, for kinds that look up tokens themselves (`ctx.tokens`)."""
+        return self.build(norm, d_model, layer)
+
     @abstractmethod
     def flops(self, d_model: int, layer: int, seq_len: int) -> int:
         """Returns the FLOPs of one token in a full row, 2 per multiply-add, without those of linear layers (nn.Linear)."""
@@ -170,9 +174,9 @@ class AttentionConfig(SlotMixerConfig, Slot, group="model/attention"):
     def require(self, d_model: int, position: PositionConfig) -> None:
         """Raises ValueError where this width or this position does not fit."""
 
-    def require_layers(self, first: bool, drafts: bool) -> None:
-        """Raises ValueError where this kind reads the first layer and cannot.  first: that layer attends; drafts: blocks beyond the last
-        layer draft by themselves (MTP)."""
+    def require_layers(self, layers: Sequence[int], drafts: bool) -> None:
+        """Raises ValueError where this kind does not fit the layers.  layers: those that attend; drafts: blocks beyond the last layer draft
+        by themselves (MTP)."""
 
     def layer_window(self, layer: int) -> int | None:
         """Returns the window of this layer, None where it sees everything."""

@@ -25,7 +25,11 @@ class BothConfig(MixerConfig):
         return self.attention, self.recurrent
 
     def build(self, norm: NormConfig, d_model: int, layer: int) -> Mixer:
-        return Both(self, norm, d_model, layer)
+        return self.build_in(0, norm, d_model, layer)
+
+    def build_in(self, vocab_size: int, norm: NormConfig, d_model: int, layer: int) -> Mixer:
+        attention, recurrent = (part.build_in(vocab_size, norm, d_model, layer) for part in self.parts)
+        return Both(self, attention, recurrent, layer)
 
     def flops(self, d_model: int, layer: int, seq_len: int) -> int:
         return sum(part.flops(d_model, layer, seq_len) for part in self.parts)
@@ -49,9 +53,9 @@ class BothConfig(MixerConfig):
 class Both(Mixer):
     """a attention(x) + r recurrent(x)."""
 
-    def __init__(self, cfg: BothConfig, norm: NormConfig, d_model: int, layer: int) -> None:
+    def __init__(self, cfg: BothConfig, attention: Mixer, recurrent: Mixer, layer: int) -> None:
         super().__init__(layer)
-        self.attention, self.recurrent = (part.build(norm, d_model, layer) for part in cfg.parts)
+        self.attention, self.recurrent = attention, recurrent
         self.scales = cfg.attention_scale, cfg.recurrent_scale
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:

@@ -1,5 +1,6 @@
-"""Multi-head, grouped-query and multi-query attention."""
+"""Multi-head, grouped-query and multi-query attention, and its variants."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, Self
 
@@ -12,8 +13,10 @@ from lm.nn.activation_memory import Activations, sum_activations
 from lm.nn.context import Context
 from lm.nn.init import halves
 from lm.nn.mixers.base import Mixer
+from lm.nn.mixers.behind_rotation import GrowingGQA, GrowingL2NormGQA, L2NormGQA, RotatedNormGQA
 from lm.nn.mixers.forgetting import ForgettingGQA
 from lm.nn.mixers.grouped import GQA, GroupedConfig, QueryGrowth
+from lm.nn.mixers.token_values import TokenValueGQA, TokenValueRotatedNormGQA, TokenValues, ValueEmbedding
 from lm.nn.norm import NormConfig
 from lm.nn.position.base import Position, PositionConfig
 from lm.ops.attention.attend import Scoring
@@ -34,7 +37,8 @@ class GQAConfig(GroupedConfig):
     value_residual: bool = False
     """Values of each layer but the first become a v_first + b v, with learned a and b, 1/2 at first (Zhou et al. 2024,
     arXiv:2410.17897)."""
-
+    value_embedding: ValueEmbedding | None = None
+    """In some layers each token adds a vector of its own, from a table, to its value. null: in none."""
     query_growth: QueryGrowth | None = None
     """Queries grow with their position in the document. null: they do not."""
     forget: bool = False
@@ -50,8 +54,9 @@ class GQAConfig(GroupedConfig):
             f"qk_norm={self.qk_norm}": self.qk_norm in ("rotated", "l2"), "query_growth": self.query_growth is not None,
             "forget=true": self.forget,
         }  # fmt: skip
+        forms = {"value_embedding": self.value_embedding is not None} | forms
         chosen = [form for form, used in forms.items() if used]
-        if len(chosen) > 1 and chosen != ["qk_norm=l2", "query_growth"]:
+        if len(chosen) > 1 and chosen not in (["qk_norm=l2", "query_growth"], ["value_embedding", "qk_norm=rotated"]):
             raise ValueError(f"{chosen[0]} has no form with {chosen[1]}. Leave one of them out.")
         if self.keep_first and self.chunked:
             raise ValueError(f"keep_first={self.keep_first} has no form with chunked=true. Leave one of them out.")
@@ -68,17 +73,35 @@ class GQAConfig(GroupedConfig):
             raise ValueError(f"keep_first={self.keep_first} sets the first tokens right before the window, and {said}. Use position=rope.")
         if self.qk_norm == "l2" and position.acts != "rotate":
             raise ValueError(f"qk_norm=l2 is of layers that rotate, and position={position.kind} rotates none. Use position=rope, or head.")
+        if self.value_embedding is not None and self.value_embedding.channels > d_model:
+            raise ValueError(f"value_embedding.channels={self.value_embedding.channels} is above d_model={d_model}. Lower it.")
         if self.query_growth is not None and self.query_growth.unrotated and position.rotates_all():
             raise ValueError("query_growth.unrotated=true leaves out layers that rotate, and all do. Set position.none_every, or drop it.")
 
-    def require_layers(self, first: bool, drafts: bool) -> None:
-        if self.value_residual and not first:
+    def require_layers(self, layers: Sequence[int], drafts: bool) -> None:
+        if self.value_residual and 0 not in layers:
             raise ValueError("value_residual=true mixes in the values of layer 0, which does not attend. Begin the pattern with attention.")
         if self.value_residual and drafts:
             raise ValueError("value_residual=true reads layer 0, without which the blocks of mtp draft. Leave one of them out.")
+        if self.value_embedding is not None and type(self).build is not GQAConfig.build:
+            raise ValueError(f"value_embedding has no form in attention={self.kind}. Set it to null.")
+        if self.value_embedding is not None and drafts:
+            raise ValueError("value_embedding looks up the token of a place, and the blocks of mtp read two. Leave one of them out.")
+        if self.value_embedding is not None and not any(map(self.value_embedding.acts, layers)):
+            raise ValueError(f"value_embedding.every={self.value_embedding.every} is of no layer that attends. Lower it, or set at.")
 
     def scoring(self, d_model: int, layer: int) -> Scoring:
         return replace(super().scoring(d_model, layer), first=self.first(layer), dropout=self.dropout)
+
+    def table(self, layer: int) -> ValueEmbedding | None:
+        """Returns the value embedding of this layer; None where it has none."""
+        return self.value_embedding if self.value_embedding is not None and self.value_embedding.acts(layer) else None
+
+    def build_in(self, vocab_size: int, norm: NormConfig, d_model: int, layer: int) -> Mixer:
+        if (table := self.table(layer)) is None:
+            return self.build(norm, d_model, layer)
+        kind = TokenValueRotatedNormGQA if self.qk_norm == "rotated" else TokenValueGQA
+        return kind(self, TokenValues(table, vocab_size, self.n_kv_heads or self.n_heads, self.width(d_model)), norm, d_model, layer)
 
     def build(self, norm: NormConfig, d_model: int, layer: int) -> Mixer:
         if self.value_residual:
@@ -95,25 +118,28 @@ class GQAConfig(GroupedConfig):
 
     def cross(self) -> "GQAConfig":
         normed = {"rotated": "head", "l2": "none"}.get(self.qk_norm, self.qk_norm)  # nothing rotates between the two
-        windows: Tree = {"window": None, "chunked": False, "global_every": None, "global_at": None}
-        return self.replace(**windows, keep_first=0, value_residual=False, query_growth=None, forget=False, qk_norm=normed)
+        off: Tree = dict.fromkeys(("window", "global_every", "global_at", "query_growth", "value_embedding"), None)
+        return self.replace(**off, chunked=False, keep_first=0, value_residual=False, forget=False, qk_norm=normed)
 
     def build_cross(self, norm: NormConfig, d_model: int, layer: int) -> Mixer:
         return CrossAttention(self, norm, d_model, layer)
 
     def flops(self, d_model: int, layer: int, seq_len: int) -> int:
-        return super().flops(d_model, layer, seq_len) + 4 * self.n_heads * self.width(d_model) * self._behind(layer, seq_len)
+        table, behind = self.table(layer), 4 * self.n_heads * self.width(d_model) * self._behind(layer, seq_len)
+        gate = 0 if table is None else 2 * table.channels * (self.n_kv_heads or self.n_heads)
+        return super().flops(d_model, layer, seq_len) + behind + gate
 
     def _behind(self, layer: int, seq_len: int) -> int:
         return min(self.first(layer), max(0, seq_len - (self.layer_window(layer) or seq_len)))
 
     def saved_activations(self, d_model: int, layer: int) -> Activations:
-        """In addition, v before the value residual; with forget, gates, and keys and values for each head of queries; with keep_first, q,
-        k, v and the attention output are twice as wide."""
+        """In addition, v before the value residual; the vectors of tokens, and their gate before and behind its factor; with forget, gates,
+        and keys and values for each head of queries; with keep_first, q, k, v and the attention output are twice as wide."""
         q, kv = self.n_heads * self.width(d_model), self.kv_width(d_model)
         mixed, twice = kv if self.value_residual and layer else 0, 2 * q + 2 * kv if self.first(layer) else 0
         gates, repeated = (self.n_heads, 2 * q - 2 * kv) if self.forget else (0, 0)
-        return sum_activations([super().saved_activations(d_model, layer), Activations(gates, mixed + twice + repeated)])
+        looked_up = 0 if self.table(layer) is None else kv + 2 * (self.n_kv_heads or self.n_heads)
+        return sum_activations([super().saved_activations(d_model, layer), Activations(gates, mixed + looked_up + twice + repeated)])
 
     def saved_scores(self, seq_len: int) -> Activations:
         """With forget, the weights of all heads: the bias needs a gradient, which no fused kernel computes."""
@@ -132,6 +158,8 @@ class GQAConfig(GroupedConfig):
         for name, heads in (("n_heads", self.n_heads), ("n_kv_heads", self.n_kv_heads or self.n_heads)):
             if heads % n:
                 return f"model.attention.{name}={heads} is not a multiple of it, and each rank has as many. Choose a divisor"
+        if self.value_embedding is not None:
+            return "model.attention.value_embedding has tables, of which no rank can hold a slice. Set it to null"
         if self.inner_norm is not None:
             return "model.attention.inner_norm is of all heads, of which a rank has some. Set it to null"
         if self.qk_norm == "full":
@@ -151,56 +179,6 @@ class GQAConfig(GroupedConfig):
     def implied(self, d_model: int, n_layers: int) -> Tree:
         found = super().implied(d_model, n_layers)
         return found | {"keep_first": 0 if found["window"] is None else self.keep_first}
-
-
-class RotatedNormGQA(GQA):
-    """GQA whose norms on each head's queries and keys stand behind the rotation."""
-
-    def queries(self, x: Tensor) -> Tensor:
-        return self._heads(self.q(x))
-
-    def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self._heads(self.k(x)), self._heads(self.v(x))
-
-    def projected(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = super().projected(x, ctx)
-        return self.q_norm(q), self.k_norm(k), v
-
-
-class L2NormGQA(GQA):
-    """GQA whose heads of queries and keys have norms without weights behind the rotation, where there is one.  Llama 4, Meta 2025."""
-
-    def __init__(self, cfg: GQAConfig, norm: NormConfig, d_model: int, layer: int) -> None:
-        super().__init__(cfg, norm, d_model, layer)
-        self.l2_norm = norm.build_l2(self.head_dim)
-
-    def projected(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = super().projected(x, ctx)
-        return (self.l2_norm(q), self.l2_norm(k), v) if ctx.position.rotates(self.layer) else (q, k, v)
-
-
-class GrowingGQA(GQA):
-    """GQA whose queries grow with their position."""
-
-    def __init__(self, cfg: GQAConfig, norm: NormConfig, d_model: int, layer: int) -> None:
-        super().__init__(cfg, norm, d_model, layer)
-        assert cfg.query_growth is not None
-        self.growth = cfg.query_growth
-
-    def projected(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = super().projected(x, ctx)
-        if self.growth.unrotated and ctx.position.rotates(self.layer):
-            return q, k, v
-        return q * self.factor(ctx.mask.sharding.for_sublayer(ctx.mask.q_positions)).to(q.dtype), k, v
-
-    def factor(self, positions: Tensor) -> Tensor:
-        """(b, s) -> (b, 1, s, 1), float32."""
-        steps = torch.floor((positions.clamp_min(0) + self.growth.first) / self.growth.every)
-        return (1 + self.growth.rate * torch.log(1 + steps))[:, None, :, None]
-
-
-class GrowingL2NormGQA(GrowingGQA, L2NormGQA):
-    """Both: in Llama 4 layers that rotate have the norms, and in the others queries grow."""
 
 
 class StreamingGQA(GQA):

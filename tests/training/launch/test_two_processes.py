@@ -108,6 +108,7 @@ JOBS = {
     "encoder-decoder, bf16": Job(SLOW_ADAMW, 2, model=ENCODER_DECODER, options=BF16, rounded=True),
 }
 HYPER: Tree = {"residual": {"kind": "hyper", "streams": 2, "sinkhorn": 3}}
+TABLES: Tree = {"kind": "gqa", "n_heads": 2, "n_kv_heads": 1, "value_embedding": {"every": 2, "at": 0}}
 LOOP: Tree = {"residual": {"kind": "loop", "times": 3}}
 KEPT = {
     "products kept": Job(SLOW_ADAMW, 2, trainer=PRODUCTS),
@@ -125,11 +126,14 @@ WAYS = {
     "dense": Job(SLOW_ADAMW, 2, model={"residual": {"kind": "dense"}}),
     "loop, all blocks again": Job(SLOW_ADAMW, 3, model=LOOP, trainer=AGAIN),
     "loop, experts": Job(SGD | {"lr": 0.1}, 2, model=MOE | LOOP),
+    "values of tokens, all blocks again": Job(SLOW_ADAMW, 3, model={"attention": TABLES}, trainer=AGAIN),
+    "values of tokens, encoder-decoder, muon": Job(MUON, 2, model=ENCODER_DECODER | {"attention": TABLES}),
     "loop, encoder-decoder": Job(SGD | {"lr": 0.1}, 2, model=ENCODER_DECODER | LOOP),
 }
 WAYS_OF_SLICES = {
     "several streams, halves": Job(SLOW_ADAMW, 2, model=HYPER, context=2),
     "loop, halves": Job(SLOW_ADAMW, 2, model=LOOP, context=2),
+    "values of tokens, halves": Job(SLOW_ADAMW, 2, model={"attention": TABLES}, context=2),
     "dense, halves": Job(SLOW_ADAMW, 2, model={"residual": {"kind": "dense"}}, context=2),
 }
 FEW = ("experts, muon", "encoder-decoder, shared values", "poisoned")  # of make test

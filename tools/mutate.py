@@ -175,7 +175,7 @@ MUTATIONS = [
     ("cross-attention does not count as a sublayer", "nn/parts.py", "return sum(mixer.sublayers for mixer in self.mixers) + self.ffn.sublayers", "return 1 + self.ffn.sublayers", ["nn/test_model.py"]),
     ("segments are passed over", "nn/stack.py", "elif segments is not None:", "elif False:", ["nn/test_slot_errors.py"]),
     ("a cache may pass the last learned position", "nn/position/absolute.py", "if start + s > self.max_seq_len:", "if s > self.max_seq_len:", ["nn/test_slot_errors.py"]),
-    ("embeddings are scaled after positions", "nn/stack.py", "x = self.position.embed(x, positions)", "x = self.position.embed(x / self.embed_scale, positions) * self.embed_scale", POSITIONS),
+    ("embeddings are scaled after positions", "nn/stack.py", "x = self.position.embed(x, ctx.positions)", "x = self.position.embed(x / self.embed_scale, positions) * self.embed_scale", POSITIONS),
     ("the soft-cap of the head is skipped", "nn/head.py", "return logits if self.softcap is None else", "return logits if True else", REFERENCES),
     ("the head's scale comes too late", "nn/head.py", "else x * self.scale", "else x", ["nn/test_norm.py"]),
     ("the head reads the places without a label", "losses/tokens.py", "(labels == IGNORED).byte()", "(labels != IGNORED).byte()", ["losses/test_tokens.py"]),

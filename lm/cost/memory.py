@@ -132,7 +132,7 @@ class _Unit(NamedTuple):
 def _activations(model: LM, setting: Setting) -> int:
     """Returns the bytes of activations for one token."""
     cfg, d = model.cfg, model.cfg.d_model
-    saved, again = [_ends(d), *([Activations(d, 0)] * len(model.stacks()) if cfg.embed.norm else [])], 0
+    saved, again = [_ends(d), *[cfg.embed.saved_activations(d)] * len(model.stacks())], 0
     saved += [cfg.residual.saved_between_blocks(d, len(stack.blocks)) for stack in model.stacks()]
     for unit in _units(model, setting):
         what = setting.recompute.of(unit.layer)

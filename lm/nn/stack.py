@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lm.errors import ConfigError
 from lm.nn import slots as slots
+from lm.nn.activation_memory import Activations, sum_activations
 from lm.nn.block import BlockConfig, SequentialConfig
 from lm.nn.context import Context
 from lm.nn.ffn.base import FFNConfig
@@ -26,6 +27,8 @@ from lm.nn.parametrization import Growth, ParametrizationConfig, StandardConfig
 from lm.nn.parts import ATTENDING, RECURRENT, BlockParts, SlotOfLayer
 from lm.nn.position.base import Dims, PositionConfig
 from lm.nn.residual import PlainConfig, ResidualConfig
+from lm.nn.smear import Smear, SmearConfig
+from lm.ops.cache.cache import State
 from lm.ops.recompute import NOTHING, let_compilers_in, recomputed
 from lm.schema import MOST, MOST_LAYERS, Config, Slot, Tree, did_you_mean, from_tree
 
@@ -39,6 +42,13 @@ class EmbedConfig(Config):
     """A norm follows (BERT, BART, BLOOM)."""
     segments: int | None = Field(None, gt=0, le=MOST)
     """Learned vectors for this many segments are added (BERT). null: none."""
+    smear: SmearConfig | None = None
+    """What becomes of it is mixed with the token before. null: it is not."""
+
+    def saved_activations(self, d_model: int) -> Activations:
+        """Returns what autograd saves of one token behind the embedding."""
+        norm = Activations(d_model if self.norm else 0, 0)
+        return norm if self.smear is None else sum_activations([norm, self.smear.saved_activations(d_model)])
 
 
 class ModelConfig(Slot):
@@ -83,6 +93,8 @@ class ModelConfig(Slot):
         self.block.require(self.norm, self.ffn, self.recurrent is not None)
         self.residual.require(self.norm, self.block.kind, self.drafts(), self.n_layers)
         self.ffn.require([layer for layer in range(self.n_layers) if self.block.feeds(self.slot(layer))])
+        if self.embed.smear is not None and self.embed.smear.channels > self.d_model:
+            raise ValueError(f"embed.smear.channels={self.embed.smear.channels} is above d_model={self.d_model}. Lower it.")
         if self.drafts() and self.head.labels is not None:
             raise ValueError("mtp predicts tokens, and head.labels are none. Set mtp=null, or head.labels=null.")
         used = {self.slot(layer) for layer in range(self.n_layers)}
@@ -142,6 +154,8 @@ class ModelConfig(Slot):
         mixers = [mixer for mixer in (self.recurrent, self.attention) if mixer is not None]
         found = [mixer.why_not_context_parallel(n) for mixer in mixers]
         found += [self.position.why_not_context_parallel(), self.ffn.why_not_context_parallel()]
+        if self.embed.smear is not None:
+            found.append("model.embed.smear reads the token before, maybe another rank's. Set model.embed.smear=null")
         return next(filter(None, found), None)
 
     def why_not_tensor_parallel(self, n: int) -> str | None:
@@ -218,6 +232,8 @@ class Stack(nn.Module):
         self.position = cfg.position.build(cfg.dims(causal, n_layers))
         self.segment = Embedding(cfg.embed.segments, cfg.d_model) if cfg.embed.segments else None
         self.embed_norm = cfg.norm.build(cfg.d_model) if cfg.embed.norm else None
+        behind = n_layers * cfg.residual.passes()
+        self.smear = None if cfg.embed.smear is None else Smear(cfg.embed.smear, cfg.d_model, behind)
         self.dropout = nn.Dropout(cfg.dropout)
         self.blocks = nn.ModuleList(cfg.block.build(parts) for parts in self.parts)
         self.residual = cfg.residual.build(cfg.d_model, n_layers)
@@ -225,7 +241,12 @@ class Stack(nn.Module):
         self._run = recomputed
         self._attending: dict[nn.Module, list[Attention]] = {}
 
-    def embedded(self, x: Tensor, positions: Tensor, segments: Tensor | None) -> Tensor:
+    def states(self) -> list[tuple[State, ...]]:
+        """Returns which tensors a cache keeps of a row, layer by layer and pass by pass, and behind these for the mix of neighbours."""
+        layers = [parts.mixer.states(parts.d_model, parts.layer) for parts in self.parts] * self.cfg.residual.passes()
+        return layers if self.smear is None else [*layers, (self.smear.state(),)]
+
+    def embedded(self, x: Tensor, ctx: Context, segments: Tensor | None) -> Tensor:
         """Returns the input of the first block, (b, s, d).  x: token embeddings, (b, s, d)."""
         if self.embed_scale != 1.0:
             x = x * self.embed_scale
@@ -234,8 +255,9 @@ class Stack(nn.Module):
             x = x + self.segment(first if segments is None else segments)
         elif segments is not None:
             raise ConfigError("batch.segments was given, and model.embed.segments is null. Leave them out, or use a model that has some.")
-        x = self.position.embed(x, positions)
-        return self.dropout(x if self.embed_norm is None else self.embed_norm(x))
+        x = self.position.embed(x, ctx.positions)
+        x = x if self.embed_norm is None else self.embed_norm(x)
+        return self.dropout(x if self.smear is None else self.smear(x, ctx))
 
     def through_blocks(self, x: Tensor, ctx: Context) -> Tensor:
         """(b, s, d) -> (b, s, d), before the last norm."""

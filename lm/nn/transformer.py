@@ -19,7 +19,7 @@ from lm.nn.mtp import MTPBlock, MTPConfig, shifted
 from lm.nn.parametrization import Role
 from lm.nn.stack import ModelConfig, Stack
 from lm.ops.attention.mask import Mask
-from lm.ops.cache.cache import Cache, State
+from lm.ops.cache.cache import Cache
 from lm.ops.recompute import Recompute
 from lm.schema import MOST_LAYERS, Tree
 
@@ -135,7 +135,7 @@ class LM(Stack):
         ctx = self.context(batch, cache)
         if cache is not None:
             cache.begin(ctx.mask.q_positions)
-        x = self.embedded(self.embed(batch.tokens, batch.sharding), ctx.positions, batch.segments)  # (b, s) -> (b, s, d)
+        x = self.embedded(self.embed(batch.tokens, batch.sharding), ctx, batch.segments)  # (b, s) -> (b, s, d)
         fast = self.fast_path(x, ctx) if self.fast_path is not None else None
         x = self.norm(self.through_blocks(x, ctx)) if fast is None else fast
         self.predict_further(x, batch, ctx)
@@ -171,10 +171,6 @@ class LM(Stack):
         """Sets what the blocks recompute in the backward (activation checkpointing)."""
         for stack in self.stacks():
             stack.recompute = how
-
-    def states(self) -> list[tuple[State, ...]]:
-        """Returns, layer by layer and pass by pass, which tensors a cache keeps of a row."""
-        return [parts.mixer.states(parts.d_model, parts.layer) for parts in self.parts] * self.cfg.residual.passes()
 
     def new_cache(self, batch: int, max_len: int, slack: int = 8, horizon: int | None = None) -> Cache:
         """Returns an empty cache for `batch` rows of up to max_len tokens.  slack, horizon: as in `Cache`."""
@@ -269,7 +265,7 @@ class EncoderDecoderLM(LM):
         positions = encoder.position.places(tokens.shape[1], tokens.device) if positions is None else positions
         mask = Mask(positions, positions, documents, documents, causal=False, square=square, sharding=batch.sharding)
         ctx = Context(encoder.position, mask, encoder.position.angles(positions), stack="encoder", moe=moe, tokens=tokens)
-        x = encoder.through_blocks(encoder.embedded(self.embed(tokens), positions, None), ctx)  # (b, m) -> (b, m, d)
+        x = encoder.through_blocks(encoder.embedded(self.embed(tokens), ctx, None), ctx)  # (b, m) -> (b, m, d)
         return encoder.norm(x), positions.expand(len(tokens), -1)
 
     def stacks(self) -> list[Stack]:

@@ -154,6 +154,16 @@ def test_attention_that_forgets_keeps_the_weights_of_all_pairs(preset: str) -> N
 
 
 @pytest.mark.parametrize("preset", ["llama_tiny", "t5_small"])
+def test_a_token_and_the_one_before_are_kept_where_they_are_mixed(preset: str) -> None:
+    found, held = [], []
+    for changes in ("", "model.embed.smear.channels=12"):
+        model = build_model(composed(f"model={preset}", FUSED[preset], SMALL, changes).model, seed=0).train()
+        found.append(memory(model, SETTING).activations)
+        held.append(kept_bytes(model))
+    assert held[1] - held[0] - (found[1] - found[0]) == 8 * len(model.stacks())  # the two numbers that choose the one before
+
+
+@pytest.mark.parametrize("preset", ["llama_tiny", "t5_small"])
 @pytest.mark.parametrize("n_layers", [4, 5])
 @pytest.mark.parametrize("kind", ["x0", "unet", "dense", "loop", "hyper", "hyper model.residual.streams=2 model.residual.sinkhorn=3"])
 def test_what_stands_between_layers_is_kept(kind: str, n_layers: int, preset: str) -> None:

@@ -115,9 +115,7 @@ class Compared(MTP):
                 places = text.shape[1] - k
                 ctx = model.context(Batch(text[:, :places]), None)
                 if hidden is None:
-                    hidden = model.norm(
-                        model.through_blocks(model.embedded(model.embed(text[:, :places]), ctx.mask.q_positions, None), ctx)
-                    )
+                    hidden = model.norm(model.through_blocks(model.embedded(model.embed(text[:, :places]), ctx, None), ctx))
                 hidden = model.mtp[k - 1](hidden, model.embed(text[:, k:]), ctx)
                 expected = choose(model.head(hidden[:, -1]), [row.extended(draft[: k - 1])], self.cfg)
                 assert int(expected) == token

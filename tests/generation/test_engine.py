@@ -16,7 +16,7 @@ from lm.schema import from_tree
 from tests.generation.drawing import generate
 from tests.generation.test_answers import MODELS as ANSWERING
 from tests.generation.test_answers import encoder_decoder
-from tests.nn.models import ATTENTIONS, MIXING, POSITIONS, config, redrawn
+from tests.nn.models import ATTENTIONS, MIXING, POSITIONS, SMEARED, config, redrawn
 
 FEW: list[dict[str, Any]] = [
     {"attention": ATTENTIONS[4]},
@@ -24,6 +24,7 @@ FEW: list[dict[str, Any]] = [
     MIXING[1],
     {"attention": ATTENTIONS[10]},
     {"attention": ATTENTIONS[11]},
+    SMEARED,
 ]
 ALL = [*({"attention": each} for each in ATTENTIONS), *({"position": each} for each in POSITIONS), *MIXING]
 

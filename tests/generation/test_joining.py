@@ -10,7 +10,7 @@ from lm.nn.transformer import LM
 from lm.schema import from_tree
 from tests.generation.drawing import generate
 from tests.generation.test_answers import encoder_decoder
-from tests.nn.models import ATTENTIONS, MIXING, POSITIONS, config, redrawn
+from tests.nn.models import ATTENTIONS, MIXING, POSITIONS, SMEARED, config, redrawn
 
 PROMPTS = [
     [5, 6, 7, 8, 9, 10, 11, 12, 13],
@@ -25,7 +25,7 @@ PROMPTS = [
     [17],
     [18, 2],
 ]
-MODELS: list[dict[str, Any]] = [{}, {"position": POSITIONS[1]}, *({"attention": ATTENTIONS[n]} for n in (4, 15)), *MIXING[:4]]
+MODELS: list[dict[str, Any]] = [{}, {"position": POSITIONS[1]}, *({"attention": ATTENTIONS[n]} for n in (4, 15)), *MIXING[:4], SMEARED]
 
 
 @pytest.fixture(autouse=True)

@@ -30,7 +30,7 @@ from lm.testing.models import Doubles, random_model, same, tokens
 from tests.generation.drawing import generate
 from tests.generation.test_step import ALL, PROMPTS
 from tests.nn.grid import pairwise, tree_of
-from tests.nn.models import ATTENTIONS, MIXING, MIXTURES, config, redrawn
+from tests.nn.models import ATTENTIONS, MIXING, MIXTURES, SMEARED, config, redrawn
 
 
 class Tape(TorchDispatchMode):
@@ -117,6 +117,7 @@ CHOSEN = [
     {"residual": {"kind": "loop", "times": 3}},
     *MIXING[1:4],
     {"ffn": MIXTURES[0]},
+    SMEARED,
 ]
 EVERY = [*ALL, *({"ffn": each} for each in MIXTURES if not each.get("reference"))]
 

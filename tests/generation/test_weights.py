@@ -31,7 +31,7 @@ from lm.testing.models import Doubles, random_model, redraw, same, tokens
 from tests.conftest import Lm
 from tests.generation.drawing import generate
 from tests.nn.grid import pairwise, tree_of
-from tests.nn.models import ATTENTIONS, HEADS, MIXING, MIXTURES, NORMS, POSITIONS, config, redrawn
+from tests.nn.models import ATTENTIONS, HEADS, MIXING, MIXTURES, NORMS, POSITIONS, SMEARED, config, redrawn
 
 MODELS: list[dict[str, Any]] = [
     {"attention": ATTENTIONS[1], "norm": NORMS[6], "head": HEADS[2]},
@@ -46,6 +46,7 @@ MODELS: list[dict[str, Any]] = [
     {"attention": ATTENTIONS[11]},
     {"attention": ATTENTIONS[12]},
     {"attention": ATTENTIONS[15]},
+    SMEARED,
     {"attention": ATTENTIONS[1] | {"dropout": 0.5}},
     {"attention": ATTENTIONS[-1], "ffn": {"kind": "mlp", "inner_norm": {"kind": "rms"}}},
     MIXING[5],

@@ -152,7 +152,14 @@ HEADS: list[dict[str, Any]] = [
     {"tied": False, "transform": "gelu", "transform_bias": False},
     {"tied": True, "transform": "gelu_tanh", "bias": True},
 ]
-EMBEDS: list[dict[str, Any]] = [{}, {"scale": 1.7, "norm": True}, {"segments": 3}, {"norm": True, "segments": 2}]
+EMBEDS: list[dict[str, Any]] = [
+    {},
+    {"scale": 1.7, "norm": True},
+    {"segments": 3},
+    {"norm": True, "segments": 2},
+    {"norm": True, "smear": {"channels": 5}},
+]
+SMEARED: dict[str, Any] = {"embed": EMBEDS[-1]}
 
 
 def config(**changes: Any) -> DecoderConfig:

@@ -38,7 +38,7 @@ def hidden_by_hand(model: DecoderLM, ids: Tensor, depth: int) -> list[Tensor]:
     """h_k = norm_k(block_k(W_k [norm(embedding of token i + k), norm(h_(k-1))])), and h_0 is what the head reads."""
     at = arange_positions(S, ids.device)
     ctx = Context(model.position, Mask(at, at, square=True), model.position.angles(at))
-    hidden, out = model.norm(model.through_blocks(model.embedded(model.embed(ids), at, None), ctx)), []
+    hidden, out = model.norm(model.through_blocks(model.embedded(model.embed(ids), ctx, None), ctx)), []
     for k, block in enumerate(model.mtp, 1):
         assert isinstance(block, MTPBlock)
         later = model.embed(torch.cat([ids[:, k:], torch.zeros(len(ids), k, dtype=torch.int64)], 1)) * model.cfg.embed.scale

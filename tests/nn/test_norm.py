@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from lm.errors import ConfigError
 from lm.hf.io.writing import family_for
 from lm.nn.batch import Batch
+from lm.nn.context import Context
 from lm.nn.head import Head
 from lm.nn.norm import Branch, LayerNormConfig, LayerScale, NormConfig, OutputNorm, PreNorm, RMSNormConfig, build_residual
 from lm.nn.stack import model_config
@@ -129,10 +130,10 @@ def test_the_head_scales_transforms_and_caps_in_this_order() -> None:
 @torch.no_grad()
 def test_the_embedding_is_scaled_joined_and_then_normed() -> None:
     model = redrawn(config(embed={"scale": 3.0, "segments": 2, "norm": True}, position={"kind": "learned"}))
-    ids, segments, at = tokens(1, 6), torch.tensor([[0, 1, 1, 0, 1, 0]]), torch.arange(6)[None]
+    ids, segments = tokens(1, 6), torch.tensor([[0, 1, 1, 0, 1, 0]])
     assert model.segment is not None and model.embed_norm is not None
     expected = model.embed_norm(3 * model.embed(ids) + model.segment(segments) + model.position.weight[:6])
-    torch.testing.assert_close(model.embedded(model.embed(ids), at, segments), expected, **CLOSE)
+    torch.testing.assert_close(model.embedded(model.embed(ids), Context.alone(model.embed(ids)), segments), expected, **CLOSE)
     assert model(Batch(ids, segments=segments)).isfinite().all()
 
 

@@ -9,6 +9,7 @@ from lm.errors import ConfigError
 from lm.hf.options.context import with_plain_base
 from lm.hf.options.rope import write_rope
 from lm.nn.batch import Batch
+from lm.nn.context import Context
 from lm.nn.position.base import Dims
 from lm.nn.position.bias import AlibiConfig, alibi_slopes, t5_buckets
 from lm.nn.position.rope import Rope, RopeConfig
@@ -166,7 +167,8 @@ def test_absolute_positions_are_added_once_below_the_first_block(kind: str) -> N
     ids = tokens(1, 6)
     bare = redrawn(config(position={"kind": "none"}, embed={"scale": 3.0}))
     at = torch.arange(6)[None]
-    added = model.embedded(model.embed(ids), at, None) - bare.embedded(model.embed(ids), at, None)
+    ctx = Context.alone(model.embed(ids))
+    added = model.embedded(model.embed(ids), ctx, None) - bare.embedded(model.embed(ids), ctx, None)
     assert added.abs().max() > 0.5
     torch.testing.assert_close(added, model.position.embed(torch.zeros(1, 6, 32), at), **CLOSE)  # not scaled
     moved = model(Batch(ids, positions=at + 1)) - model(Batch(ids))

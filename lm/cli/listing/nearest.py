@@ -51,6 +51,7 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
     "model.block=parallel": "parallel_residual use_parallel_residual",
     "model.d_model": "dim emb_dim embed_dim embedding_size hidden_dim hidden_size model_dim n_embd width",
     "model.embed.norm": "post_emb_norm",
+    "model.embed.smear": "shift_tokens smear_gate smear_lambda",
     "model.ffn.activation": "activation_function ff_relu_squared ff_swish hidden_act hidden_activation",
     "model.ffn.dropout": "ff_dropout",
     "model.ffn.gated": "ff_glu",

@@ -38,6 +38,12 @@ def convolved(u: Tensor, kernel: Tensor, mask: Mask, cache: Cache | None, layer:
     return (fast(u, kernel, mask), u[:, :0]) if cache is None else continued(u, kernel, cache.state(layer)[0], mask, cache.slack)
 
 
+def previous(u: Tensor, mask: Mask, cache: Cache | None, layer: int) -> tuple[Tensor, Tensor]:
+    """Returns at each token the input of the one before it in its document, zeros at the first, (b, s, d); and what the cache is to hold,
+    as in `convolved`."""
+    return convolved(u, F.pad(u.new_ones(1, 1), (0, 1)), mask, cache, layer)
+
+
 def continued(u: Tensor, kernel: Tensor, held: Tensor, mask: Mask, slack: int) -> tuple[Tensor, Tensor]:
     """Returns the convolution of a chunk behind cached tokens, (b, s, d), and the state of the cache (the last L-1 inputs) after each of
     the chunk's last tokens, (b, min(s, slack + 1), L-1, d).

@@ -120,8 +120,8 @@ def test_a_forgotten_token_is_not_read(position: dict[str, Any]) -> None:
 
 def test_a_cache_keeps_a_number_of_each_head_beside_keys_and_values() -> None:
     cfg = GQAConfig(n_heads=4, n_kv_heads=2, head_dim=6, forget=True)
-    assert numbers([cfg.state(D, 0)])[0] == 2 * 2 * 6 + 4
-    assert numbers([cfg.replace(forget=False).state(D, 0)])[0] == 2 * 2 * 6
+    assert numbers([cfg.states(D, 0)])[0] == 2 * 2 * 6 + 4
+    assert numbers([cfg.replace(forget=False).states(D, 0)])[0] == 2 * 2 * 6
 
 
 @torch.no_grad()

@@ -109,6 +109,7 @@ JOBS = {
 }
 HYPER: Tree = {"residual": {"kind": "hyper", "streams": 2, "sinkhorn": 3}}
 TABLES: Tree = {"kind": "gqa", "n_heads": 2, "n_kv_heads": 1, "value_embedding": {"every": 2, "at": 0}}
+SMEARED: Tree = {"embed": {"norm": True, "smear": {"channels": 5}}}
 LOOP: Tree = {"residual": {"kind": "loop", "times": 3}}
 KEPT = {
     "products kept": Job(SLOW_ADAMW, 2, trainer=PRODUCTS),
@@ -128,6 +129,8 @@ WAYS = {
     "loop, experts": Job(SGD | {"lr": 0.1}, 2, model=MOE | LOOP),
     "values of tokens, all blocks again": Job(SLOW_ADAMW, 3, model={"attention": TABLES}, trainer=AGAIN),
     "values of tokens, encoder-decoder, muon": Job(MUON, 2, model=ENCODER_DECODER | {"attention": TABLES}),
+    "neighbours mixed": Job(SLOW_ADAMW, 3, model=SMEARED),
+    "neighbours mixed, encoder-decoder, bf16": Job(SLOW_ADAMW, 2, model=ENCODER_DECODER | SMEARED, options=BF16, rounded=True),
     "loop, encoder-decoder": Job(SGD | {"lr": 0.1}, 2, model=ENCODER_DECODER | LOOP),
 }
 WAYS_OF_SLICES = {

@@ -3,9 +3,9 @@ cross-attention between."""
 
 from abc import abstractmethod
 from collections.abc import Collection
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from lm.nn.activation_memory import Activations, sum_activations
@@ -14,11 +14,6 @@ from lm.nn.ffn.base import FFNConfig
 from lm.nn.norm import Branch, LayerScale, NormConfig, Place, PreNorm, build_residual
 from lm.nn.parts import ATTENDING, RECURRENT, BlockParts, SlotOfLayer
 from lm.schema import Slot
-
-
-def build_branch(parts: BlockParts, layer_scale: float | None, scale: float = 1.0) -> Branch:
-    """Returns what scales and drops out a sublayer's output before it is added to the residual stream."""
-    return Branch(parts.dropout, scale) if layer_scale is None else LayerScale(parts.dropout, scale, parts.d_model, layer_scale)
 
 
 class BlockConfig(Slot, group="model/block"):
@@ -51,8 +46,41 @@ class BlockConfig(Slot, group="model/block"):
         """Returns the factor on what this slot adds, beside that on all of them."""
         return 1.0
 
+    def why_not_context_parallel(self) -> str | None:
+        """Returns why ranks cannot hold a row in slices, with the remedy; None where they can."""
+        return None
 
-class InTurnConfig(BlockConfig):
+
+class BranchConfig(BlockConfig):
+    """What kinds have in common that change what sublayers add to the residual stream."""
+
+    layer_scale: float | None = Field(None, gt=0)
+    """What a learned vector begins with that multiplies what each sublayer adds, side by side their sum (CaiT: 0.1, and 1e-5 in deep
+    models; arXiv:2103.17239). null: there is none."""
+    layer_dropout: float = Field(0.0, ge=0, lt=1)
+    """Probability that in training a sublayer of the last layer adds nothing to a row (stochastic depth, arXiv:1603.09382)."""
+    layer_dropout_grows: bool = True
+    """It grows with the depth, from 1/n of that in the first of n layers; false: it is that of all layers (LayerDrop, arXiv:1909.11556)."""
+
+    @model_validator(mode="after")
+    def _something_grows(self) -> Self:
+        if not self.layer_dropout and not self.layer_dropout_grows:
+            raise ValueError("layer_dropout_grows=false has no effect without layer_dropout. Set that, or drop it.")
+        return self
+
+    def branch(self, parts: BlockParts, scale: float = 1.0) -> Branch:
+        """Returns what scales and drops out a sublayer's output before it is added to the residual stream."""
+        depth = min(1.0, (parts.layer + 1) / parts.n_layers) if self.layer_dropout_grows else 1.0  # blocks of mtp are beyond the last layer
+        given = parts.dropout, scale, self.layer_dropout * depth
+        return Branch(*given) if self.layer_scale is None else LayerScale(*given, parts.d_model, self.layer_scale)
+
+    def why_not_context_parallel(self) -> str | None:
+        if not self.layer_dropout:
+            return None
+        return "model.block.layer_dropout is drawn for a row, of which a rank has a slice. Set model.block.layer_dropout=0"
+
+
+class InTurnConfig(BranchConfig):
     """What kinds share whose sublayers each have their own residual."""
 
     residual_scale: float = Field(1.0, gt=0)
@@ -63,9 +91,6 @@ class InTurnConfig(BlockConfig):
     """Factor on what recurrent mixers add, beside residual_scale (Falcon-H1)."""
     ffn_scale: float = Field(1.0, gt=0)
     """Factor on what feed-forwards add, beside residual_scale (Falcon-H1)."""
-    layer_scale: float | None = Field(None, gt=0)
-    """What a learned vector begins with that multiplies what each sublayer adds (CaiT: 0.1, and 1e-5 in deep models; arXiv:2103.17239).
-    null: there is none."""
     recurrent_place: Place | None = None
     """Where norms stand in layers that `pattern` calls recurrent (OLMo Hybrid: pre, beside output in the others). null: norm.place."""
 
@@ -86,7 +111,7 @@ class InTurnConfig(BlockConfig):
     def residual(self, parts: BlockParts, nth: int) -> nn.Module:
         """Returns the residual connection of the nth sublayer of this block."""
         scale = self.residual_scale * self.scale_of(parts.sublayer(nth))
-        alone = build_residual(self.norm(parts), parts.d_model, build_branch(parts, self.layer_scale, scale))
+        alone = build_residual(self.norm(parts), parts.d_model, self.branch(parts, scale))
         return parts.residual.connect(self.first(alone, parts, nth), parts.d_model, parts.layer * parts.sublayers + nth)
 
     def scale_of(self, slot: SlotOfLayer) -> float:
@@ -166,14 +191,12 @@ class SingleBlockConfig(InTurnConfig):
         self.require_scales(used, pattern)
 
 
-class ParallelConfig(BlockConfig):
+class ParallelConfig(BranchConfig):
     """Mixer and feed-forward side by side on one residual (GPT-J, PaLM: one norm; GPT-NeoX: two)."""
 
     kind: Literal["parallel"] = "parallel"
     shared_norm: bool = True
     """Both read the same normalised input; false gives each a norm of its own (GPT-NeoX)."""
-    layer_scale: float | None = Field(None, gt=0)
-    """What a learned vector begins with that multiplies what both add (arXiv:2103.17239). null: there is none."""
 
     def build(self, parts: BlockParts) -> nn.Module:
         return ParallelBlock(self, parts)
@@ -255,7 +278,7 @@ class ParallelBlock(Layer):
         self.ffn = parts.ffn.build(parts.d_model, parts.layer)
         self.add_module(f"{self.slot}_norm", parts.norm.build(parts.d_model))
         self.ffn_norm = None if cfg.shared_norm else parts.norm.build(parts.d_model)
-        self.branch = build_branch(parts, cfg.layer_scale)
+        self.branch = cfg.branch(parts)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         h = self.slot_module("_norm")(x)

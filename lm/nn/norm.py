@@ -154,25 +154,37 @@ class ZeroCenteredLayerNorm(Declares, nn.LayerNorm):
 Sublayer = Callable[[Tensor], Tensor]
 
 
-class Branch(nn.Dropout):
-    """Dropout and a factor on what a sublayer adds to the residual stream."""
+def skipped(x: Tensor, p: float) -> Tensor:
+    """x / (1 - p), or zeros in whole rows, each with probability p.  x: (b, ...).
 
-    def __init__(self, dropout: float, scale: float = 1.0) -> None:
+    Stochastic depth, Huang et al. 2016, arXiv:1603.09382, eq. 2; the paper multiplies by 1 - p afterwards instead. Rows are drawn for, and
+    not the layer for all of them: every layer runs on every rank, so that exchanges of weights and gradients go on, and saves no time.
+    """
+    kept = torch.rand(len(x), dtype=torch.float32, device=x.device) >= p
+    return x * (kept / (1 - p)).to(x.dtype).view(-1, *[1] * (x.ndim - 1))
+
+
+class Branch(nn.Dropout):
+    """Dropout and a factor on what a sublayer adds to the residual stream, and in training nothing added to some rows."""
+
+    def __init__(self, dropout: float, scale: float = 1.0, skip: float = 0.0) -> None:
+        """skip: the probability that nothing is added to a row."""
         super().__init__(dropout)
-        self.scale = scale
+        self.scale, self.skip = scale, skip
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
             x = super().forward(x)
+            x = skipped(x, self.skip) if self.skip else x
         return x if self.scale == 1.0 else x * self.scale
 
 
 class LayerScale(Declares, Branch):
     """gain * f(x), with a learned gain of each channel.  Touvron et al. 2021, arXiv:2103.17239, section 2."""
 
-    def __init__(self, dropout: float, scale: float, d: int, start: float) -> None:
+    def __init__(self, dropout: float, scale: float, skip: float, d: int, start: float) -> None:
         """start: the initial value of all gains."""
-        super().__init__(dropout, scale)
+        super().__init__(dropout, scale, skip)
         self.gain, self.d, self.start = nn.Parameter(torch.empty(d)), d, start
 
     def named_initializers(self) -> Mapping[str, Initializer]:

@@ -29,6 +29,7 @@ class BlockParts:
     d_model: int
     dropout: float
     vocab_size: int = 0
+    n_layers: int = 1  # of the stack
 
     @property
     def mixers(self) -> list[MixerConfig]:

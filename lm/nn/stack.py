@@ -153,7 +153,7 @@ class ModelConfig(Slot):
         """Returns why n ranks cannot hold a row in slices, with the remedy; None where they can."""
         mixers = [mixer for mixer in (self.recurrent, self.attention) if mixer is not None]
         found = [mixer.why_not_context_parallel(n) for mixer in mixers]
-        found += [self.position.why_not_context_parallel(), self.ffn.why_not_context_parallel()]
+        found += [part.why_not_context_parallel() for part in (self.position, self.ffn, self.block)]
         if self.embed.smear is not None:
             found.append("model.embed.smear reads the token before, maybe another rank's. Set model.embed.smear=null")
         return next(filter(None, found), None)
@@ -169,12 +169,12 @@ class ModelConfig(Slot):
         """Returns the slot that mixes the tokens in this layer, or ffn where none does."""
         return self.pattern[layer % len(self.pattern)]
 
-    def parts(self, layer: int, cross: bool = False) -> BlockParts:
-        """Returns the configs that the block of this layer is built of.  cross: with cross-attention."""
+    def parts(self, layer: int, cross: bool = False, n_layers: int | None = None) -> BlockParts:
+        """Returns the configs that the block of this layer is built of.  cross: with cross-attention.  n_layers: as of `dims`."""
         slot, reader = self.slot(layer), self.attention.cross() if cross else None
         ffn = self.ffn if self.block.feeds(slot) else NoFFNConfig()
-        own = self._mixer(slot), reader, ffn, self.residual, self.d_model, self.dropout, self.vocab_size or 0
-        return BlockParts(layer, self.norm, slot, *own)
+        sizes = self.d_model, self.dropout, self.vocab_size or 0, n_layers or self.n_layers
+        return BlockParts(layer, self.norm, slot, self._mixer(slot), reader, ffn, self.residual, *sizes)
 
     def _mixer(self, slot: SlotOfLayer) -> MixerConfig:
         if slot == "ffn":
@@ -228,7 +228,7 @@ class Stack(nn.Module):
     def __init__(self, cfg: ModelConfig, n_layers: int, causal: bool, cross: bool = False) -> None:
         super().__init__()
         self.cfg, self.embed_scale = cfg, cfg.embed.scale
-        self.parts = [cfg.parts(layer, cross) for layer in range(n_layers)]
+        self.parts = [cfg.parts(layer, cross, n_layers) for layer in range(n_layers)]
         self.position = cfg.position.build(cfg.dims(causal, n_layers))
         self.segment = Embedding(cfg.embed.segments, cfg.d_model) if cfg.embed.segments else None
         self.embed_norm = cfg.norm.build(cfg.d_model) if cfg.embed.norm else None

@@ -60,7 +60,7 @@ def test_a_norm_without_weight_is_one_whose_weight_is_one(requires_grad: bool) -
 def test_each_place_of_the_norm_follows_its_formula(cfg: NormConfig, factor: float, learned: bool) -> None:
     x, double = torch.randn(3, D), (lambda h: h * h + 2)
     for place in ("pre", "post", "sandwich", "output"):
-        branch = LayerScale(0.0, factor, D, 0.1) if learned else Branch(0.0, factor)
+        branch = LayerScale(0.0, factor, 0.0, D, 0.1) if learned else Branch(0.0, factor)
         torch.nn.init.zeros_(branch.gain) if isinstance(branch, LayerScale) else None
         residual = build_residual(cfg.replace(place=place), D, branch)
         redraw(residual)

@@ -138,6 +138,8 @@ MISTAKES: list[tuple[Tree, str]] = [
     ({"head": {"transform_bias": False}}, "head: transform_bias=false has no effect without transform. Set transform, or drop it."),
     ({"head": {"scale": 0.0}}, "head.scale: 0.0 does not fit. The value must be greater than 0."),
     ({"block": {"layer_scale": 1e300}}, "block.layer_scale: 1e+300 does not fit. The value must be one that float32 holds, up to 3.4e38."),
+    ({"block": {"kind": "sequential", "layer_dropout_grows": False}}, "layer_dropout_grows=false has no effect without layer_dropout."),
+    ({"block": {"kind": "parallel", "layer_dropout": 1.0}}, "block.layer_dropout: 1.0 does not fit. The value must be less than 1."),
     ({"embed": {"smear": {"channels": 33}}}, "embed.smear.channels=33 is above d_model=32. Lower it."),
     ({"embed": {"segments": 0}}, "embed.segments: 0 does not fit. The value must be greater than 0."),
     ({"mtp": {"depth": 0}}, "mtp.depth: 0 does not fit. The value must be greater than 0."),

@@ -63,9 +63,17 @@ BASE = ["model.parametrization.base_width=16", "model.parametrization.base_depth
             ["optim=sgd", "optim.momentum=0.9", "trainer.precision=bf16-true", "trainer.sample_prompts=['def ']"], marks=pytest.mark.slow
         ),
         pytest.param(["optim=adamw", "trainer.recompute=selective", "model.dropout=0.1"], marks=pytest.mark.slow),
+        pytest.param(["optim=adamw", "trainer.micro_batch=2", "model.block.layer_dropout=0.5"], marks=pytest.mark.slow),
         ["optim=adamw", "optim.state_bits=8", "trainer.precision=bf16-true"],
     ],
-    ids=["adamw, completep", "muon, accumulation, average", "sgd, bf16, samples", "products kept, dropout", "8 bits, bf16"],
+    ids=[
+        "adamw, completep",
+        "muon, accumulation, average",
+        "sgd, bf16, samples",
+        "products kept, dropout",
+        "layers skipped",
+        "8 bits, bf16",
+    ],
 )
 def test_a_run_that_was_stopped_four_times_is_bitwise_the_run_left_alone(
     configure: Configure, stop: Stop, tmp_path: Path, variant: list[str]

@@ -47,6 +47,7 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
     "model.attention.value_embedding": "value_embeds",
     "model.attention.value_residual": "add_value_residual",
     "model.attention.window": "attn_max_attend_past max_attend_past sliding_window window_size",
+    "model.block.layer_dropout": "drop_path drop_path_rate layerdrop stochastic_depth",
     "model.block.layer_scale": "layerscale_init_value use_layerscale",
     "model.block=parallel": "parallel_residual use_parallel_residual",
     "model.d_model": "dim emb_dim embed_dim embedding_size hidden_dim hidden_size model_dim n_embd width",

@@ -16,6 +16,7 @@ from lm.generation.load import load
 from lm.generation.merging import merge
 from lm.hf.io.export import export, export_adapter
 from lm.hf.io.import_ import import_adapter
+from lm.nn.mixers.token_values import TABLE
 from lm.storage.reading import read_json
 from lm.training.config import TrainConfig
 from lm.training.plan import plan
@@ -24,6 +25,7 @@ from tests.training.conftest import TINY, Before, Configure, read, results, sett
 
 CHATML = "tokenizer.specials=[<|im_start|>,<|im_end|>]"
 LORA = ("adapter=lora", "adapter.rank=4")
+TABLES = ["model.vocab_size=259", "model.attention.value_embedding.every=1"]
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +34,12 @@ def parents(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("parents")
     given = [*TINY, f"run.dir={folder}", f"data.files={write_text(folder / 'text.txt')}", f"data.cache_dir={folder / 'cache'}"]
     padded = ["model.head.tied=false"]
-    for name, more in {"exact": ["model.vocab_size=259"], "padded": padded, "biased": [*padded, "model.head.bias=true"]}.items():
+    for name, more in {
+        "exact": ["model.vocab_size=259"],
+        "padded": padded,
+        "biased": [*padded, "model.head.bias=true"],
+        "tables": TABLES,
+    }.items():
         train_rank(compose_config(settled(*given, *more, "trainer.max_steps=3", f"run.name={name}")))
     chats = [[("user", f"{n}?"), ("assistant", f"{n}!")] for n in range(80)]
     rows = [{"messages": [{"role": role, "content": text} for role, text in chat]} for chat in chats]
@@ -53,7 +60,7 @@ def child(parents: Path, tmp_path: Path) -> Configure:
     return run
 
 
-@pytest.mark.parametrize(("parent", "n_rows"), [("exact", 261), ("padded", 320), ("biased", 320)])
+@pytest.mark.parametrize(("parent", "n_rows"), [("exact", 261), ("padded", 320), ("biased", 320), ("tables", 261)])
 def test_new_tokens_start_as_the_mean_of_those_that_there_are(
     parent: str, n_rows: int, child: Configure, parents: Path, tmp_path: Path
 ) -> None:
@@ -68,9 +75,18 @@ def test_new_tokens_start_as_the_mean_of_those_that_there_are(
     assert before.keys() == after.keys()
     for name, old in before.items():
         expected = old
-        if name in ("embed.weight", "head.weight", "head.bias"):
+        if name in ("embed.weight", "head.weight", "head.bias", f"blocks.0.attention.{TABLE}"):
             expected = torch.cat([old[:259], old[:259].mean(0).expand(2, *old.shape[1:]), old[261:]])
         torch.testing.assert_close(after[name], expected, atol=1e-7, rtol=0)
+
+
+def test_an_adapter_trains_their_rows_in_tables_of_values_too(child: Configure, parents: Path, tmp_path: Path) -> None:
+    cfg = child("tables", *LORA)
+    assert cfg.adapter is not None and "token_values.table.weight" in str(cfg.adapter.tree()["whole"])
+    train_rank(cfg)
+    model, name = load(tmp_path / "run", "cpu")[0], f"blocks.0.attention.{TABLE}"
+    before = load_file(parents / "tables" / "model" / "model.safetensors")[name]
+    assert (model.get_parameter(name)[259:] - before.mean(0)).abs().max() > 1e-4 and model.vocab_size == 261
 
 
 @pytest.mark.parametrize(("parent", "more"), [("exact", ()), ("exact", LORA), ("padded", LORA)])

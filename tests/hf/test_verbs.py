@@ -28,7 +28,7 @@ from lm.schema import Tree, from_tree
 from lm.storage.model_folder import save_model
 from lm.testing.models import Doubles, same
 from tests.hf.gguf_models import HEADS, PLAIN, built
-from tests.nn.models import config, redrawn
+from tests.nn.models import GLA, config, redrawn
 
 Run = Callable[..., "Done"]
 LICENSE = {"license": "other", "license_name": "my own", "license_link": "https://example.org/terms"}
@@ -368,7 +368,9 @@ def test_asking_every_family_never_fails() -> None:
 def test_the_nearest_family_is_none_of_another_kind_because_it_says_less() -> None:
     """Seen to fail: Falcon, which has no recurrent layers either, and of whose other options the kind of its norm alone was told."""
     mixed = {"recurrent": {"kind": "mamba2", "n_heads": 5, "head_dim": 12, "state_dim": 8}, "pattern": ["recurrent", "attention"]}
-    with pytest.raises(ConfigError, match=r"in llama, the nearest, model\.recurrent\.kind=mamba2 must be null\. Train with that\."):
+    with pytest.raises(ConfigError, match=r"in llama, the nearest, model\.recurrent\.kind=gla must be null\. Train with that\."):
+        family_for(config(**mixed | {"recurrent": GLA}))
+    with pytest.raises(ConfigError, match=r"in falcon_h1, the nearest, .*model\.pattern=\S+ \S+ must be \[\"both\"\]\. Train with that\."):
         family_for(config(**mixed))
     with pytest.raises(ConfigError, match=r"family=bamba cannot hold this model: there 5 heads of mamba_d_head=12 are not .* wide\.$"):
         family_for(config(**mixed), "bamba")

@@ -173,12 +173,12 @@ def beside(group: str, option: str) -> list[str]:
 
 
 def for_recipe(recipe: str) -> list[str]:
-    """Its data become local ones of the same shape."""
+    """Its data become local ones of the same shape. Seen to fail: those with numbers or several labels, whose columns these had not."""
     parent = PARENT if "init_from" in catalog.values("recipes", recipe) else []
     chosen = compose([f"recipes={recipe}", *parent]).choices
-    data, model, tokenizer = (str(chosen[group]) for group in ("data", "model", "tokenizer"))
+    data, model, tokenizer, objective = (str(chosen[group]) for group in ("data", "model", "tokenizer", "objective"))
     alike = {"stdlib": "text", "stdlib_docstrings": "pairs", "stdlib_chat": "chat", "stdlib_preferences": "preferences"}
-    local = (alike | {"stdlib_labels": "labels"}).get(data, data)
+    local = (alike | ({"stdlib_labels": "labels"} if objective == "classify" else {})).get(data, data)  # others read other columns of it
     labels = ["objective.labels=[no,yes]"] * (local == "labels")
     hub = local_hub(catalog.values("data", data))
     longer = ["eval.seq_len=[160]"] * ("eval.seq_len" in catalog.values("recipes", recipe))  # as long as the local text allows

@@ -64,7 +64,7 @@ ATTENTIONS: list[dict[str, Any]] = [
     {"kind": "differential", "n_heads": 8, "n_kv_heads": 4, "head_dim": 8, "window": 7, "qk_norm": "head", "out_gate": "head"},
     {"n_heads": 4, "n_kv_heads": 2, "qk_norm": "rotated", "qkv_bias": True},
     {"n_heads": 4, "n_kv_heads": 2, "query_growth": {"rate": 0.6, "every": 5}, "window": 20, "global_every": 2},
-    {"n_heads": 4, "n_kv_heads": 2, "window": 5, "chunked": True, "global_every": 2},
+    {"n_heads": 4, "n_kv_heads": 2, "window": 5, "chunked": True, "global_every": 2, "global_at": 0},
     {"n_heads": 4, "n_kv_heads": 1, "qk_norm": "l2", "out_bias": True},
     {"n_heads": 4, "n_kv_heads": 2, "forget": True, "window": 6, "global_every": 2, "qk_norm": "head", "out_gate": "head"},
     {"n_heads": 4, "n_kv_heads": 2, "qk_norm": "rotated", "window": 8, "value_embedding": {"every": 1, "channels": 7, "most": 3.0}},
@@ -103,7 +103,7 @@ MIXING: list[dict[str, Any]] = [  # which layers of three attend, and which are 
     {"block": SINGLE, "pattern": ["attention", "ffn"]},
     {"recurrent": MAMBA2 | {"gated_norm": False, "input_scales": [0.5, 1.2, 0.7, 1.4, 0.8]}, "pattern": ["both"]},
     {"recurrent": CONV, "pattern": ["recurrent", "both", "attention"]},
-    {"block": SINGLE, "recurrent": MAMBA2 | {"step_floor": 0.1}, "pattern": ["recurrent", "ffn", "attention"]},
+    {"block": SINGLE, "recurrent": MAMBA2 | {"step_floor": 0.02}, "pattern": ["recurrent", "ffn", "attention"]},
 ]
 EXPERT: dict[str, Any] = {"kind": "mlp", "hidden": 16}
 GPT_OSS: dict[str, Any] = {"kind": "mlp", "hidden": 16, "activation": "quick_gelu", "bias": True, "gpt_oss_limit": 1.0}

@@ -23,8 +23,8 @@ from lm.storage.out import require_free
 from lm.units import counted
 
 Weights = dict[str, Tensor]
-_MIXERS = ("attention", "recurrent")
-_PROBE = 64  # tokens whose logits are compared
+_MIXERS = ("attention", "recurrent", "both")
+_PROBE = 512  # tokens whose logits are compared
 _AGREES = 1e-5  # of the logits' norm: rounding of float32
 
 
@@ -43,11 +43,13 @@ class Remodeled:
     left: dict[str, int]
     """Names of the old model's that have no place in the new one -> how many."""
     apart: float
-    """Norm of the difference of both models' logits for random tokens, as a part of that of the old model's."""
+    """Norm of the difference of both models' logits for a row of random tokens, as a part of that of the old model's."""
+    probed: int
+    """Tokens of that row."""
 
     @property
     def agrees(self) -> bool:
-        """Whether the new model computes what the old one did, up to rounding."""
+        """Whether the new model computes what the old one did, up to rounding, in rows of so many tokens."""
         return self.apart < _AGREES
 
 
@@ -71,8 +73,8 @@ def remodel(
 
     cfg: of the same kind, width and vocabulary; None: the old one. layers: the old layer, from 0, that each new one begins as; None: each
     stays (Kim et al. 2023, arXiv:2312.15166: [*range(24), *range(8, 32)] of 32). silent: what a layer's second and later copies add to the
-    residual stream is 0 at first (Wu et al. 2024, arXiv:2401.02415).  Raises ConfigError where nothing changes, for a layer that is not
-    there, and for a weight whose new shape no rule above gives.
+    residual stream is 0 at first (Wu et al. 2024, arXiv:2401.02415), unless a norm stands behind it.  Raises ConfigError where nothing
+    changes, for a layer that is not there, for other labels, and for a weight whose new shape no rule above gives.
     """
     target = require_free(out, overwrite, model)
     folder = resolve_model(str(model))
@@ -80,10 +82,11 @@ def remodel(
     before = model_config(tree["model"], str(folder))
     cfg = _checked(cfg, before, layers, silent, folder)
     built = build_model(cfg, seed)
-    found = _Carried(built, own, [*range(before.n_layers)] if layers is None else [*layers], folder)
+    found = _Carried(built, own, [*range(before.n_layers)] if layers is None else [*layers], before.n_layers, folder)
     if silent and layers is not None:
         found.silence({i for i, layer in enumerate(layers) if layer in layers[:i]})
-    apart = _apart(before, dict(own), built)
+    probed = min(_PROBE, before.max_seq_len or _PROBE, cfg.max_seq_len or _PROBE)
+    apart = _apart(before, dict(own), built, probed)
     tokenizer = load_tokenizer(folder)
     told = {"parent": str(model), "layers": None if layers is None else [*layers], "silent": silent, "seed": seed}
     extra = {key: tree[key] for key in ("sampling", "card") if tree.get(key) is not None}
@@ -92,7 +95,7 @@ def remodel(
     weights = {name: p.detach().to(own[name].dtype if name in own else like) for name, p in built.named_parameters()}
     save_model(target, cfg.tree(), weights, tokenizer.save, extra, overwrite)
     n = sum(p.numel() for p in built.parameters())
-    return Remodeled(target, n, found.kept, found.made, found.drawn, found.left(), apart)
+    return Remodeled(target, n, found.kept, found.made, found.drawn, found.left(), apart, probed)
 
 
 def _checked(cfg: ModelConfig | None, before: ModelConfig, layers: Sequence[int] | None, silent: bool, folder: Path) -> ModelConfig:
@@ -111,6 +114,8 @@ def _checked(cfg: ModelConfig | None, before: ModelConfig, layers: Sequence[int]
         )
     if layers is None and found.tree() == before.tree():
         raise ConfigError(f"{folder}: nothing about the model changes. Give options, such as model/ffn=moe, or layers.")
+    if found.head.labels != before.head.labels:
+        raise ConfigError(f"{folder}: model.head.labels stay as they are. Other ones come with lm train objective=classify.")
     if found.kind != before.kind:
         raise ConfigError(f"{folder}: its model is of kind {before.kind}, and model.kind={found.kind} reads otherwise. Leave that out.")
     return found
@@ -119,8 +124,8 @@ def _checked(cfg: ModelConfig | None, before: ModelConfig, layers: Sequence[int]
 class _Carried:
     """Fills a model, whose weights are drawn, with those of another one, and counts."""
 
-    def __init__(self, model: LM, own: Weights, layers: Sequence[int], folder: Path) -> None:
-        self.model, self.own, self.layers, self.folder = model, own, layers, folder
+    def __init__(self, model: LM, own: Weights, layers: Sequence[int], n_before: int, folder: Path) -> None:
+        self.model, self.own, self.layers, self.n_before, self.folder = model, own, layers, n_before, folder
         self.kept, self.made, self.drawn, self.used = 0, 0, dict[str, int](), set[str]()
         heads = {id(each): at.head_dim for at in model.modules() if isinstance(at, GQA) for each in (at.k, at.v, at.k_norm)}
         for prefix, module in model.named_modules():
@@ -167,8 +172,11 @@ class _Carried:
     def left(self) -> dict[str, int]:
         """Returns the old model's weights that were not used, layers as `*`."""
         found: dict[str, int] = {}
+        gone = {f"blocks.{i}" for i in range(self.n_before)} - {f"blocks.{i}" for i in self.layers}
         for name in sorted(self.own.keys() - self.used):
-            found[_starred(name)] = found.get(_starred(name), 0) + self.own[name].numel()
+            whole = ".".join(name.split(".", 2)[:2])
+            key = whole if whole in gone else _starred(name)
+            found[key] = found.get(key, 0) + self.own[name].numel()
         return found
 
 
@@ -182,9 +190,11 @@ def _others(name: str, module: nn.Module, local: str) -> list[str]:
         return [name.removesuffix(f"experts.{local}") + (f"{local[:-5]}.bias" if local.endswith("_bias") else f"{local}.weight")]
     if name == "head.weight":
         return ["embed.weight"]
-    plain = name.replace("_residual.sublayer.", "_residual.")  # a norm before a sublayer stays, whatever is around or behind it
-    forms = [plain, plain.replace("_residual.", "_residual.sublayer.")]
-    return [re.sub(r"\.(attention|recurrent)_residual\.", f".{mixer}_residual.", form) for form in forms for mixer in _MIXERS]
+    if re.search(r"\.(attention|recurrent)\.", name):  # alone, or side by side in a mixer that has both
+        return [name.replace(".both.", ".") if ".both." in name else re.sub(r"(blocks\.\d+\.)", r"\1both.", name)]
+    plain = re.sub(r"_residual\.sublayer\.norm\.|_norm\.", "_residual.norm.", name)  # a norm before a sublayer stays
+    forms = [plain, *(plain.replace("_residual.norm.", form) for form in ("_residual.sublayer.norm.", "_norm."))]
+    return [re.sub(r"\.(attention|recurrent|both)(?=_residual\.|_norm\.)", f".{mixer}", form) for form in forms for mixer in _MIXERS]
 
 
 def _fitting(weight: Tensor, shape: torch.Size, head_dim: int | None) -> Tensor | None:
@@ -206,11 +216,11 @@ def _fitting(weight: Tensor, shape: torch.Size, head_dim: int | None) -> Tensor 
 
 
 @torch.no_grad()
-def _apart(before: ModelConfig, own: Weights, now: LM) -> float:
+def _apart(before: ModelConfig, own: Weights, now: LM, n: int) -> float:
     """Returns the norm of the difference of logits for one row of random tokens, as a part of that of the old model's logits."""
     old = build_model(before)
     copy_weights(old.named_parameters(), own, "the old model")
-    tokens = torch.randint(old.vocab_size, (1, min(_PROBE, old.max_seq_len, now.max_seq_len)), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(old.vocab_size, (1, n), generator=torch.Generator().manual_seed(0))
     batch = Batch(tokens, source_tokens=tokens if before.kind == "encoder_decoder" else None)
     first, second = (model.eval()(batch).double() for model in (old, now))
     return float((first - second).norm() / first.norm())

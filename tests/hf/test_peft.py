@@ -33,6 +33,7 @@ PRESETS = (
     *("llama3_8b", "gpt2", "gpt_neox_20b", "phi3_mini", "bloom_560m", "olmo2_1b", "starcoder2_3b", "mixtral_8x7b", "moe_tiny"),
     *("deepseek_v3", "gpt_oss_20b", "t5_small", "t5_1_1_base", "switch_base_8", "bart_base", "bert_base", "olmo_hybrid_7b"),
     "nanochat_d20",
+    "jamba_v0_1",
 )
 FUSED = LoRAConfig(rank=3, alpha=5.0, rslora=True)
 PARTS = {
@@ -51,6 +52,7 @@ PARTS = {
 def adapted(preset: str, cfg: LoRAConfig, folder: Path, **about: str) -> Path:
     """A folder with random numbers for an adapter, of a random model beside it.  about: what that one says of itself."""
     exact = {"t5_small": "model.head.scale=0.1767766952966369"}
+    exact["jamba_v0_1"] = "model.ffn.dense.hidden=24"
     exact["switch_base_8"] = f"{exact['t5_small']} model.ffn.dense.hidden=24"
     sizes = f"{SMALL} {TINY[preset]} {exact.get(preset, '')} model.vocab_size=320 model.init.fan_in=true model.init.out_scale=1.0"
     run = composed(preset, sizes)
@@ -157,7 +159,7 @@ def test_gate_and_up_of_experts_come_back_as_they_were() -> None:
     assert theirs.shape == (3, 8, 5) and all(torch.equal(a, b) for a, b in zip(Halves().to_ours([theirs]), ours, strict=True))
 
 
-BACK = [case for case in CASES if not any(name in case for name in ("moe", "mixtral", "deepseek", "oss", "switch"))]
+BACK = [case for case in CASES if not any(name in case for name in ("moe", "mixtral", "deepseek", "oss", "switch", "jamba"))]
 
 
 QUICK = ("parts of gpt2", "dora of olmo_hybrid_7b", "whole of gpt2")

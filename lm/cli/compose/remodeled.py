@@ -10,6 +10,7 @@ from lm.schema import Tree, flatten
 
 _ELSEWHERE = {
     "model": "a preset is a whole other model. Choose options of its slots, such as model/ffn=moe",
+    "model.head.labels": "what the head tells stays. A new one comes with lm train objective=classify",
     "model.kind": "it reads as it did. Leave that out",
     "model.n_layers": "which layers there are is said by layers. Write layers=0-5,3-8, say",
     "model.vocab_size": "that of the tokenizer stays. Add tokens in training, by tokenizer.specials",
@@ -37,7 +38,12 @@ def remodeled(model: Tree, source: str, overrides: Sequence[str]) -> Tree:
             own.values = {path: value for path, value in own.values.items() if not path.startswith(f"{section}.")} | {section: None}
             continue
         option = Layer("option", catalog.source(item.key, item.value), catalog.values(item.key, item.value))
+        kinds = {path.removesuffix(".kind"): kind for path, kind in own.values.items() if path.endswith(".kind")}
         leave_out(own, item.key, item.value, merged([*layers, option]))
+        for path, kind in option.values.items():  # of a slot within the slot, whose kind changes, nothing stays
+            inner = path.removesuffix(".kind")
+            if inner not in (path, section) and kinds.get(inner, kind) != kind:
+                own.values = {key: value for key, value in own.values.items() if not key.startswith(f"{inner}.")}
         layers.insert(0, option)
     now = merged(layers)["model"]["ffn"] | {item.key.removeprefix("model.ffn."): item.value for item in given if not item.is_group}
     layers.append(Layer("feed-forward", source, _as_experts(model["ffn"], now)))

@@ -37,12 +37,14 @@ class Remodel(Writer):
     layers: str | None = None
     """Numbers from 0, and ranges with both ends. null: all, each once."""
     silent: bool = False
-    """Second and later copies of a layer add nothing to the residual stream at first (Wu et al. 2024, arXiv:2401.02415)."""
+    """Second and later copies of a layer add nothing to the residual stream at first, unless a norm stands behind it (Wu et al. 2024,
+    arXiv:2401.02415)."""
     seed: int = Field(0, ge=0, lt=MOST)
     """Of what is drawn."""
 
     def run(self, rest: list[str]) -> None:
         """Prints what became of the weights, on stdout."""
+        self.refuse([arg for arg in rest if not arg.lstrip("+~").startswith(("model.", "model/", "model="))])
         layers = None if self.layers is None else _numbers(self.layers)
         folder = resolve_model(self.from_)
         from lm.cli.compose.remodeled import remodeled
@@ -61,7 +63,7 @@ class Remodel(Writer):
                 note(f"{what}: {', '.join([*names][:_SHOWN])}{more}")
         apart = f"{found.apart:.0e}" if found.agrees else f"{100 * found.apart:.2g} %"
         what = f"what {self.from_} does" if found.agrees else f"something else than {self.from_} until it is trained"
-        say(f"It computes {what}: logits of random tokens are {apart} of their norm apart.")
+        say(f"It computes {what}: logits of a row of {found.probed} random tokens are {apart} of their norm apart.")
         say(f"Train it: lm train init_from={shlex.quote(self.out)} ...")
 
 

@@ -192,6 +192,9 @@ def export_adapter(
         compared = None
         for what in ["DoRA"] * adapted.adapter.dora + ["modules_to_save"] * bool(adapted.adapter.whole):
             say(f"vLLM refuses adapters with {what}; the merged model (format=hf) has no such limit")
+        if adapted.adapter.base != "saved":
+            how = "was trained beside rounded matrices, and is compared on these; on the base as it was saved its logits differ"
+            say(f"adapter.base={adapted.adapter.base}: it {how}. format=hf writes the merged model")
         if new := len(new_ids(before, tokenizer)):
             more = f"it has {counted(new, 'token')} more than the base's: before peft loads it, call"
             say(f"tokenizer: {more} model.resize_token_embeddings({found.vocab_size})")

@@ -70,7 +70,8 @@ def modules(pairs: list[Pair]) -> Iterator[Pair]:
     stacks = [pair for pair in pairs if isinstance(pair.transform, Stack) and ".expert_" not in pair.theirs[0]]
     for pair in pairs:
         if pair in stacks:
-            path = pair.theirs[0].split(".experts.")[0].rpartition(".")[0] + ".mlp.experts"
+            layer, _, part = pair.theirs[0].split(".experts.")[0].rpartition(".")
+            path = f"{layer}.{'feed_forward' if part == 'feed_forward' else 'mlp'}.experts"
             stem, _, name = pair.ours[0].rpartition(".")
             if name == "gate":
                 yield Pair((pair.ours[0], f"{stem}.up"), (f"{path}.gate_up_proj",), Halves())

@@ -31,7 +31,7 @@ def _live(inputs: list[Tensor], name: str, before: int) -> Tensor:
 
 
 torch.library.register_fake("slotlm::live", _live, lib=_LIBRARY)
-_here: ContextVar[Context] = ContextVar("here")  # the context of the step that this thread computes
+_here: ContextVar[dict[int, Context]] = ContextVar("here")  # the contexts of the step that this thread computes, by the layers before
 
 
 class Live(Protocol):
@@ -68,7 +68,7 @@ class Step:
         """(1, 1, d) -> (1, 1, d); None for any other input, which the model computes without this step."""
         if ctx.cache is None or x.shape[:2] != (1, 1):
             return None
-        before = _here.set(ctx)
+        before = _here.set({0: ctx})
         try:
             out: Tensor = self._run(x, ctx.mask.q_positions.long())
         finally:
@@ -77,8 +77,10 @@ class Step:
 
 
 def _call(live: Live, before: int, *inputs: Tensor) -> Tensor:
-    ctx = _here.get()
-    return live(*inputs, ctx=ctx.again(before) if before else ctx).contiguous()
+    passes = _here.get()
+    if before not in passes:
+        passes[before] = passes[0].again(before)
+    return live(*inputs, ctx=passes[before]).contiguous()
 
 
 def live_of(module: nn.Module) -> Live:

@@ -131,8 +131,8 @@ class _OfHeld(torch.autograd.Function):
         ctx.save_for_backward(stored, scales)
         ctx.held = held
         out = torch.cat([F.linear(x, part) for part in held.pieces(stored, scales, x.dtype, 0)], -1)
-        return out * scales if held.by_row else out  # not in place: torch 2.11's compiler loses the gradients of a function that returns
-        # what it has written over
+        # not in place: torch 2.11's compiler loses the gradients of a function that returns what it has written over
+        return out * scales if held.by_row else out
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:

@@ -119,8 +119,11 @@ class Router(Declares, nn.Linear):
 
     initializers = {"weight": into_scores}
 
-    @abstractmethod
     def forward(self, x: Tensor) -> Routing:  # type: ignore[override]
+        return self.route(x)
+
+    @abstractmethod
+    def route(self, x: Tensor) -> Routing:
         """(b, s, d) -> (b, s, k) and (b, s, e)."""
 
     def balance(self, load: Tensor) -> None:
@@ -134,7 +137,7 @@ class SoftmaxRouter(Router):
         super().__init__(d_model, n_experts, bias=cfg.bias)
         self.cfg, self.top_k = cfg, top_k
 
-    def forward(self, x: Tensor) -> Routing:  # type: ignore[override]
+    def route(self, x: Tensor) -> Routing:
         wide = x.float()
         if self.training and self.cfg.jitter:
             wide = wide * torch.empty_like(wide).uniform_(1 - self.cfg.jitter, 1 + self.cfg.jitter)
@@ -153,7 +156,7 @@ class PlainSigmoidRouter(Router):
         super().__init__(d_model, n_experts, bias=False)
         self.cfg, self.top_k = cfg, top_k
 
-    def forward(self, x: Tensor) -> Routing:  # type: ignore[override]
+    def route(self, x: Tensor) -> Routing:
         logits = _logits(self, x.float())
         best, experts = logits.topk(self.top_k, dim=-1)
         scores, weights = logits.sigmoid(), best.sigmoid()
@@ -180,7 +183,7 @@ class CorrectedRouter(Router):
             self.correction_bias.data = bias.to(self.correction_bias.device)
         return moved
 
-    def forward(self, x: Tensor) -> Routing:  # type: ignore[override]
+    def route(self, x: Tensor) -> Routing:
         logits = _logits(self, x.float())
         scores = self.scores(logits)
         experts = self.cfg.allowed(scores.detach() + self.correction_bias, 2).topk(self.top_k, dim=-1).indices

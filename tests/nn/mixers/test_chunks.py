@@ -55,7 +55,7 @@ def test_norms_without_weights_and_queries_that_grow_hold_what_all_models_do() -
 
 @pytest.mark.usefixtures("doubles")
 @torch.no_grad()
-def test_layers_that_rotate_have_norms_and_in_the_others_queries_grow() -> None:
+def test_layers_that_rotate_have_norms_and_in_the_others_queries_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     model, ids = redrawn(config(**LLAMA4)), tokens(1, 13)
     seen: dict[int, list[torch.Tensor]] = {}
     plain: dict[int, list[torch.Tensor]] = {}
@@ -67,7 +67,7 @@ def test_layers_that_rotate_have_norms_and_in_the_others_queries_grow() -> None:
             seen[layer], plain[layer] = list(was(x, ctx)), list(GQA.projected(of, x, ctx))
             return tuple(seen[layer])
 
-        attention.projected = projected  # type: ignore[method-assign]
+        monkeypatch.setattr(attention, "projected", projected)
     model(Batch(ids))
     factors = 1 + 0.6 * torch.log(1 + torch.tensor([float((position + 1) // 4) for position in range(13)]))
     for layer in range(3):

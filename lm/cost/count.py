@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from lm.nn.mixers.token_values import TABLE
 from lm.nn.stack import ModelConfig
 from lm.nn.transformer import build_model
 from lm.ops.cache.cache import numbers
@@ -33,7 +32,7 @@ def count(cfg: ModelConfig, seq_len: int, bytes_per_number: int = 2) -> Counts:
     model = build_model(cfg, device="meta")
     named = dict(model.named_parameters())
     total = sum(p.numel() for p in named.values())
-    embeddings = {"embed.weight", "position.weight", "encoder.position.weight", "head.weight"}
+    embeddings = model.tables() | {"position.weight", "encoder.position.weight", "head.weight"}
     per_token, per_row = numbers(model.states())
     passes, blocks = cfg.residual.passes(), sum(_flops_of_linears(stack.blocks) for stack in model.stacks())
     forward = _flops_of_linears(model) + (passes - 1) * blocks
@@ -44,7 +43,7 @@ def count(cfg: ModelConfig, seq_len: int, bytes_per_number: int = 2) -> Counts:
     forward += further + _flops_of_linears(model.head) * len(model.mtp)
     return Counts(
         parameters=total,
-        non_embedding=sum(p.numel() for name, p in named.items() if name not in embeddings and not name.endswith(TABLE)),
+        non_embedding=sum(p.numel() for name, p in named.items() if name not in embeddings),
         active=total - sum(mixture.idle() for mixture in model.mixtures().values()),
         forward_flops_per_token=forward,
         train_flops_per_token=3 * forward,

@@ -15,6 +15,7 @@ from lm.nn.device_memory import require_memory
 from lm.nn.ffn.base import Mixture
 from lm.nn.head import Head, Reader, TokenEmbedding, pooled
 from lm.nn.init import Declares, init_weights, role_of
+from lm.nn.mixers.token_values import TABLE
 from lm.nn.mtp import MTPBlock, MTPConfig, shifted
 from lm.nn.parametrization import Role
 from lm.nn.stack import ModelConfig, Stack
@@ -178,9 +179,12 @@ class LM(Stack):
 
     def matrices(self) -> set[str]:
         """Names of the blocks' weights that Muon treats as matrices: 2-D, or stacks of them, (e, out, in)."""
-        inside = {id(p) for unit in self.units() for p in unit.parameters()}
-        roles = self.roles()
+        inside, roles = {id(p) for unit in self.units() for p in unit.parameters()}, self.roles()
         return {name for name, p in self.named_parameters() if id(p) in inside and roles[name] in ("hidden", "scores")}
+
+    def tables(self) -> set[str]:
+        """Names of the weights with a row for each token, which are looked up: the embedding, and the layers' tables of values."""
+        return {name for name, _ in self.named_parameters() if name == "embed.weight" or name.endswith(TABLE)}
 
     def roles(self) -> dict[str, Role | None]:
         """Returns the `Role` of each weight by name; None for a matrix whose initializer is not of lm.nn.init."""

@@ -168,7 +168,7 @@ def _fit(module: "TrainModule", callbacks: Sequence["Callback"]) -> None:
         warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
         warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")  # autograd's thread makes the context at its first product
         warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")  # what is float32 beside bf16 is so on purpose
-        with quiet():  # the console tells
+        with quiet(), run.signals.reaching_compiler():  # the console tells
             trainer.fit(module, train_dataloaders=loader)
     run.saver.wait()
     number = run.stopped_by

@@ -16,7 +16,7 @@ import torch
 
 from lm.cli.main import main
 from lm.data.order import step_rows
-from lm.errors import LmError, NumericsError, ResourceError
+from lm.errors import Interrupted, LmError, NumericsError, ResourceError
 from lm.storage.atomic import verify
 from lm.storage.checkpoint import META, CheckpointReader, checkpoints
 from lm.training.callbacks.checkpoints import Checkpoints
@@ -357,6 +357,22 @@ def test_a_killed_loader_worker_is_named_and_the_next_start_goes_on(
     require_unharmed(stopped_at_five, [int(path.name[5:]) for path in checkpoints(stopped_at_five / "checkpoints")])
     assert train_rank(configure("data.workers=1", "trainer.max_steps=30"))["steps"] == 30
     assert multiprocessing.active_children() == []
+
+
+def test_a_signal_that_ends_the_compiler_too_is_no_error(configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster sends SIGTERM to all processes of a job, so the C++ compiler dies of it as well."""
+    killed = tmp_path / "killed"
+    killed.write_text("#!/bin/sh\nif [ $1 = --version ]; then exec g++ --version; fi\nkill -TERM $$\n", encoding="utf-8")
+    killed.chmod(0o755)
+    monkeypatch.setattr("torch._inductor.config.cpp.cxx", (None, str(killed)))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=r"SIGTERM|-15|compile error"):
+        train_rank(configure("trainer.compile=true"))
+    told = r"run: SIGTERM also ended the compiler, which step 1 needed. There is no checkpoint to go on from"
+    with pytest.raises(Interrupted, match=told) as stopped:
+        train_rank(configure("trainer.compile=true"), callbacks=[Before(1, lambda module: os.kill(os.getpid(), signal.SIGTERM))])
+    assert stopped.value.exit_code == 128 + signal.SIGTERM
 
 
 def test_a_secret_of_the_environment_is_nowhere_in_the_run_folder(

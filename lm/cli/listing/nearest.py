@@ -6,7 +6,8 @@ from lm.spelling import words
 
 OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLaMA-Factory, nanoGPT, litgpt, Lightning and x-transformers
     "adapter.alpha": "lora_alpha",
-    "adapter.base=int8": "load_in_4bit load_in_8bit quantization_bit quantize",
+    "adapter.base=int8": "load_in_8bit quantization_bit quantize",
+    "adapter.base=nf4": "bnb_4bit_quant_type load_in_4bit",
     "adapter.dora": "use_dora",
     "adapter.dropout": "lora_dropout",
     "adapter.rank": "lora_r lora_rank r",
@@ -121,9 +122,11 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
 
 def meant(key: str, section: str, paths: Iterable[str]) -> list[str]:
     """Returns the keys that other programs call by this name; else the shallowest path with the same words, or with a last part that has
-    them. Those in the section go before others. Some have a value: 'logger=wandb'."""
+    them; or a key of the section that begins so. Those in the section go before others. Some have a value: 'logger=wandb'."""
     found = [path for path, names in OTHER_NAMES.items() if key.lower() in names.split()]
     if not found:
+        paths, begun = list(paths), f"{section}.{key}"
         same = [path for path in paths if words(key) in (words(path), words(path.rpartition(".")[2]))]
-        found = sorted(same, key=lambda path: (not path.startswith(f"{section}."), path.count(".")))[:1]
+        longer = [path for path in paths if section and len(key) > 2 and path.startswith(begun) and "." not in path.removeprefix(begun)]
+        found = sorted([*same, *longer], key=lambda path: (not path.startswith(f"{section}."), path.count(".")))[:1]
     return [path for path in found if path.startswith(f"{section}.")] or found

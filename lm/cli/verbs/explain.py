@@ -8,7 +8,7 @@ from lm.cli.compose.compose import Composition, compose
 from lm.cli.compose.keys import at, check_key, choosing, fields
 from lm.cli.listing import known
 from lm.cli.verb import Verb
-from lm.cli.views.text import default_text, sentence, type_text, value_text
+from lm.cli.views.text import choices, default_text, sentence, type_text, value_text
 from lm.errors import ConfigError
 from lm.printing import answer, note
 from lm.schema import Config, find_field, variant, variants
@@ -19,9 +19,11 @@ class Explain(Verb):
     """usage: lm explain [PATH] [overrides of lm train]
 
     Says what a setting means, what it may be, and where its value comes from. If the chosen kind lacks the key, one that has it is taken.
+    In place of a setting's path, its value will do where no other setting has one of that name.
 
     lm explain model.attention.n_kv_heads                 description, type, default, and where the value comes from
     lm explain optim optim=adamw                          every key of a section
+    lm explain swiglu                                     the same as model/ffn model/ffn=swiglu
     lm explain trainer.max_steps recipes=ablation/ffn     the same under a recipe or an override
     """
 
@@ -34,7 +36,10 @@ class Explain(Verb):
         if len(paths) > 1:
             raise ConfigError(f"explain: {len(paths)} settings were given ({', '.join(paths)}). Ask for one at a time.")
         path = paths[0].replace("/", ".") if paths else ""
-        composition = _with_key(path, overrides_of([arg for arg in rest if arg not in paths]))
+        overrides = overrides_of([arg for arg in rest if arg not in paths])
+        if path and "." not in path and path not in known.root().model_fields:
+            path, overrides = _of_value(path, overrides)
+        composition = _with_key(path, overrides)
         composition.tell()
         if not path:
             answer(_section(composition, "", known.root()))
@@ -43,6 +48,26 @@ class Explain(Verb):
         value = at(composition.tree, path.split("."))
         section = None if isinstance(value, int) else variant(field.annotation, value)
         answer(_section(composition, path, section) if section else _setting(composition, path, field))
+
+
+def _of_value(word: str, overrides: list[str]) -> tuple[str, list[str]]:
+    """Returns the path of the one setting that has an option or value of this name, and the overrides with it; both as given where none
+    has. Raises ConfigError where several have."""
+    tree = compose(overrides).tree
+    found = {group: word for group, options in catalog.groups().items() if word in options and group not in catalog.GLOBAL}
+    found |= {
+        key: f"[{word}]" if type_text(field).startswith("list") else word
+        for key, field in fields(known.root(), tree)
+        if word in choices(field)
+    }
+    if len(found) > 1:
+        first = next(iter(found))
+        raise ConfigError(f"explain: {word} is a value of {' and '.join(found)}. Write lm explain {first} {first}={found[first]}.")
+    if not found:
+        return word, overrides
+    [(key, value)] = found.items()
+    note(f"{word}: {key}={value} is taken.")
+    return key.replace("/", "."), [*overrides, f"{key}={value}"]
 
 
 def _with_key(path: str, overrides: list[str]) -> Composition:

@@ -23,6 +23,12 @@ def type_text(field: FieldInfo) -> str:
     return text + (f" {ranges}" if ranges else "") + (", or null" if type(None) in parts else "")
 
 
+def choices(field: FieldInfo) -> tuple[object, ...]:
+    """Returns the values that a field's type lists, or its list's entries; () where it lists none."""
+    parts = [inner for part in members(field.annotation) for inner in (get_args(part) if get_origin(part) is list else [part])]
+    return tuple(value for part in parts if get_origin(part) is Literal for value in get_args(part))
+
+
 def default_text(field: FieldInfo) -> str:
     """Returns the class default as it would be written in yaml; 'none, must be set' where there is none."""
     return "none, must be set" if field.is_required() else value_text(field.get_default(call_default_factory=True))

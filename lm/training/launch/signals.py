@@ -61,6 +61,26 @@ class Signals:
         if self.received is not None:
             self._refuse(self.received)
 
+    @contextmanager
+    def reaching_compiler(self) -> Iterator[None]:
+        """Raises Interrupted for an error of torch.compile within the block after a signal: one to all processes of a job, as a cluster
+        sends it, ends those of the compiler too, and with them the step under way."""
+        try:
+            yield
+        except Exception as error:
+            compiler = sys.modules.get("torch._inductor.exc")
+            if self.received is None or compiler is None or not isinstance(error, compiler.InductorError):
+                raise
+            name = signal.Signals(self.received).name
+            raise self._unsaved(f"{name} also ended the compiler, which step {self.step + 1:,} needed", self.received) from error
+
+    def _unsaved(self, what: str, number: int) -> Interrupted:
+        kept = checkpoints(self._folder.checkpoints)
+        left = (
+            f"{kept[0]} is the last checkpoint, and training again goes on from there" if kept else "There is no checkpoint to go on from"
+        )
+        return Interrupted(f"{self._folder.path}: {what}. {left}.", number)
+
     def _install(self) -> None:
         if may_handle():
             for number in self._previous:
@@ -93,12 +113,8 @@ class Signals:
 
     def _leave(self, number: int) -> None:
         """Exits at once without a save, even where something hangs; in a session such as a notebook, whose variables are kept, raises."""
-        kept = checkpoints(self._folder.checkpoints)
-        lost = f"{signal.Signals(number).name} came as a second signal, so the run ended at once after step {self.step:,}, without a save"
-        left = (
-            f"{kept[0]} is the last checkpoint, and training again goes on from there" if kept else "There is no checkpoint to go on from"
-        )
-        error = Interrupted(f"{self._folder.path}: {lost}. {left}.", number)
+        name = signal.Signals(number).name
+        error = self._unsaved(f"{name} came as a second signal, so the run ended at once after step {self.step:,}, without a save", number)
         if hasattr(sys, "ps1"):  # as Python and IPython tell of a session
             raise error
         if not outcome.ends(self._rank, error):

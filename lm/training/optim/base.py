@@ -129,7 +129,7 @@ def alike(named: NamedWeights, traits: Mapping[str, Traits]) -> list[tuple[Trait
     """Returns the weights partitioned by equal traits. Parts with weight decay come first; within both kinds the plain rate comes last."""
     parts: dict[Traits, NamedWeights] = {}
     for pair in named:
-        parts.setdefault(traits[pair[0]]._replace(matrix=False), []).append(pair)
+        parts.setdefault(traits[pair[0]]._replace(matrix=False, table=False), []).append(pair)
     return sorted(parts.items(), key=lambda part: (not part[0].decays, part[0].rates.adam == 1, part[0].rates.muon == 1, part[0].plain))
 
 

@@ -112,6 +112,9 @@ class MuonConfig(OptimConfig):
     (Li et al. 2025, arXiv:2510.05491). null: rows as they come."""
     adam_lr: float = Field(3e-3, gt=0)
     """Peak learning rate of everything else."""
+    embed_lr: float | None = Field(None, gt=0)
+    """Peak learning rate of the embedding, also where it is the head too, and of tables of values. null: adam_lr. Tokens are rare, so a
+    short run gains by a rate several times that (docs/results.md); a tied embedding takes the less of it, the wider the model is."""
     beta1: float = Field(0.9, ge=0, lt=1)
     """AdamW: decay of the first moment."""
     beta2: float = Field(0.95, ge=0, lt=1)
@@ -132,7 +135,9 @@ class MuonConfig(OptimConfig):
     def build(self, named: NamedWeights, traits: Mapping[str, Traits]) -> Optimizer:
         inner, outer = ([pair for pair in named if traits[pair[0]].matrix == of] for of in (True, False))
         adam = {"beta1": self.beta1, "beta2": self.beta2}
-        groups = decaying(outer, self.adam_lr, self.adam_weight_decay, traits)
+        tables, rest = ([pair for pair in outer if (self.embed_lr is not None and traits[pair[0]].table) == of] for of in (True, False))
+        groups = decaying(tables, self.embed_lr or self.adam_lr, self.adam_weight_decay, traits)
+        groups += decaying(rest, self.adam_lr, self.adam_weight_decay, traits)
         groups = [group | adam | {"eps": self.eps * group["rates"].eps} for group in groups]
         for of, part in alike(inner, traits):
             factor = of.rates.muon

@@ -58,6 +58,8 @@ class Traits(NamedTuple):
     """Decay that the weight's group names. None: the optimizer's."""
     layer: float = 1.0
     """Factor on the rate by optim.layer_decay: the smaller, the further below the head."""
+    table: bool = False
+    """Whether it has a row for each token, which the model looks up."""
 
     @property
     def plain(self) -> bool:
@@ -98,7 +100,7 @@ def traits_of(model: LM, groups: Sequence[GroupConfig] = (), layer_decay: float 
     for group in groups:
         if not any(means(group.match, name) for name in trained):
             raise unnamed("optim.groups", "weight that is trained", group.match, trained, model.cfg)
-    growth, roles, matrices, added = model.cfg.growth(), model.roles(), model.matrices(), adapting(model)
+    growth, roles, matrices, tables, added = model.cfg.growth(), model.roles(), model.matrices(), model.tables(), adapting(model)
     in_blocks = {id(p) for unit in model.units() for p in unit.parameters()}
     found = {}
     for name, p in model.named_parameters():
@@ -110,7 +112,7 @@ def traits_of(model: LM, groups: Sequence[GroupConfig] = (), layer_decay: float 
         decays = p.ndim > 1 and not name.endswith("bias")
         lr, weight_decay = next(((group.lr, group.weight_decay) for group in groups if means(group.match, name)), (None, None))
         factors = rates(role or "vector", growth, id(p) in in_blocks)  # an adapter learns at the same rate at any width
-        found[name] = Traits(name in matrices, decays, factors, lr, weight_decay, layers.get(id(p), 1.0))
+        found[name] = Traits(name in matrices, decays, factors, lr, weight_decay, layers.get(id(p), 1.0), name in tables)
     return found
 
 

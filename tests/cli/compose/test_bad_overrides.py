@@ -66,6 +66,7 @@ MISTAKES = {
         ["model.position.interleaved=1", "model/position=alibi"],
         ["no such key", "Write model/position=rope model.position.interleaved"],
     ),
+    "beginning of a key, which another section has whole": (["model.attention.chunk=8"], ["Did you mean 'model.attention.chunked'?"]),
     "key that the chosen kind lacks": (["optim=adamw", "optim.adam_lr=1"], ["optim.adam_lr: there is no such key", "kind 'adamw'"]),
     "group deleted": (["~optim"], ["optim", "cannot be removed"]),
     "null for a group": (["optim=null"], ["optim: 'null' is not an option"]),

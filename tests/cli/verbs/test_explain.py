@@ -50,6 +50,27 @@ def test_value_from_the_recipe_shows_what_it_replaced(lm: Lm) -> None:
     assert ["recipe" in earlier[0], "option" in earlier[1], "class default" in earlier[2]] == [True, True, True]
 
 
+@pytest.mark.parametrize(
+    ("word", "taken", "says"),
+    [
+        ("swiglu", "model/ffn=swiglu", "model.ffn.gated"),
+        ("both", "model.pattern=[both]", "model.pattern"),
+        ("muon", "optim=muon", "optim.momentum"),
+    ],
+)
+def test_a_value_alone_will_do_where_one_setting_has_it(lm: Lm, word: str, taken: str, says: str) -> None:
+    code, out, err = lm("explain", word)
+    assert (code, f"{word}: {taken} is taken." in err, says in out) == (0, True, True)
+
+
+def test_of_a_value_that_several_settings_have_all_are_named(lm: Lm) -> None:
+    code, _, err = lm("explain", "single")
+    assert (code, err.strip()) == (
+        2,
+        "explain: single is a value of model/block and strategy. Write lm explain model/block model/block=single.",
+    )
+
+
 def test_a_section_lists_its_options_and_every_field(lm: Lm) -> None:
     code, out, _ = lm("explain", "model/ffn")
     assert code == 0

@@ -71,6 +71,19 @@ def test_a_rate_is_lowered_once_for_each_block_below_the_head(cls: type[OptimCon
     assert checked > 30
 
 
+def test_muon_has_a_rate_for_what_is_looked_up_by_token_and_a_group_goes_before_it() -> None:
+    attention = {"kind": "gqa", "n_heads": 4, "value_embedding": {"every": 1}}
+    changes = {"attention": attention, "position": {"kind": "learned"}, "embed": {"segments": 2}, "head": {"tied": False}}
+    model = build_model(model_config(BASE | changes), device="meta")
+    groups = [{"match": "blocks.1", "weight_decay": 0.5}, {"match": "blocks.2", "lr": 1.0}]
+    plain, found = (settings(MuonConfig, model, groups=groups, layer_decay=0.5, **own) for own in ({}, {"embed_lr": 0.25}))
+    tables = {"embed.weight": 0.25 * 0.5**4, "blocks.0.attention.token_values.table.weight": 0.25 * 0.5**3}
+    tables["blocks.1.attention.token_values.table.weight"] = 0.25 * 0.5**2
+    assert {name: lr for name, (lr, _) in found.items() if found[name] != plain[name]} == tables
+    tied = build_model(model_config(BASE), device="meta")
+    assert settings(MuonConfig, tied, embed_lr=0.25)["embed.weight"] == (0.25, 0.0)
+
+
 def test_a_group_of_nothing_that_is_trained_is_refused() -> None:
     model = build_model(model_config(BASE), device="meta")
     freeze(model, ["embed"])

@@ -192,6 +192,8 @@ class TrainConfig(TrainSetup):
     """Metrics of one's own, by name; one without `kind` is of the kind that its name says."""
     init_from: str | None = None
     """Model folder, run folder or checkpoint to start the weights from (fine-tuning); the only match of a pattern, or latest, of runs/."""
+    init_optimizer: bool = False
+    """Start with the optimizer's state of init_from too, which is then a checkpoint: to go on with other data, or to another end."""
     resume: ResumeConfig = ResumeConfig()
     check: bool = False
     """Try everything once and small, tell what it takes, and stop."""
@@ -257,6 +259,9 @@ class TrainConfig(TrainSetup):
                 f"objective={self.objective.kind} learns from what the model itself has drawn, and {dropped} makes it another model in"
                 f" each step. Set {dropped.partition('=')[0]}=0."
             )
+        if self.init_optimizer and (self.init_from is None or self.adapter is not None):
+            without = "there is no init_from" if self.adapter is None else f"adapter={self.adapter.kind} is new"
+            raise ValueError(f"init_optimizer=true goes on with the optimizer of a checkpoint, and {without}. Leave it out.")
         if self.adapter is not None and self.init_from is None:
             raise ValueError(f"adapter={self.adapter.kind} is trained beside weights that have learned already. Set init_from.")
         if self.adapter is not None:

@@ -26,6 +26,7 @@ from lm.training.optim.traits import traits_of
 from lm.training.plan import counts_of
 from lm.training.state import RunState
 from lm.training.strategies.base import Strategy
+from lm.training.weights.carried import state_reader
 from lm.training.weights.ema import EMA
 from lm.training.weights.freeze import freeze_untrained, trainable
 from lm.training.weights.initial import Fill, empty, load_pieces
@@ -95,6 +96,8 @@ class TrainModule(LightningModule):
             self.ema = EMA(self.strategy, self.model, self.weights(), self.cfg.trainer.ema_decay)
         if self.reader is not None:
             self.restore(self.reader)
+        elif self.cfg.init_optimizer:
+            load_pieces(self._state(), state_reader(self.cfg), "Leave out init_optimizer=true")
 
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
         return (batch if self.sharding is None else batch.sharded(self.sharding)).to(device)
@@ -182,16 +185,20 @@ class TrainModule(LightningModule):
     def pieces(self) -> Iterator[Piece]:
         """Yields this rank's pieces of a checkpoint: weights, optimizer state and averages."""
         yield from self.weights()
-        yield from self.strategy.optimizer(self.model, self.trainer.optimizers[0])
+        yield from self._state()
         if self.ema is not None:
             yield from self.ema.pieces()
+
+    def _state(self) -> Iterator[Piece]:
+        """Yields this rank's pieces of the optimizer's state."""
+        return self.strategy.optimizer(self.model, self.trainer.optimizers[0])
 
     def restore(self, reader: CheckpointReader) -> None:
         """Loads weights, optimizer state and averages from a checkpoint; setting `step` is left to the caller."""
         load_pieces(self.weights(), reader)
         self.strategy.refresh(self.model)
         if not self.cfg.resume.fresh_optimizer:
-            load_pieces(self.strategy.optimizer(self.model, self.trainer.optimizers[0]), reader)
+            load_pieces(self._state(), reader)
         if self.ema is not None:
             load_pieces(self.ema.pieces(), reader)
 

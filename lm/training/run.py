@@ -35,6 +35,7 @@ from lm.training.launch.signals import Signals
 from lm.training.lean import leave_out_metrics
 from lm.training.resume import finished, imported, open_run, parent_hash, require_same_data, teacher_hash
 from lm.training.state import Counters, RunState, Saved
+from lm.training.weights.carried import require_state
 from lm.training.weights.export import export_model
 from lm.training.weights.initial import given_tokenizer, require_fit, require_teacher
 from lm.units import counted, si
@@ -106,7 +107,9 @@ def _prepare(cfg: TrainConfig, folder: RunFolder, reader: CheckpointReader | Non
     """Returns the tokenized data. The tokenizer is that of the checkpoint or the parent model where there is one, else the config's."""
     tokenizer = load_tokenizer(reader.folder) if reader is not None else given_tokenizer(cfg)
     if reader is None and isinstance(tokenizer, Tokenizer):  # a parent's. What cannot begin, or teach, is told before the data are prepared
-        require_fit(build_model(cfg.sized_model(tokenizer.vocab_size), device="meta"), cfg)
+        require_fit(model := build_model(cfg.sized_model(tokenizer.vocab_size), device="meta"), cfg)
+        if cfg.init_optimizer:
+            require_state(model, cfg)
     require_teacher(cfg, tokenizer)
     data = prepare(cfg.data, tokenizer, log=console.say, specials=cfg.objective.specials(), seed=cfg.seeds.data)
     if reader is not None:

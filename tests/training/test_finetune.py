@@ -13,7 +13,7 @@ from lm.errors import CheckpointError, ConfigError
 from lm.storage.reading import read_json
 from lm.training.plan import plan
 from lm.training.run import train_rank
-from tests.training.conftest import Before, Configure, read, write_text
+from tests.training.conftest import Before, Configure, read, settled, write_text
 
 
 @pytest.fixture
@@ -98,3 +98,40 @@ def test_a_model_of_another_size_is_refused_before_the_data_are_prepared(parent:
     assert "train: 1 document" not in capsys.readouterr().out
     train_rank(compose_config(child(parent)))
     assert "train: 1 document" in capsys.readouterr().out
+
+
+MANY = f"tokenizer.specials=[{','.join(f'<{i}>' for i in range(99))}]"
+ONWARD = ("model.dropout=0", "data.train_rows=8", "schedule=constant", "schedule.warmup_steps=0", "optim=adamw", "optim.lr=1e-2")
+"""Each step reads the same rows at the same rate, so that a run's second half can be had from a checkpoint too."""
+
+
+def test_a_run_that_takes_the_optimizers_state_over_goes_on_as_the_parent_did(tiny: list[str], tmp_path: Path) -> None:
+    train_rank(compose_config(settled(*tiny, *ONWARD, "trainer.max_steps=12", "checkpoint.keep_steps=[6]", "run.name=parent")))
+    half = tmp_path / "parent" / "checkpoints" / "step-00000006"
+    runs = {"child": ["init_optimizer=true"], "anew": []}
+    for name, more in runs.items():
+        own = settled(*tiny, *ONWARD, f"init_from={half}", "trainer.max_steps=6", f"run.name={name}", *more)
+        train_rank(compose_config([arg for arg in own if not arg.startswith(("model", "tokenizer"))]))
+    found = {name: load_file(tmp_path / name / "model" / "model.safetensors") for name in ("parent", *runs)}
+    apart = {
+        name: max((weight - found["parent"][key]).abs().max().item() for key, weight in found[name].items()) for name in ("child", "anew")
+    }
+    assert apart["child"] < 1e-4 and apart["anew"] > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("where", "more", "told"),
+    [
+        ("", [], r"parent/model holds weights alone\. Give init_from a run's checkpoint, such as .*/parent/checkpoints/step-00000006\.$"),
+        ("checkpoints/step-00000006", ["optim=adamw"], r"the state of optim=muon, and this run has optim=adamw\. Take the same"),
+        ("checkpoints/step-00000006", ["optim=muon", MANY], r"no state for embed\.weight as this run has it"),
+    ],
+)
+def test_a_state_that_the_run_cannot_go_on_with_is_refused(parent: Path, where: str, more: list[str], told: str) -> None:
+    with pytest.raises(ConfigError, match=f"^init_optimizer=true: .*{told}"):
+        train_rank(compose_config(settled(*child(parent), "init_optimizer=true", f"init_from={parent / where}", *more)))
+
+
+def test_a_state_of_nothing_is_refused(configure: Configure) -> None:
+    with pytest.raises(ConfigError, match=r"init_optimizer=true goes on with .* and there is no init_from\. Leave it out\."):
+        configure("init_optimizer=true")

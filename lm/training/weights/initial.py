@@ -133,13 +133,14 @@ def empty(model: LM, names: Container[str]) -> None:
 
 
 @torch.no_grad()
-def load_pieces(pieces: Iterable[Piece], reader: CheckpointReader) -> None:
-    """Loads each live slice from its place in the checkpoint. Raises CheckpointError where the checkpoint lacks one."""
+def load_pieces(pieces: Iterable[Piece], reader: CheckpointReader, remedy: str = "Set resume.fresh_optimizer=true") -> None:
+    """Loads each live slice from its place in the checkpoint. Raises CheckpointError where the checkpoint lacks one.  remedy: what starts
+    the optimizer anew."""
     for piece in pieces:
         if piece.kind not in reader.kinds(piece.name):
             raise CheckpointError(
-                f"{reader.folder}: the optimizer's {piece.kind} of {piece.name} is missing, and a resumed run needs it."
-                " Set resume.fresh_optimizer=true to start the optimizer anew."
+                f"{reader.folder}: the optimizer's {piece.kind} of {piece.name} is missing, and the run needs it to go on. {remedy} to"
+                " start the optimizer anew."
             )
         piece.tensor.copy_(reader.read(piece.name, piece.kind, piece.offset, tuple(piece.tensor.shape)))
     reader.close()

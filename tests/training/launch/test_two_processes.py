@@ -31,7 +31,7 @@ from tests.training.steps import ADAMW, ENCODER_DECODER, MOE, SGD, UNCLIPPED, Re
 ROWS, STEPS = 12, 20
 MOMENTUM = UNCLIPPED | {"momentum": 0.5}
 SLOW_ADAMW = ADAMW | {"lr": 3e-3}  # larger steps amplify the rounding of small gradients
-MUON: Tree = {"kind": "muon", "lr": 1e-2, "adam_lr": 1e-3, "weight_decay": 0.1, "clip": 0.5}
+MUON: Tree = {"kind": "muon", "lr": 1e-2, "adam_lr": 1e-3, "embed_lr": 3e-3, "weight_decay": 0.1, "clip": 0.5}
 POISONED_STEP = 2
 FEW_LABELS = 9  # whose logits exist at once; how often as many are read differs between ranks
 

@@ -114,7 +114,7 @@ def _given(text: str) -> Given:
         single = f"for a text {in_shell(f'{key}={quoted(raw)}')}"
         if re.fullmatch(r"-?[1-9]\d{0,2}(,\d{3})+(\.\d*)?", raw):  # thousands apart
             single = f"for one number {key}={raw.replace(',', '')}, since commas part values"
-        remedy = f"Add -m to run them all, write {key}=[...] for a list, or {single}"
+        remedy = f"lm train runs them all with -m; write {key}=[...] for a list, or {single}"
         raise ConfigError(f"{text} is a sweep of several values. {remedy}.")
     options = [*groups.get(key, ()), *["null"] * (key in catalog.optional())]
     if override.is_delete():

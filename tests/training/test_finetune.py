@@ -10,9 +10,13 @@ from safetensors.torch import load_file
 
 from lm.cli.compose.compose import compose_config
 from lm.errors import CheckpointError, ConfigError
+from lm.nn.stack import model_config
+from lm.nn.transformer import build_model
+from lm.storage.checkpoint import CheckpointReader
 from lm.storage.reading import read_json
 from lm.training.plan import plan
 from lm.training.run import train_rank
+from lm.training.weights.carried import require_state
 from tests.training.conftest import Before, Configure, read, settled, write_text
 
 
@@ -130,6 +134,18 @@ def test_a_run_that_takes_the_optimizers_state_over_goes_on_as_the_parent_did(ti
 def test_a_state_that_the_run_cannot_go_on_with_is_refused(parent: Path, where: str, more: list[str], told: str) -> None:
     with pytest.raises(ConfigError, match=f"^init_optimizer=true: .*{told}"):
         train_rank(compose_config(settled(*child(parent), "init_optimizer=true", f"init_from={parent / where}", *more)))
+
+
+def test_the_state_of_a_head_that_told_other_things_is_refused_whatever_its_shape(configure: Configure, tmp_path: Path) -> None:
+    train_rank(configure("model.head.tied=false", "trainer.max_steps=4", "run.name=parent"))
+    where = tmp_path / "parent" / "checkpoints" / "step-00000004"
+    cfg = compose_config([*child(tmp_path / "parent")[1:-1], "init_optimizer=true", f"init_from={where}"])
+    cfg = cfg.replace(optim={"kind": "muon"})
+    before = model_config(CheckpointReader(where).meta["model"])
+    require_state(build_model(before, device="meta"), cfg)
+    labels = [str(i) for i in range(before.vocab_size or 0)]
+    with pytest.raises(ConfigError, match=r"has no state for head\.weight as this run has it"):
+        require_state(build_model(before.replace(head=before.head.telling(labels, bias=False)), device="meta"), cfg)
 
 
 def test_a_state_of_nothing_is_refused(configure: Configure) -> None:

@@ -153,7 +153,7 @@ def test_dora_starts_as_nothing_and_its_gradients_are_those_of_its_formula(base:
 def test_beside_a_rounded_base_it_computes_and_learns_as_beside_the_rounded_weights(name: str, base: Base) -> None:
     """Seen to fail with the gradient of W as it was, and with the merge of an unrounded one."""
     cfg = LoRAConfig(rank=3, alpha=2.0, base=base, targets=OF_64[name] if base == "nf4" else None)
-    model = adapted({"d_model": 64} | MODELS[name], cfg)
+    model = adapted({"d_model": 64, "ffn": {"kind": "mlp", "hidden": 64}} | MODELS[name], cfg)
     bare, own = merged(model, cfg), adapting(model)
     hold_bases(model)
     same(logits(model, False), logits(bare, False))

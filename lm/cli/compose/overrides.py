@@ -13,6 +13,7 @@ from hydra.core.override_parser.types import Glob, Override, Transformer
 from lm.cli.compose import catalog
 from lm.cli.compose.quoting import alternatives, hydra, in_shell, quoted, readable
 from lm.cli.listing import known
+from lm.cli.listing.nearest import meant
 from lm.errors import ConfigError
 from lm.schema import did_you_mean
 
@@ -124,7 +125,10 @@ def _given(text: str) -> Given:
     value = override.value()
     if key not in groups:
         if "/" in key:
-            raise ConfigError(f"{key}: there is no such group. {did_you_mean(key, groups)}")
+            section, _, name = key.replace("/", ".").rpartition(".")
+            by_others = [path.replace(".", "/") for path in meant(name, section, ())]
+            near = next((f"Did you mean '{group}'?" for group in by_others if group in groups), None)
+            raise ConfigError(f"{key}: there is no such group. {near or did_you_mean(key, groups)}")
         if key.isidentifier() and key not in known.root().model_fields and (remedy := catalog.as_own(raw)):
             raise ConfigError(f"{key}: there is no such key. {remedy}")
         return Given(text, key, value)

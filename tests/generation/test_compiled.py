@@ -54,18 +54,18 @@ def agree(model: LM) -> Step:
     with torch.no_grad():
         expected = stepped(model)
         prepared = prepare(model, compiled=True)
-        torch.testing.assert_close(stepped(prepared), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+        torch.testing.assert_close(stepped(prepared), expected, rtol=1e-9, atol=1e-9 * float(expected.abs().max()))
     assert isinstance(prepared.fast_path, Step)
     return prepared.fast_path
 
 
-@pytest.mark.usefixtures("in_pieces")
+@pytest.mark.usefixtures("in_pieces", "doubles")
 @pytest.mark.parametrize("changes", [MODELS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in MODELS[1:])], ids=str)
 def test_a_step_in_pieces_gives_the_logits_of_the_whole(changes: dict[str, Any]) -> None:
     agree(redrawn(config(**changes)))
 
 
-@pytest.mark.usefixtures("in_pieces")
+@pytest.mark.usefixtures("in_pieces", "doubles")
 def test_layers_that_run_again_read_what_they_have_cached_the_same_time() -> None:
     """Of three passes each has keys, values and a window, and those of a recurrent layer a state. Seen to fail: values of the first layer
     were those of the first pass."""
@@ -75,20 +75,20 @@ def test_layers_that_run_again_read_what_they_have_cached_the_same_time() -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("in_pieces")
+@pytest.mark.usefixtures("in_pieces", "doubles")
 @pytest.mark.parametrize("kind, choice", [(kind, choice) for kind, choice in pairwise() if kind != "encoder"], ids=str)
 def test_every_pair_of_slots_gives_the_logits_of_the_whole(kind: str, choice: Any) -> None:
     agree(random_model(model_config(tree_of(kind, tuple(enumerate(choice))))))
 
 
-@pytest.mark.usefixtures("in_pieces")
+@pytest.mark.usefixtures("in_pieces", "doubles")
 @pytest.mark.parametrize("n_layers", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 6))])
 def test_layers_that_are_alike_are_one_function(n_layers: int) -> None:
     assert agree(redrawn(config(attention=ATTENTIONS[1], n_layers=n_layers))).kinds == min(n_layers, 2) + 1
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("in_pieces")
+@pytest.mark.usefixtures("in_pieces", "doubles")
 def test_what_differs_between_layers_is_compiled_apart() -> None:
     windows = {"kind": "gqa", "n_heads": 4, "n_kv_heads": 2, "window": 4, "global_every": 2}
     position = {"kind": "rope", "local_theta": 500.0}
@@ -149,7 +149,7 @@ def test_a_layer_that_cannot_be_compiled_is_refused(way: str, sentence: str) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("in_pieces")
+@pytest.mark.usefixtures("in_pieces", "doubles")
 def test_threads_that_share_a_model_keep_to_their_own_caches() -> None:
     model = prepare(redrawn(config(attention=ATTENTIONS[1])), compiled=True)
     prompts = [[5, 6, 7], [9, 3], [8] * 6, [11]]
@@ -160,7 +160,7 @@ def test_threads_that_share_a_model_keep_to_their_own_caches() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("in_pieces")
+@pytest.mark.usefixtures("in_pieces", "doubles")
 def test_only_what_pieces_read_is_held_twice() -> None:
     model = prepare(redrawn(config(attention=ATTENTIONS[1], ffn=MIXTURES[2], n_layers=2)), compiled=True)
     kinds = {type(each) for name, each in model.named_modules() if isinstance(each, InferenceLinear) and ".ffn." in name}

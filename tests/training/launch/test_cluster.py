@@ -77,7 +77,7 @@ def test_the_sbatch_file_saves_at_sigusr1_asks_for_the_queue_once_and_goes_on(ti
         newest = checkpoints(tmp_path / "run" / "checkpoints")[0]
         verify(newest)
         saved.append(int(newest.name.removeprefix("step-")))
-        assert (tmp_path / "asked").read_text().splitlines() == ["requeue 77"] * start
+        assert (tmp_path / "asked").read_text().splitlines() == ["requeue 77"] * start, err
     assert saved[2] >= saved[1] + 3
     assert [line["step"] for line in read(tmp_path / "run" / "metrics.jsonl")] == list(range(1, saved[2] + 1))
     require_gone(tmp_path)

@@ -9,7 +9,7 @@ from lm.adapters.adapter import AdapterConfig, LoRAConfig
 from lm.cost.memory import Setting
 from lm.data.kinds import DataConfig, ObjectiveConfig, TokenizerConfig
 from lm.data.loader import micro_batches
-from lm.data.rows.base import LikelihoodConfig, ScheduledSamplingConfig
+from lm.data.rows.base import ScheduledSamplingConfig, TaughtConfig
 from lm.generation.config import EvalConfig
 from lm.nn.head import CHUNK
 from lm.nn.parametrization import Growth
@@ -147,7 +147,7 @@ class TrainSetup(Config):
         return Setting(
             micro_batch=micro_batches(self.data.global_batch, self.launch.data_parallel, trainer.micro_batch)[0],
             seq_len=self.data.seq_len,
-            chunk=self.objective.chunk if isinstance(self.objective, LikelihoodConfig) else CHUNK,
+            chunk=self.objective.chunk if isinstance(self.objective, TaughtConfig) else CHUNK,
             precision=trainer.precision,
             states=self.optim.state_bytes(2 if trainer.precision == "bf16-true" else 4),
             recompute=trainer.recomputes(),

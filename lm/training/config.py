@@ -254,6 +254,8 @@ class TrainConfig(TrainSetup):
             raise ValueError(refused)
         if self.objective.needs_parent and self.init_from is None:
             raise ValueError(f"objective={self.objective.kind} compares with the model that training starts from. Set init_from.")
+        if self.objective.own_answers and self.init_from is None:
+            raise ValueError(f"objective={self.objective.kind} learns from what the model answers, and a new one cannot. Set init_from.")
         if self.objective.own_answers and (dropped := self._dropout()) is not None:
             raise ValueError(
                 f"objective={self.objective.kind} learns from what the model itself has drawn, and {dropped} makes it another model in"

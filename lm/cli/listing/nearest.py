@@ -82,7 +82,6 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
     "objective.rewards": "reward_funcs reward_functions",
     "objective.sft_weight": "pref_ftx rpo_alpha",
     "objective.teacher": "teacher_model teacher_model_name_or_path",
-    "objective.teacher_beta": "kd_beta",
     "objective.teacher_temperature": "distillation_temperature kd_temperature",
     "objective.teacher_weight": "distillation_weight kd_alpha kd_ratio",
     "optim.adam_lr": "scalar_lr unembedding_lr",

@@ -103,8 +103,7 @@ def losses_and_gradient(
     if shares is not None:
         counted, here = counted * shares.unsqueeze(-1), here * shares.unsqueeze(-1)
     nll = -of.own(of.summed(logs.gather(-1, at) * here)).sum()
-    total, uniform = nll, label_smoothing / of.size(logs)
-    share = counted if alike else (1 - weight) * counted
+    total, uniform, share = nll, label_smoothing / of.size(logs), counted if alike else (1 - weight) * counted
     if label_smoothing:
         total = (1 - label_smoothing) * nll - uniform * of.own(of.summed(logs.sum(-1, keepdim=True)) * counted).sum()
     beside = {}

@@ -30,6 +30,7 @@ OPTIONS = [(group, option) for group, options in GROUPS.items() if group != "rec
 ROWS = ["data.seq_len=128", "data.global_batch=4", "data.val_rows=4", "data.cache_dir=cache", "trainer.micro_batch=2", "trainer.device=cpu"]
 WIDTH = ["model.d_model=32", "model.n_layers=2", "model.vocab_size=null", "model.max_seq_len=4096"]
 PARENT = ["init_from=runs/pretrain-tiny"]
+TEACHER = ["objective.teacher=runs/pretrain-tiny"]
 TEXT = ["data=text", "data.files=a.txt", "tokenizer=bytes"]
 MIXED = "data.sources=[{name:a,data:{kind:text,files:a.txt}},{name:b,data:{kind:text,files:a.jsonl}}]"
 CONFIGS = ("default", "en", "3.0.0", "sample-10BT", "de-en", "wikitext-103-raw-v1")  # of datasets that conf/data names
@@ -164,6 +165,8 @@ def beside(group: str, option: str) -> list[str]:
             return [*for_data("rated")[1:], "data=rated"]
         case "objective", "grpo" | "rloo":
             return [*PARENT, "data=arithmetic", "data.problems=50", "data.val_frac=0.3", "objective.max_tokens=4"]
+        case "objective", "gkd":
+            return [*beside("objective", "grpo"), "objective.on_policy=0.5", *TEACHER]
         case "strategy", _ if option != "single":
             return [*TEXT, *WIDTH, "optim=adamw"]
         case "trainer", "gpu":
@@ -174,7 +177,8 @@ def beside(group: str, option: str) -> list[str]:
 
 def for_recipe(recipe: str) -> list[str]:
     """Its data become local ones of the same shape. Seen to fail: those with numbers or several labels, whose columns these had not."""
-    parent = PARENT if "init_from" in catalog.values("recipes", recipe) else []
+    own = catalog.values("recipes", recipe)
+    parent = [*(PARENT if "init_from" in own else []), *(TEACHER if "objective.teacher" in own else [])]
     chosen = compose([f"recipes={recipe}", *parent]).choices
     data, model, tokenizer, objective = (str(chosen[group]) for group in ("data", "model", "tokenizer", "objective"))
     alike = {"stdlib": "text", "stdlib_docstrings": "pairs", "stdlib_chat": "chat", "stdlib_preferences": "preferences"}

@@ -18,7 +18,7 @@ from lm.data.rows.classify import ClassifyConfig
 from lm.data.rows.denoising import SpansConfig, UL2Config
 from lm.data.rows.fim import FIMConfig
 from lm.data.rows.mlm import MLMConfig
-from lm.data.rows.policy import GRPOConfig, RLOOConfig
+from lm.data.rows.policy import GKDConfig, GRPOConfig, RLOOConfig
 from lm.data.rows.preference import DPOConfig, IPOConfig, ORPOConfig, SimPOConfig
 from lm.data.rows.prefix import PrefixConfig
 from lm.data.rows.rated import KTOConfig
@@ -60,7 +60,7 @@ class RowsOf(Corpus):
 
 __all__ = [
     "Answer", "ArithmeticConfig", "BPEConfig", "BytesConfig", "CausalConfig", "ChatRecord", "ClassifyConfig", "CompilesReward",
-    "Corpus", "DPOConfig", "DataConfig", "FIMConfig", "GRPOConfig", "HubConfig", "IPOConfig", "KTOConfig", "LabelRecord",
+    "Corpus", "DPOConfig", "DataConfig", "FIMConfig", "GKDConfig", "GRPOConfig", "HubConfig", "IPOConfig", "KTOConfig", "LabelRecord",
     "LearnedReward", "MLMConfig", "MQARConfig", "MixConfig", "MultiLabelConfig", "ORPOConfig", "ObjectiveConfig", "PairRecord",
     "PreferenceRecord", "PrefixConfig", "PromptRecord", "RLOOConfig", "RatedRecord", "RecordConfig", "RegressionConfig",
     "RewardConfig", "RewardModelConfig", "RowsOf", "SFTConfig", "Seq2SeqConfig", "SimPOConfig", "SourceConfig", "SpansConfig",

@@ -17,6 +17,7 @@ from lm.data.kinds import DataConfig, ObjectiveConfig
 from lm.data.order import spread
 from lm.data.rows.base import usual
 from lm.data.rows.build import split_rows
+from lm.data.rows.policy import PolicyConfig
 from lm.data.sources.base import SPLITS
 from lm.data.store.prepare import changed_files, prepare
 from lm.data.tokenizer.tokenizer import Tokenizer
@@ -120,7 +121,7 @@ def evaluate(
         log(f"data.seq_len={data.seq_len} is over model.max_seq_len={lm.max_seq_len}: the rows are longer than any in training.")
     if folder is not None:
         compared = [("init_from", str(parent))] if objective.needs_parent and parent is not None else []
-        learned = [objective.learns_from()] if judged and objective.own_answers else []
+        learned = [objective.learns_from()] if judged and isinstance(objective, PolicyConfig) else []
         _tell_what_has_changed(folder, data, prepared.files, filter(None, [*compared, *learned]), log)
     splits = [of for of in SPLITS if split in (of, "all") and prepared.n_tokens(of)]
     where = str(lm.embed.weight.device)
@@ -193,7 +194,7 @@ def _require_fit(model: LM, data: DataConfig, objective: ObjectiveConfig, wanted
 
 def _judged(model: ModelConfig, tokenizer: Tokenizer, data: DataConfig, objective: ObjectiveConfig, log: Callable[[str], None]) -> bool:
     """Returns whether answers can be judged; `log` is told where a reward model is gone. Raises ConfigError for one that does not fit."""
-    if not objective.own_answers or (further := objective.learns_from()) is None:
+    if not isinstance(objective, PolicyConfig) or (further := objective.learns_from()) is None:
         return True
     if not Path(os.path.expanduser(further[1])).exists():
         log(f"{'='.join(further)}: there is no such model, so rewards are not told.")

@@ -56,25 +56,27 @@ def _asked(tokens: Tensor, labels: Tensor) -> Asked:
     return Asked(tokens[: int(at.nonzero()[0]) + 1].tolist(), labels[at].tolist())
 
 
-class Sampler:
-    """Draws answers from a model by its own probabilities, with the cache, and scores them."""
+class Drawer:
+    """Draws answers from a model by its own probabilities, with the cache."""
 
-    def __init__(self, tokenizer: Tokenizer, cfg: PolicyConfig, in_step: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, max_tokens: int, in_step: bool) -> None:
         """in_step: every call makes the same number of forwards, whatever is drawn, as is needed where each rank holds a part of the
         weights."""
-        self._tokenizer, self._cfg, self._in_step = tokenizer, cfg, in_step
+        self._max_tokens, self.in_step = max_tokens, in_step
         self._vocabulary, self._ends = Vocabulary(tokenizer.vocab_size, pad=tokenizer.pad), ends_of(tokenizer)
-        self._closing = closing_of(tokenizer)
-        self._judge = None if (path := cfg.reward_model) is None else Reference(lambda: frozen(path))
+
+    def ended(self, rollout: Rollout) -> bool:
+        """Says whether the model has ended the answer itself."""
+        return rollout.tokens[-1] in self._ends
 
     def draw(self, model: LM, asked: Sequence[Asked], n: int, temperature: float = 1.0, keys: Sequence[str] = ()) -> list[Rollout]:
         """Returns n answers to each prompt in turn.  keys: one for each prompt, which seeds its draws; none: the prompt's tokens do."""
-        cfg = SamplingConfig(n=n, max_tokens=self._cfg.max_tokens, temperature=temperature, logprobs=0)
+        cfg = SamplingConfig(n=n, max_tokens=self._max_tokens, temperature=temperature, logprobs=0)
         rows = rows_of(model, [one.prompt for one in asked], cfg, self._vocabulary)
         for i, key in enumerate(keys):
             for j, row in enumerate(rows[i * n : (i + 1) * n]):
                 row.key = hashlib.blake2b(f"{key}/{j}".encode(), digest_size=16).digest()
-        on_token = None if self._in_step else lambda row, token: token in self._ends
+        on_token = None if self.in_step else lambda row, token: token in self._ends
         go_on(model, rows, cfg, self._vocabulary, on_token)
         found = []
         for row in rows:
@@ -83,6 +85,15 @@ class Sampler:
             found.append(Rollout(asked[row.index // n], row.new[:length], logprobs))
         return found
 
+
+class Sampler(Drawer):
+    """Draws answers, and scores them."""
+
+    def __init__(self, tokenizer: Tokenizer, cfg: PolicyConfig, in_step: bool) -> None:
+        super().__init__(tokenizer, cfg.max_tokens, in_step)
+        self._tokenizer, self._closing = tokenizer, closing_of(tokenizer)
+        self._judge = None if (path := cfg.reward_model) is None else Reference(lambda: frozen(path))
+
     def answers(self, rollouts: Sequence[Rollout], device: torch.device) -> list[Answer]:
         """Returns what rewards see of each rollout: prompt, answer and reference as texts, the answer's length, whether it has ended, and
         what a reward model says of its tokens, which computes on this device."""
@@ -90,7 +101,7 @@ class Sampler:
         return [self._answer(*each) for each in zip(rollouts, judged, strict=True)]
 
     def _answer(self, rollout: Rollout, learned: float | None) -> Answer:
-        decode, ended = self._tokenizer.decode, rollout.tokens[-1] in self._ends
+        decode, ended = self._tokenizer.decode, self.ended(rollout)
         texts = (decode(rollout.asked.prompt), decode(rollout.tokens), decode(rollout.asked.reference))
         return Answer(*texts, n_tokens=len(rollout.tokens), ended=ended, learned=learned)
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lm.losses.teacher import divergence
+from lm.losses.teacher import divergence, divergence_gradient
 from lm.nn.batch import IGNORED
 from lm.ops.ranks.vocabulary import Vocabulary
 
@@ -54,16 +54,17 @@ def token_losses(
     soft: Tensor | None = None,
     weight: float = 0.0,
     temperature: float = 1.0,
+    beta: float = 0.0,
 ) -> LossSums:
     """logits: (n, v), labels: (n,) with IGNORED where nothing is predicted; computed in float32.  soft: (n, v) probabilities of a teacher
-    at the temperature, whose part of the loss is `weight`, in place of the labels'."""
+    at the temperature, whose part of the loss is `weight`, in place of the labels'.  beta: as in `divergence`."""
     logits = logits.float()
     total = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum", label_smoothing=label_smoothing)
     nll = total.detach()
     if label_smoothing:
         nll = F.cross_entropy(logits.detach(), labels, ignore_index=IGNORED, reduction="sum")
     if soft is not None:
-        apart = (divergence(soft, (logits / temperature).log_softmax(-1)) * (labels != IGNORED)).sum()
+        apart = (divergence(soft, (logits / temperature).log_softmax(-1), beta) * (labels != IGNORED)).sum()
         total = (1 - weight) * total + weight * temperature**2 * apart
     if z_loss:
         log_z = logits.logsumexp(-1)
@@ -81,27 +82,33 @@ def losses_and_gradient(
     soft: Tensor | None = None,
     weight: float = 0.0,
     temperature: float = 1.0,
+    beta: float = 0.0,
+    shares: Tensor | None = None,
 ) -> tuple[LossSums, Tensor | None, Tensor]:
     """Returns `token_losses`, the figures of `answered`, and the gradient of `total` by the logits: softmax - target, written over the
     log-softmax, where autograd would fill one more tensor of this size with zeros and read three.
 
     With a z-loss of weight z, a row's softmax is multiplied by 1 + 2 z log Z.  logits: (n, v) in float32 or wider, which are lost; of: the
     vocabulary of the logits; where that is a slice, logits and labels are those of all ranks' tokens, and the sums are over this rank's.
+    shares: (n,) what each label counts in all sums; None: 1.
     """
     log_z = of.log_z(logits) if z_loss else None
+    alike = soft is None or (temperature == 1 and beta == 0)  # both parts of the gradient have the same softmax
     warm = None if soft is None or temperature == 1 else (logits / temperature).log_softmax(-1)
     logs = of.log_softmax_(logits)
+    pull = None if soft is None or alike else divergence_gradient(soft, logs if warm is None else warm, beta)
     answer_sums = None if answers is None else answered(logs, answers, of)
     counted = (labels != IGNORED).float().unsqueeze(-1)  # (n,) -> (n, 1)
     at, here = of.places(labels)
+    if shares is not None:
+        counted, here = counted * shares.unsqueeze(-1), here * shares.unsqueeze(-1)
     nll = -of.own(of.summed(logs.gather(-1, at) * here)).sum()
-    total, uniform = nll, label_smoothing / of.size(logs)
-    share = counted if warm is None else (1 - weight) * counted  # at the temperature of 1 both parts have the same softmax
+    total, uniform, share = nll, label_smoothing / of.size(logs), counted if alike else (1 - weight) * counted
     if label_smoothing:
         total = (1 - label_smoothing) * nll - uniform * of.own(of.summed(logs.sum(-1, keepdim=True)) * counted).sum()
     beside = {}
     if soft is not None:
-        apart = temperature**2 * (divergence(soft, logs if warm is None else warm) * counted.squeeze(-1)).sum()
+        apart = temperature**2 * (divergence(soft, logs if warm is None else warm, beta) * counted.squeeze(-1)).sum()
         total, beside = (1 - weight) * total + weight * apart, {"teacher_kl": torch.stack([apart, counted.sum()])}
     if log_z is not None:
         total = total + z_loss * of.own(log_z.square() * counted).sum()
@@ -110,6 +117,8 @@ def losses_and_gradient(
     gradient.scatter_(-1, at, gradient.gather(-1, at) - (1 - weight) * (1 - label_smoothing) * here)
     if label_smoothing:
         gradient.sub_((1 - weight) * uniform * counted)
-    if soft is not None:
-        gradient.sub_(weight * temperature * counted * (soft if warm is None else soft - warm.exp()))
+    if pull is not None:
+        gradient.add_(weight * temperature * counted * pull)
+    elif soft is not None:
+        gradient.sub_(weight * counted * soft)
     return LossSums(total, nll, metrics=beside), answer_sums, gradient

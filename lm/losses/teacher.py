@@ -19,6 +19,8 @@ class SoftTargets:
     head: Head
     weight: float  # part of the loss; the rest is the labels'
     temperature: float = 1.0  # by which logits are divided, the model's too
+    beta: float = 0.0  # which divergence, as in `divergence`
+    shares: Tensor | None = None  # (n,) what each token counts in all sums; None: 1
 
     @torch.no_grad()
     def probabilities(self, rows: slice | Tensor, size: int) -> Tensor:
@@ -29,7 +31,31 @@ class SoftTargets:
         return soft if soft.shape[-1] == size else F.pad(soft, (0, size - soft.shape[-1]))  # which copies it all in any case
 
 
-def divergence(soft: Tensor, logs: Tensor) -> Tensor:
-    """(n,) how far a model is from its teacher, KL(teacher || model), in nats.  soft: (n, v) the teacher's probabilities; logs: (n, v)
-    log p of the model."""
-    return -(torch.special.entr(soft) + soft * logs).sum(-1)
+def divergence(soft: Tensor, logs: Tensor, beta: float = 0.0) -> Tensor:
+    """(n,) how far a model q is from its teacher p, in nats.  soft: (n, v) p; logs: (n, v) log q.
+
+    beta 0: KL(p || q); 1: KL(q || p); between: beta KL(p || m) + (1 - beta) KL(q || m) with m = beta p + (1 - beta) q, the generalized
+    Jensen-Shannon divergence (Agarwal et al. 2023, arXiv:2306.13649, equation 1), which goes to 0 with beta and with 1 - beta: only
+    divided by these does it go to the two KL. Where p is 0, log p is that of the smallest number, so that KL(q || p) is finite.
+    """
+    if beta == 0:
+        return -(torch.special.entr(soft) + soft * logs).sum(-1)
+    q = logs.exp()
+    if beta == 1:
+        return (q * (logs - _log(soft))).sum(-1)
+    mixed = beta * soft + (1 - beta) * q
+    return (beta * soft * _log(soft) + (1 - beta) * q * logs - mixed * _log(mixed)).sum(-1)
+
+
+def divergence_gradient(soft: Tensor, logs: Tensor, beta: float) -> Tensor:
+    """(n, v) the gradient of `divergence` by the logits that `logs` is the log-softmax of: q (g - sum of q g) with g = dD/dq, up to a
+    constant."""
+    q = logs.exp()
+    if beta == 0:
+        return q - soft
+    g = logs - _log(soft) if beta == 1 else (logs - _log(beta * soft + (1 - beta) * q)).mul_(1 - beta)
+    return g.sub_((q * g).sum(-1, keepdim=True)).mul_(q)
+
+
+def _log(p: Tensor) -> Tensor:
+    return p.clamp_min(torch.finfo(p.dtype).tiny).log()

@@ -88,25 +88,27 @@ class _Chunk:
             logits = self.head.part(piece, self.weight)
         d_logits = logits.detach()
         soft = None if self.teacher is None else self.teacher.probabilities(rows, d_logits.shape[-1])
-        sums = self.written_over(d_logits, gathered(labels), None if answers is None else gathered(answers), soft)
+        shares = None if self.teacher is None or self.teacher.shares is None else self.teacher.shares[rows]
+        sums = self.written_over(d_logits, gathered(labels), None if answers is None else gathered(answers), soft, shares)
         d_piece, *grads = torch.autograd.grad(logits, (piece, *self.leaves), d_logits)
         return sums, d_piece, tuple(grads)
 
-    def written_over(self, logits: Tensor, labels: Tensor, answers: Tensor | None, soft: Tensor | None) -> Tensor:
+    def written_over(self, logits: Tensor, labels: Tensor, answers: Tensor | None, soft: Tensor | None, shares: Tensor | None) -> Tensor:
         """Returns the sums, and writes the gradient over the logits: by one compiled function on a GPU, elsewhere, and beside a teacher, so
         few rows at a time that their float32 copy stays in a cache."""
         vocabulary, sums = self.head.vocabulary, logits.new_zeros(_n_sums(self.teacher), dtype=torch.float32)
         if vocabulary.ranks == 1 and soft is None and (compiled := entropy_here(logits.device)) is not None:
             return compiled(logits, labels, answers, *self.extras)
-        how = (0.0, 1.0) if self.teacher is None else (self.teacher.weight, self.teacher.temperature)
+        how = (0.0, 1.0, 0.0) if self.teacher is None else (self.teacher.weight, self.teacher.temperature, self.teacher.beta)
         rows = at_a_time(logits) if vocabulary.ranks == 1 else len(logits)  # so that every rank exchanges as often as the others
         if self.wide is None and logits.dtype.itemsize < torch.float32.itemsize:  # once: new memory takes longer than what is done with it
             self.wide = torch.empty_like(logits[:rows], dtype=torch.float32)
         for start in range(0, len(logits), rows):
             some, at = logits[start : start + rows], slice(start, start + rows)
             wide = some if self.wide is None else self.wide[: len(some)].copy_(some)
-            some_answers, some_soft = (None if x is None else x[at] for x in (answers, soft))
-            found, answer_sums, gradient = losses_and_gradient(wide, labels[at], *self.extras, vocabulary, some_answers, some_soft, *how)
+            some_answers, some_soft, some_shares = (None if x is None else x[at] for x in (answers, soft, shares))
+            beside = (*self.extras, vocabulary, some_answers, some_soft, *how, some_shares)
+            found, answer_sums, gradient = losses_and_gradient(wide, labels[at], *beside)
             if gradient is not some:
                 some.copy_(gradient)
             sums[0] += found.total
@@ -213,7 +215,8 @@ def causal_reader(
             total = total + later.total * (ctx.mtp_weight / len(ctx.mtp))
         aux = ctx.moe
         if aux.losses:  # per row, each row by its labels: a mean over tokens, as the loss is
-            total = total + (torch.stack(list(aux.losses.values())).sum(0) * (labels != IGNORED).sum(-1)).sum()
+            counted = labels != IGNORED if teacher is None or teacher.shares is None else teacher.shares.view_as(labels)
+            total = total + (torch.stack(list(aux.losses.values())).sum(0) * counted.sum(-1)).sum()
         return LossSums(total, sums.nll, torch.stack(list(aux.loads.values())) if aux.loads else None, sums.metrics)
 
     return read

@@ -9,7 +9,7 @@ from lm.adapters.adapter import AdapterConfig, LoRAConfig
 from lm.cost.memory import Setting
 from lm.data.kinds import DataConfig, ObjectiveConfig, TokenizerConfig
 from lm.data.loader import micro_batches
-from lm.data.rows.base import LikelihoodConfig, ScheduledSamplingConfig
+from lm.data.rows.base import ScheduledSamplingConfig, TaughtConfig
 from lm.generation.config import EvalConfig
 from lm.nn.head import CHUNK
 from lm.nn.parametrization import Growth
@@ -147,7 +147,7 @@ class TrainSetup(Config):
         return Setting(
             micro_batch=micro_batches(self.data.global_batch, self.launch.data_parallel, trainer.micro_batch)[0],
             seq_len=self.data.seq_len,
-            chunk=self.objective.chunk if isinstance(self.objective, LikelihoodConfig) else CHUNK,
+            chunk=self.objective.chunk if isinstance(self.objective, TaughtConfig) else CHUNK,
             precision=trainer.precision,
             states=self.optim.state_bytes(2 if trainer.precision == "bf16-true" else 4),
             recompute=trainer.recomputes(),
@@ -254,6 +254,8 @@ class TrainConfig(TrainSetup):
             raise ValueError(refused)
         if self.objective.needs_parent and self.init_from is None:
             raise ValueError(f"objective={self.objective.kind} compares with the model that training starts from. Set init_from.")
+        if self.objective.own_answers and self.init_from is None:
+            raise ValueError(f"objective={self.objective.kind} learns from what the model answers, and a new one cannot. Set init_from.")
         if self.objective.own_answers and (dropped := self._dropout()) is not None:
             raise ValueError(
                 f"objective={self.objective.kind} learns from what the model itself has drawn, and {dropped} makes it another model in"

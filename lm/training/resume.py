@@ -87,8 +87,10 @@ def parent_hash(cfg: TrainConfig, meta: Tree | None) -> str | None:
 
     Raises ConfigError where training still needs that model and init_from now holds another one.
     """
-    needs = f"objective={cfg.objective.kind} compares with" if cfg.objective.needs_parent else "its adapter is trained beside"
-    if cfg.init_from is None or (meta is not None and not cfg.objective.needs_parent and cfg.adapter is None):
+    needs = "its adapter is trained beside" if cfg.adapter is not None else None
+    if cfg.objective.needs_parent or cfg.objective.own_answers:
+        needs = f"objective={cfg.objective.kind} {'compares with' if cfg.objective.needs_parent else 'answers in the tokens of'}"
+    if cfg.init_from is None or (meta is not None and needs is None):
         return meta.get("parent_hash") if meta is not None else None
     now = folder_hash(resolve_model(cfg.init_from))
     if meta is not None and meta.get("parent_hash", now) != now:

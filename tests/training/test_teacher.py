@@ -9,13 +9,20 @@ import torch
 from safetensors.torch import load_file
 
 from lm.cost.count import count
+from lm.data.kinds import CausalConfig
 from lm.errors import CheckpointError, ConfigError, LmError
+from lm.losses.measure import Reference
+from lm.losses.teacher import divergence
+from lm.nn.batch import Batch
 from lm.schema import flatten
 from lm.storage.reading import read_json
+from lm.testing.models import VOCAB
 from lm.training.config import TrainConfig
+from lm.training.objectives.likelihood import Likelihood
 from lm.training.plan import frozen_bytes, plan
 from lm.training.run import train_rank
 from tests.conftest import Lm
+from tests.nn.models import config, near, redrawn
 from tests.training.conftest import Configure, in_each_way, read, write_text
 
 Made = Callable[..., Path]
@@ -159,6 +166,18 @@ def test_what_a_teacher_does_not_go_with_is_refused(configure: Configure) -> Non
         configure("objective.teacher=runs/a", "objective.teacher_weight=1", "objective.label_smoothing=0.1")
     with pytest.raises(ConfigError, match=r"launch\.context=2: objective\.teacher needs whole rows"):
         configure("objective.teacher=runs/a", "strategy=fsdp", "launch.devices=2", "launch.context=2")
+
+
+def test_the_divergence_of_a_config_is_that_of_the_loss(configure: Configure) -> None:
+    """Seen to fail: KL(teacher || model), whatever the config says."""
+    model, other = redrawn(config(), 0), redrawn(config(), 1)
+    batch = Batch(torch.arange(24).view(2, 12) % VOCAB, torch.arange(1, 25).view(2, 12) % VOCAB)
+    for beta in (0.0, 0.3, 1.0):
+        cfg = CausalConfig(teacher="there", teacher_weight=1.0, teacher_beta=beta)
+        sums = Likelihood(cfg, Reference(lambda: other))(model, batch, 0, 0)
+        near(sums.total, divergence(other(batch).softmax(-1), model(batch).log_softmax(-1), beta).sum())
+    with pytest.raises(ConfigError, match="teacher_beta has no effect without teacher"):
+        configure("objective.teacher_beta=1")
 
 
 def test_its_own_tokenizer_lets_a_run_learn_from_any_teacher(made: Made, configure: Configure, tmp_path: Path) -> None:

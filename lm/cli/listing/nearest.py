@@ -78,6 +78,7 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
     "objective.beta": "pref_beta",
     "objective.max_tokens": "max_completion_length",
     "objective.n_answers": "group_size num_generations",
+    "objective.on_policy": "lmbda",
     "objective.prompt_loss": "assistant_only_loss completion_only_loss mask_prompt train_on_inputs train_on_prompt",
     "objective.reward_model": "reward_model_name_or_path reward_model_path",
     "objective.rewards": "reward_funcs reward_functions",

@@ -184,7 +184,24 @@ class ObjectiveConfig(Slot, group="objective"):
             raise ValueError(f"objective={name} takes each document on its own, and data.mask_documents=false. Set it to true.")
 
 
-class LikelihoodConfig(ObjectiveConfig):
+class TaughtConfig(ObjectiveConfig):
+    """Objectives that can learn what another model, a teacher, says of each token."""
+
+    chunk: int = Field(1024, gt=0)
+    """Tokens whose logits exist at once."""
+    teacher: str | None = None
+    """Model or run folder, with all tokens of the run, whose probabilities are learned, too (Hinton et al. 2015, arXiv:1503.02531)."""
+    teacher_temperature: float = Field(1.0, gt=0)
+    """T, by which both models' logits are divided in that part, which is multiplied by T^2: above 1 it tells more of unlikely tokens."""
+    teacher_beta: float = Field(0.0, ge=0, le=1)
+    """Which divergence from the teacher. 0: KL(teacher || model); 1: KL(model || teacher), reverse; between: the generalized Jensen-Shannon
+    divergence (Agarwal et al. 2023, arXiv:2306.13649, equation 1)."""
+
+    def learns_from(self) -> tuple[str, str] | None:
+        return None if self.teacher is None else ("objective.teacher", self.teacher)
+
+
+class LikelihoodConfig(TaughtConfig):
     """Objectives whose loss is the cross-entropy of labels."""
 
     answers: ClassVar[bool] = False
@@ -194,18 +211,13 @@ class LikelihoodConfig(ObjectiveConfig):
     """Part of the target mass spread evenly over the vocabulary (Szegedy et al. 2015, arXiv:1512.00567)."""
     z_loss: float = Field(0.0, ge=0)
     """Factor on the mean of log(Z)^2, which keeps logits small (Chowdhery et al. 2022, arXiv:2204.02311, section 5)."""
-    chunk: int = Field(1024, gt=0)
-    """Tokens whose logits exist at once."""
-    teacher: str | None = None
-    """Model or run folder, with all tokens of the run, whose probabilities are learned, too (Hinton et al. 2015, arXiv:1503.02531)."""
     teacher_weight: float = Field(0.5, gt=0, le=1)
-    """Part of the loss that is KL(teacher || model); the rest is the labels'. 1: the teacher alone is learned from."""
-    teacher_temperature: float = Field(1.0, gt=0)
-    """T, by which both models' logits are divided in that part, which is multiplied by T^2: above 1 it tells more of unlikely tokens."""
+    """Part of the loss that is the divergence from the teacher; the rest is the labels'. 1: the teacher alone is learned from."""
 
     @model_validator(mode="after")
     def _weighs_a_teacher(self) -> Self:
-        for key, value in (("teacher_weight", self.teacher_weight), ("teacher_temperature", self.teacher_temperature)):
+        given = {"teacher_weight": self.teacher_weight, "teacher_temperature": self.teacher_temperature, "teacher_beta": self.teacher_beta}
+        for key, value in given.items():
             if self.teacher is None and value != type(self).model_fields[key].default:
                 raise ValueError(f"{key} has no effect without teacher. Set objective.teacher, or drop it.")
         if self.teacher is not None and self.teacher_weight == 1 and self.label_smoothing:
@@ -214,9 +226,6 @@ class LikelihoodConfig(ObjectiveConfig):
 
     def measure(self, parent: Callable[[], LM] | None) -> Measure:
         return Answers() if self.answers else Measure()
-
-    def learns_from(self) -> tuple[str, str] | None:
-        return None if self.teacher is None else ("objective.teacher", self.teacher)
 
     def why_not_context_parallel(self) -> str | None:
         return None if self.teacher is None else "objective.teacher needs whole rows in one rank. Set it to 1"

@@ -1,4 +1,4 @@
-"""Rows of prompts that a model answers itself, to learn from the rewards of its answers."""
+"""Rows of prompts that a model answers itself, to learn from the rewards of its answers, or from a teacher."""
 
 from typing import Literal, Self
 
@@ -13,7 +13,7 @@ from lm.data.records.prompt import PromptRecord
 from lm.data.rewards.base import RewardConfig
 from lm.data.rewards.model import LearnedReward
 from lm.data.rewards.text import ExactReward
-from lm.data.rows.base import Material, ObjectiveConfig, Rows, widest
+from lm.data.rows.base import Material, ObjectiveConfig, Rows, TaughtConfig, widest
 from lm.data.rows.parted import PartedRows
 from lm.data.rows.seq2seq import rounded
 from lm.data.tokenizer.chat import closing_of
@@ -22,23 +22,32 @@ from lm.nn.head import HeadConfig
 from lm.schema import Named, Tree
 
 
-class PolicyConfig(ObjectiveConfig):
-    """What objectives share that learn from rewards of the model's own answers, drawn from the model as it is at each step."""
+class OwnAnswersConfig(ObjectiveConfig):
+    """What objectives share that learn from the model's own answers, drawn from the model as it is at each step."""
 
     shapes = ("chat", "prompt")
-    usual_for = ("prompt",)
     packings = ("none",)
     needs_masked_documents = True
-    needs_parent = True
     own_answers = True
     trains_mtp = False
+
+    max_tokens: int = Field(64, gt=0)
+    """Most tokens of an answer; one that is longer is cut."""
+
+    def rows(self, of: Material) -> Rows:
+        return PromptRows(self, of)
+
+
+class PolicyConfig(OwnAnswersConfig):
+    """What objectives share that learn from rewards of the model's own answers."""
+
+    usual_for = ("prompt",)
+    needs_parent = True
 
     rewards: Named[RewardConfig] = {"exact": ExactReward()}
     """What an answer is worth, by name, of which the weighted sum counts; one without `kind` is of the kind that its name says."""
     n_answers: int = Field(8, gt=1, le=1024)
     """Answers to each prompt, which are compared with each other."""
-    max_tokens: int = Field(64, gt=0)
-    """Most tokens of an answer; one that is longer is cut."""
     kl: float = Field(0.0, ge=0)
     """What a departure from the model at the start costs, in units of reward a nat. 0: nothing, and no such model is kept."""
     reward_model: str | None = None
@@ -82,9 +91,6 @@ class PolicyConfig(ObjectiveConfig):
                 " other rewards."
             )
 
-    def rows(self, of: Material) -> Rows:
-        return PromptRows(self, of)
-
 
 class GRPOConfig(PolicyConfig):
     """Raise what is worth more than other answers to the same prompt, in units of their spread (GRPO). It needs init_from.
@@ -110,13 +116,40 @@ class RLOOConfig(PolicyConfig):
     kind: Literal["rloo"] = "rloo"
 
 
+class GKDConfig(OwnAnswersConfig, TaughtConfig):
+    """Learn from a teacher what to say at each token of the model's own answers: on-policy distillation. It needs init_from.
+
+    Generalized knowledge distillation, Agarwal et al. 2023, arXiv:2306.13649, algorithm 1: each answer's divergence is the mean over its
+    tokens (section 3), whose choice has no gradient. An answer is the model's own with probability `on_policy`, the data's otherwise.
+    """
+
+    kind: Literal["gkd"] = "gkd"
+    teacher: str
+    """Model or run folder, with all tokens of the run, whose probabilities are learned at each token of an answer."""
+    teacher_beta: float = Field(0.5, ge=0, le=1)
+    """Which divergence from the teacher. 0: KL(teacher || model); 1: KL(model || teacher), reverse (Gu et al. 2023, arXiv:2306.08543);
+    between: the generalized Jensen-Shannon divergence (Agarwal et al. 2023, equation 1), which tokens that the teacher never says do not
+    make huge."""
+    on_policy: float = Field(1.0, ge=0, le=1)
+    """Part of the answers that the model draws itself; the others are the data's."""
+
+    def require_fit(self, model: str, data: DataConfig) -> None:
+        super().require_fit(model, data)
+        alone = any(isinstance(each.records, PromptRecord) and each.records.answer is None for each in data.parts().values())
+        if alone and self.on_policy < 1:
+            raise ValueError(
+                f"objective.on_policy={self.on_policy:g} learns from the data's answers too, and data.record.answer names none. Name its"
+                " field, or set objective.on_policy=1."
+            )
+
+
 class PromptRows(PartedRows):
     """Row i is chat i up to the assistant's last answer, or prompt i, whose reference is in the labels: a reward may compare with it.
 
     A chat whose prompt leaves no room for objective.max_tokens in data.seq_len is dropped and counted.
     """
 
-    def __init__(self, cfg: PolicyConfig, of: Material) -> None:
+    def __init__(self, cfg: OwnAnswersConfig, of: Material) -> None:
         super().__init__(of.store, of.tokenizer, of.data.seq_len)
         parts, starts, n_tokens = of.store.parts, of.store.starts, of.store.n_tokens
         learned = np.flatnonzero(parts[:, 1] == LEARNED)
@@ -125,7 +158,8 @@ class PromptRows(PartedRows):
         ends = np.append(parts[1:, 0], n_tokens)[learned]
         self._bounds[chat] = np.stack([starts[chat], parts[learned, 0], ends], axis=1)
         prompt = self._bounds[:, 1] - self._bounds[:, 0]
-        behind = -1 if cfg.reward_model is None else len(closing_of(of.tokenizer)[1:])  # such a model reads the last token too
+        judged = isinstance(cfg, PolicyConfig) and cfg.reward_model is not None
+        behind = len(closing_of(of.tokenizer)[1:]) if judged else -1  # a reward model reads the last token too
         self._kept = np.flatnonzero((prompt > 0) & (prompt + cfg.max_tokens + behind <= of.data.seq_len))
         self._require_most(len(self._kept), "prompts", f"leave no room for objective.max_tokens={cfg.max_tokens} in", "lower max_tokens")
 

@@ -13,6 +13,7 @@ import torch
 from lightning import Trainer
 
 from lm.data.loader import TrainLoader
+from lm.data.rows.policy import PolicyConfig
 from lm.errors import ConfigError
 from lm.schema import Tree
 from lm.training.budget import peak_flops
@@ -63,11 +64,11 @@ class Metrics(RunCallback):
     def _tell_dead(self, module: TrainModule, line: Tree) -> None:
         """Records once that the gradient is exactly 0 in several logged steps in a row, as where a huge rate has driven the weights to
         where all is flat, or no answer is better than another. Such a run would end like any other."""
-        counters, own = module.run.counters, module.cfg.objective.own_answers
+        counters, rewarded = module.run.counters, isinstance(module.cfg.objective, PolicyConfig)
         counters.dead_steps = [*counters.dead_steps[:_LOGGED], module.step] if line["grad_norm"] == 0 else []
         if len(counters.dead_steps) == _LOGGED:
             rewards = "all answers to a prompt are worth the same. Other objective.rewards, easier prompts or more objective.n_answers"
-            event = f"gradient exactly 0: {rewards if own else 'nothing is learned. A lower optim.lr'} may help"
+            event = f"gradient exactly 0: {rewards if rewarded else 'nothing is learned. A lower optim.lr'} may help"
             module.run.journal.record({"step": module.step, "event": event, "since_step": counters.dead_steps[0]})
 
     def _tell_starved(self, module: TrainModule, line: Tree) -> None:

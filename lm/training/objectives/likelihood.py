@@ -32,7 +32,8 @@ class Likelihood:
         return sums
 
     def _soft_targets(self, hidden: Tensor, head: Head, ctx: Context) -> SoftTargets:
-        return SoftTargets(hidden.flatten(0, -2), head, self._cfg.teacher_weight, self._cfg.teacher_temperature)
+        cfg = self._cfg
+        return SoftTargets(hidden.flatten(0, -2), head, cfg.teacher_weight, cfg.teacher_temperature, cfg.teacher_beta)
 
 
 @loss_of(LikelihoodConfig)

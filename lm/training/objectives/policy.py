@@ -1,8 +1,8 @@
-"""On-policy objectives: sample answers from the current model and raise the likelihood of those with more reward than the others to
+"""On-policy objectives: sample answers from the current model, and raise the likelihood of those with more reward than the others to
 the same prompt."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -13,8 +13,9 @@ from lm.data.layout.examples import Example, joined_batch
 from lm.data.rewards.base import Answer, scores, total
 from lm.data.rows.policy import GRPOConfig, PolicyConfig, RLOOConfig
 from lm.data.rows.seq2seq import rounded
+from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.generation.decode import eager
-from lm.generation.rollouts import Rollout, Sampler, asked_of
+from lm.generation.rollouts import Asked, Drawer, Rollout, Sampler, asked_of
 from lm.losses.cross_entropy import LossSums, mean_of
 from lm.losses.likelihoods import label_likelihoods
 from lm.losses.measure import Reference
@@ -28,19 +29,34 @@ _EPS = 1e-4  # added to the standard deviation of a group's rewards
 C = TypeVar("C", bound=PolicyConfig)
 
 
-class Policy(ABC, Generic[C]):
+class OwnAnswers:
     """Base of the on-policy objectives. Samples are a function of (seed, step, row, number in the group), however a step is split over
     ranks and micro-batches."""
 
+    def __init__(self, sampler: Drawer, pad: int, seed: int, compiled: bool) -> None:
+        """compiled: the model is compiled, so sampling must switch to eager."""
+        self._sampler, self._pad, self._seed, self._compiled = sampler, pad, seed, compiled
+
+    def draw(self, model: LM, asked: Sequence[Asked], n: int, step: int, rows: Iterable[int]) -> list[Rollout]:
+        """Returns n rollouts for each prompt, prompt after prompt.  rows: the index of each among all rows of the step."""
+        keys = [f"{self._seed}/{step}/{row}" for row in rows]
+        with eager(self._compiled):
+            return self._sampler.draw(model, asked, n, keys=keys)
+
+
+class Policy(OwnAnswers, ABC, Generic[C]):
+    """Base of the objectives that learn from rewards."""
+
     def __init__(self, cfg: C, sampler: Sampler, start: Callable[[], LM], pad: int, seed: int, compiled: bool = False) -> None:
-        """start: returns the frozen model that training starts from.  compiled: the model is compiled, so sampling must switch to eager."""
-        self._cfg, self._sampler, self._reference = cfg, sampler, Reference(start)
-        self._pad, self._seed, self._compiled = pad, seed, compiled
+        """start: returns the frozen model that training starts from.  compiled: as in `OwnAnswers`."""
+        super().__init__(sampler, pad, seed, compiled)
+        self._cfg, self._judge, self._reference = cfg, sampler, Reference(start)
 
     def __call__(self, model: LM, batch: Batch, step: int, first_row: int) -> LossSums:
-        rollouts = self.draw(model, batch, step, first_row)
-        worth, metrics = self._judged(self._sampler.answers(rollouts, batch.tokens.device))
-        learned = _rows(rollouts, self._pad).to(batch.tokens.device)
+        asked = asked_of(batch)
+        rollouts = self.draw(model, asked, self._cfg.n_answers, step, range(first_row, first_row + len(asked)))
+        worth, metrics = self._judged(self._judge.answers(rollouts, batch.tokens.device))
+        learned = answer_rows([(one.asked.prompt, one.tokens) for one in rollouts], self._pad).to(batch.tokens.device)
         assert learned.labels is not None
         reader, of = label_likelihoods(learned.labels, n=learned.n_labels(learned.labels)), torch.nonzero(learned.labels != IGNORED)[:, 0]
         logp: Tensor = model(learned, read=reader)  # (tokens,)
@@ -63,13 +79,6 @@ class Policy(ABC, Generic[C]):
         logp: (tokens,) log p of the answers' tokens under the model; before: the same under the starting model, None without a kl term;
         of: (tokens,) index of each token's answer; lengths: (answers,) in tokens; worth: (prompts, n_answers) float64 rewards.
         """
-
-    def draw(self, model: LM, batch: Batch, step: int, first_row: int) -> list[Rollout]:
-        """Returns n_answers rollouts for each row, row after row.  first_row: as in `Objective`."""
-        asked = asked_of(batch)
-        keys = [f"{self._seed}/{step}/{first_row + i}" for i in range(len(asked))]
-        with eager(self._compiled):
-            return self._sampler.draw(model, asked, self._cfg.n_answers, keys=keys)
 
     def _judged(self, answers: Sequence[Answer]) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns (answers,) total rewards, and metrics as (2,) pairs by name."""
@@ -121,14 +130,20 @@ def _rloo(cfg: RLOOConfig, run: TrainConfig) -> RLOO:
 
 def _parts(cfg: PolicyConfig, run: TrainConfig) -> tuple[Sampler, Callable[[], LM], int, int, bool]:
     """Returns the arguments of `Policy` after its config."""
-    start, tokenizer = str(run.init_from), tokenizer_of(run)
-    if (template := run.data.chat_template(tokenizer)) is not None:
-        tokenizer.chat_template = template
+    start, tokenizer = str(run.init_from), tokenizer_of_answers(run)
     sampler = Sampler(tokenizer, cfg, in_step=run.strategy.stage == 3)
     return sampler, lambda: parent(start, run.adapter, tokenizer), tokenizer.pad, run.seeds.dropout, run.trainer.compile
 
 
-def _rows(rollouts: Sequence[Rollout], pad: int) -> Batch:
-    """Returns a batch with one row per rollout; only the answer's tokens are labels."""
-    examples = [Example.of(np.array(rollout.asked.prompt), np.array(rollout.tokens)) for rollout in rollouts]
+def tokenizer_of_answers(run: TrainConfig) -> Tokenizer:
+    """Returns the run's tokenizer, with the chat template that its data ask for."""
+    tokenizer = tokenizer_of(run)
+    if (template := run.data.chat_template(tokenizer)) is not None:
+        tokenizer.chat_template = template
+    return tokenizer
+
+
+def answer_rows(answers: Sequence[tuple[list[int], list[int]]], pad: int) -> Batch:
+    """Returns a batch with one row per prompt and answer; only the answer's tokens are labels."""
+    examples = [Example.of(np.array(prompt), np.array(tokens)) for prompt, tokens in answers]
     return joined_batch([[one] for one in examples], rounded(max(len(one.tokens) - 1 for one in examples)), pad)

@@ -64,6 +64,7 @@ BESIDE = {
     "objective=multi_label": ["data=stdlib_labels", "objective.labels=[nothing,value]"],
     "objective=regression": ["data=stdlib_labels"],
     **{f"objective={name}": ["data=arithmetic", "init_from=runs/pretrain-tiny"] for name in ("grpo", "rloo")},
+    "objective=gkd": ["data=arithmetic", "init_from=runs/pretrain-tiny", "objective.teacher=runs/pretrain-tiny"],
     **{
         f"objective={name}": ["data=preferences", "data.files=a.jsonl", "init_from=runs/pretrain-tiny"]
         for name in ("dpo", "ipo", "simpo", "orpo", "reward")

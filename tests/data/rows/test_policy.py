@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lm.data.kinds import ChatRecord, GRPOConfig, PromptRecord, TextConfig
+from lm.data.kinds import ChatRecord, GKDConfig, GRPOConfig, PromptRecord, TextConfig
 from lm.data.rewards.text import EndedReward
 from lm.data.rows.base import Rows
 from lm.data.rows.build import build_rows
@@ -67,3 +67,15 @@ def test_a_prompt_needs_no_answer_but_for_rewards_that_compare(prepare_text: Pre
         GRPOConfig().require_fit("decoder", TextConfig(files="x", record=PromptRecord()))
     GRPOConfig().require_fit("decoder", TextConfig(files="x", record=PromptRecord(answer="solution")))
     GRPOConfig(rewards={"ended": EndedReward()}).require_fit("decoder", TextConfig(files="x", record=PromptRecord()))
+
+
+def test_a_prompt_needs_no_answer_but_to_learn_from_it_beside_the_models_own() -> None:
+    data, named = (TextConfig(files="x", record=PromptRecord(answer=answer)) for answer in (None, "solution"))
+    with pytest.raises(
+        ValueError, match=r"objective\.on_policy=0\.5 learns from the data's answers too, and data\.record\.answer names none"
+    ):
+        GKDConfig(teacher="x", on_policy=0.5).require_fit("decoder", data)
+    GKDConfig(teacher="x").require_fit("decoder", data)
+    GKDConfig(teacher="x", on_policy=0.5).require_fit("decoder", named)
+    with pytest.raises(ValueError, match=r"objective=gkd trains model\.kind=decoder, but model\.kind is encoder"):
+        GKDConfig(teacher="x").require_fit("encoder", named)

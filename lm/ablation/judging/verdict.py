@@ -255,6 +255,6 @@ def method(found: Tree) -> str:
         " paired by seed; intervals are Student's t and assume that differences spread normally; they and p are corrected by Holm's"
         " procedure for the number of variants, and hold where the number of seeds was chosen before any verdict was read."
         " Better: the whole interval is below 0. No better: a gain of the least effect"
-        f" ({least}) is excluded.{_looked(found)} Equal within: the 90 % interval is inside it.{_paired(found)}{covers(found)}{tokens}"
-        f"{timed}{_tuned(found)} Study {found['hash']}."
+        f" ({least}) is excluded.{_looked(found)} Equal within: the 90 % interval, which is not corrected, is inside it."
+        f"{_paired(found)}{covers(found)}{tokens}{timed}{_tuned(found)} Study {found['hash']}."
     )

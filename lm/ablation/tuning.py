@@ -115,7 +115,8 @@ class TunedRuns(Runs):
 
 
 def _best(means: Mapping[float, float]) -> Tuned:
-    """Returns the vertex of the parabola, in log value, through the best point and its neighbours; at an edge the point itself."""
+    """Returns the vertex of the parabola, in log value, through the best point and its neighbours; at an edge the point itself. It is at
+    most a quarter of a step away: where one neighbour is far worse than the other, the curve is no parabola."""
     values = sorted(means)
     i = min(range(len(values)), key=lambda i: means[values[i]])
     around = [means[value] for value in values[max(0, i - 1) : i + 2]]
@@ -124,4 +125,5 @@ def _best(means: Mapping[float, float]) -> Tuned:
     left, here, right = around
     curve = left - 2 * here + right
     shift = 0.5 * (left - right) / curve if curve > 0 else 0.0  # in steps of a factor of 2
+    shift = max(-0.25, min(shift, 0.25))
     return Tuned(float(f"{values[i] * 2**shift:.3g}"), dict(means), False)

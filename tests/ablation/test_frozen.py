@@ -149,6 +149,18 @@ def test_tuning_that_has_not_ended_chooses_nothing_and_says_how_far_it_is(study:
     assert {job.variant for job in made.missing()} == {"swiglu"}
 
 
+@pytest.mark.parametrize("steep, best", [(0.0, 1.1), (5.0, 2**-0.25)])
+def test_a_tuned_rate_is_the_best_of_a_parabola_and_near_the_best_that_was_tried(study: NewStudy, steep: float, best: float) -> None:
+    """Best at 1.1 times the middle rate; or there, and the rates above it worse by `steep`. Seen to fail: at 0.8 times it."""
+    made = study(seeds=2, tune="optim.lr", tune_seeds=[7])
+    jobs = {job.tuned: job for job in made.tuning("gelu") if job.tuned is not None}
+    middle = sorted(jobs)[2]
+    for rate, job in jobs.items():
+        end(made, job, 1 + math.log2(rate / middle / 1.1) ** 2 + steep * (rate > middle))
+    found = made.tuned("gelu")
+    assert found is not None and found.best == pytest.approx(best * middle, rel=0.005)
+
+
 def test_a_variant_that_is_no_better_by_the_look_gets_no_more_seeds(study: NewStudy) -> None:
     made = study(seeds=4, give_up_after=2, variants={ffn: [f"model/ffn={ffn}"] for ffn in ("swiglu", "gelu", "relu2")})
     made.freeze()

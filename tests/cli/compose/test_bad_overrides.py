@@ -177,12 +177,15 @@ MEANT = {
 }
 
 
-@pytest.mark.parametrize("name, key", [(name, key) for key, names in MEANT.items() for name in names.split()])
-def test_a_key_of_another_program_is_answered_with_ours(name: str, key: str) -> None:
-    """adapter=lora: or the section has no keys."""
-    with pytest.raises(ConfigError) as raised:
-        compose(["adapter=lora", f"{name}=1"])
-    assert f"Did you mean {key}" in raised.value.sentence
+def test_a_key_of_another_program_is_answered_with_ours() -> None:
+    """adapter=lora: or the section has no keys. In one test, so that all run. Seen to fail: optimizer, as init_optimizer."""
+    other = {}
+    for key, name in [(key, name) for key, names in MEANT.items() for name in names.split()]:
+        with pytest.raises(ConfigError) as raised:
+            compose(["adapter=lora", f"{name}=1"])
+        if f"Did you mean {key}" not in raised.value.sentence:
+            other[name] = raised.value.sentence
+    assert other == {}
 
 
 @pytest.mark.parametrize(

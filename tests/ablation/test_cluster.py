@@ -93,7 +93,7 @@ def test_a_job_runs_once_and_only_as_long_as_it_is_asked_for(in_job: None, tmp_p
 def test_a_job_whose_time_is_up_saves_and_comes_back(in_job: None, tmp_path: Path) -> None:
     log = tmp_path / "log"
     job = Work(tmp_path / "a.json", ["true"], log, threads=1)
-    script = f"trap 'echo saved > {log}; exit 143' USR2; touch {log}; while :; do sleep 0.02; done"
+    script = f"trap 'echo saved > {log}; exit 143' TERM; touch {log}; while :; do sleep 0.02; done"
     with subprocess.Popen(["sh", "-c", script]) as process:
         while not log.exists():
             time.sleep(0.02)

@@ -14,7 +14,7 @@ from lightning import Callback, Trainer
 from safetensors.torch import load_file
 
 from lm.cli.compose.compose import compose_config
-from lm.errors import CheckpointError, ConfigError, LmError, NumericsError, ResourceError
+from lm.errors import CheckpointError, ConfigError, Interrupted, LmError, NumericsError, ResourceError
 from lm.storage.atomic import MANIFEST
 from lm.storage.run_folder import Metrics
 from lm.training.config import TrainConfig
@@ -116,7 +116,8 @@ def launch(server: Path, tmp_path: Path) -> Launch:
         if code := process.wait():
             assert told.exists(), process.stderr
             kinds = {kind.exit_code: kind for kind in (ConfigError, CheckpointError, NumericsError, ResourceError, LmError)}
-            raise kinds[code](told.read_text(encoding="utf-8"))
+            said = told.read_text(encoding="utf-8")
+            raise Interrupted(said, code - 128) if code > 128 else kinds[code](said)
 
     return run
 

@@ -4,6 +4,7 @@ Nothing heavy is imported: the job is a shell around `lm.training.worker`, which
 """
 
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from lm.schema import Config
 from lm.storage.atomic import replace_file
 from lm.storage.reading import checked, read_json
-from lm.training.launch.parent import ORPHANED, named
+from lm.training.launch.parent import named
 
 if TYPE_CHECKING:
     import submitit
@@ -71,7 +72,7 @@ class Work:
         import submitit
 
         if self.child is not None:
-            self.child.send_signal(ORPHANED)  # the one signal that a run may get twice, should the cluster send it too
+            self.child.send_signal(signal.SIGTERM)  # which counts once, should the cluster send one too
             patient_until = time.monotonic() + _PATIENCE_S
             while self.child.poll() is None and time.monotonic() < patient_until:
                 time.sleep(_LOOK_S)

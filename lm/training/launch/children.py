@@ -17,7 +17,8 @@ class Received:
     """Inside the block the signals on which a run ends are only recorded. Outside of the main thread they are left to the program."""
 
     def __init__(self) -> None:
-        self.numbers: list[int] = []  # in the order they came
+        self.numbers: list[int] = []  # in the order they came; one that came twice is there once, an impatient second one as AT_ONCE
+        self._patience = parent.Patience()
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -29,7 +30,8 @@ class Received:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.numbers.append(number)
+        if (asked := self._patience.hear(number)) is not None:
+            self.numbers.append(asked)
 
 
 class Children(Received):

@@ -1,5 +1,5 @@
-"""Ctrl-C, SIGTERM, SIGHUP (a closed terminal) and SIGUSR1 finish the step, save and exit with 130, 143, 129 or 138. A second signal within
-five seconds exits at once, or in a session raises at once, and says what is lost; the same one within a second counts once.
+"""Ctrl-C, SIGTERM, SIGHUP (a closed terminal), SIGUSR1 and SIGUSR2 finish the step, save and exit with 130, 143, 129, 138 or 140, by the
+first that came. A second signal within five seconds exits at once, or in a session raises at once, and says what is lost.
 
 SIGUSR1 is what a cluster sends some time before it takes the machine away: a job of SLURM is then put back into its queue.
 """
@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
@@ -19,10 +18,7 @@ from lm.printing import note
 from lm.storage.checkpoint import checkpoints
 from lm.storage.run_folder import RunFolder
 from lm.training.launch import outcome
-from lm.training.launch.parent import ORPHANED, heard, may_handle
-
-_IMPATIENT_S = 5.0
-_ONCE_S = 1.0  # a signal that comes again within it counts once: where all processes of a job get it, a launcher hands its own on
+from lm.training.launch.parent import AT_ONCE, Patience, heard, may_handle
 
 
 class Signals:
@@ -33,11 +29,11 @@ class Signals:
         self.step = 0  # the last finished step
         self._folder, self._rank = folder, rank
         self._deferred = self._held = False
-        self._at = 0.0
+        self._patience = Patience()
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        self._previous = {number: signal.getsignal(number) for number in (*heard(), ORPHANED)}
+        self._previous = {number: signal.getsignal(number) for number in heard()}
         self._install()
         return self
 
@@ -87,18 +83,14 @@ class Signals:
                 signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if number == ORPHANED:  # like SIGTERM, but never counts as an impatient second signal
-            if self.received is not None:
-                return
-            number = signal.SIGTERM
-        since = time.monotonic() - self._at
-        if self.received == number and since < _ONCE_S:
+        asked = self._patience.hear(number)
+        if asked is None:
             return
-        if number == signal.SIGHUP and self.received is not None:  # a closed terminal's comes from the shell and from the system
-            return
-        if self.received is not None and since < _IMPATIENT_S and not self._held:
+        if number == AT_ONCE:
+            number = self.received or signal.SIGTERM
+        if asked == AT_ONCE and not self._held:
             self._leave(number)
-        self.received, self._at = number, time.monotonic()
+        self.received = self.received or number
         name = signal.Signals(number).name
         if self._deferred:
             if self._rank == 0:

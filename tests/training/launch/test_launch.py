@@ -161,6 +161,24 @@ def test_a_signal_to_the_launcher_ends_all_ranks_behind_the_same_step_which_is_s
     assert not [*temporary.iterdir()]
 
 
+STARVED = """import signal, time
+        for pid, number in ((os.getppid(), 'SIGSTOP'), (os.getpid(), 'SIGUSR1'), (os.getppid(), 'SIGUSR1')):
+            os.kill(pid, getattr(signal, number))
+        time.sleep(1.5)
+        os.kill(os.getppid(), signal.SIGCONT)
+        time.sleep(1.5)"""
+
+
+@pytest.mark.slow
+def test_a_signal_to_all_processes_counts_once_however_late_the_launcher_hands_its_own_on(
+    configure: Configure, failing: Failing, tmp_path: Path
+) -> None:
+    """As a cluster sends it. Seen to fail where a busy machine kept the launcher for more than a second: its rank ended without a save."""
+    with pytest.raises(Interrupted, match="SIGUSR1 ended the run after step 6, which is saved"):
+        failing(configure("optim=adamw", *ranks("ddp")), STARVED)
+    verify(tmp_path / "run" / "checkpoints" / "step-00000006")
+
+
 @pytest.mark.parametrize("strategy", [[], pytest.param(ranks("ddp"), marks=pytest.mark.slow)], ids=["one rank", "two ranks"])
 def test_a_second_signal_ends_the_run_at_once_and_says_what_is_lost(
     lm_process: Start, tiny: list[str], tmp_path: Path, strategy: list[str]

@@ -15,7 +15,7 @@ import pytest
 from lm.errors import ConfigError, Interrupted, LmError, ResourceError
 from lm.storage.run_folder import RunFolder
 from lm.training import run
-from lm.training.launch import rendezvous
+from lm.training.launch import parent, rendezvous
 from lm.training.launch.ranks import Ranks
 from lm.training.launch.signals import Signals
 from tests.conftest import Lm
@@ -223,7 +223,7 @@ def test_a_signal_within_an_import_is_raised_behind_it_where_the_process_goes_on
 def test_a_second_signal_in_a_session_raises_instead_of_ending_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen to fail: a second Ctrl-C ended a notebook's kernel with all of its variables."""
     monkeypatch.setattr(sys, "ps1", "In : ", raising=False)
-    monkeypatch.setattr("lm.training.launch.signals._ONCE_S", 0.0)
+    monkeypatch.setattr("lm.training.launch.parent._ONCE_S", 0.0)
     with Signals(RunFolder(tmp_path / "run"), 0) as signals:
         signals.defer()
         interrupt()
@@ -231,7 +231,7 @@ def test_a_second_signal_in_a_session_raises_instead_of_ending_it(tmp_path: Path
             interrupt()
 
 
-def test_a_signal_that_all_processes_get_and_a_launcher_hands_on_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_that_all_processes_get_and_another_program_hands_on_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of systemd at a shutdown. Seen to fail: the one that the launcher handed on ended its ranks at once, without a save."""
     monkeypatch.setattr(sys, "ps1", "In : ", raising=False)
     with Signals(RunFolder(tmp_path / "run"), 0) as signals:
@@ -239,3 +239,20 @@ def test_a_signal_that_all_processes_get_and_a_launcher_hands_on_counts_once(tmp
         interrupt()
         interrupt()
         assert signals.received == signal.SIGINT
+
+
+def test_a_child_ends_at_once_where_its_parent_says_so_and_by_the_first_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGTERM behind SIGUSR1, as SLURM sends them, would otherwise keep the job out of its queue."""
+    monkeypatch.setattr(sys, "ps1", "In : ", raising=False)
+    monkeypatch.setattr(parent, "_is_child", True)
+    monkeypatch.setattr(parent, "_ONCE_S", 0.0)
+    with Signals(RunFolder(tmp_path / "run"), 0) as signals, pytest.raises(Interrupted, match="SIGUSR1 came as a second signal") as ended:
+        signals.defer()
+        for number in (signal.SIGUSR1, signal.SIGUSR1, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+            assert signals.received == signal.SIGUSR1
+        monkeypatch.setattr(parent, "_IMPATIENT_S", 0.0)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.received == signal.SIGUSR1
+        os.kill(os.getpid(), parent.AT_ONCE)
+    assert ended.value.exit_code == 128 + signal.SIGUSR1

@@ -1,7 +1,8 @@
 """How often equal variants are called different, and how often the intervals hold the truth: python -m tools.alarms [RUNS...]
 
 Without arguments of simulated runs, over the rows and seeds below: part of the studies with any p below 5 %, and of those in which an
-interval, and all of them, hold the truth; once where all variants are equal and once where they lie far apart. Then with early looks.
+interval, and all of them, hold the truth; once where all variants are equal and once where they lie far apart. Then with early looks; and
+where all variants differ by the least effect, so that "equal within", and of better ones "no better" as well, are false.
 
 With folders of one config and seeds of their own, by random disjoint groups of five of them, which make studies of two and of five equal
 variants. One study makes 40 such runs, and those of tools/power.py beside them; killed, the same command goes on:
@@ -97,6 +98,21 @@ def looked(rows: int, studies: int = SIMULATED) -> dict[str, float]:
     return said | {"given up": given_up / studies / (rows - 1), "all hold": together / studies}
 
 
+def dismissed(variants: int, sign: int, studies: int = SIMULATED) -> dict[str, float]:
+    """Returns the part of studies that call any variant equal within the least effect, or "no better", where each is worse or better by it.
+
+    sign: 1 where they are worse, -1 where better. Ten seeds; differences spread by half of the least effect.
+    """
+    draw, equal, no_better = random.Random(variants), 0, 0
+    for _ in range(studies):
+        runs = {str(k): {seed: sign + draw.gauss(0, 0.5) for seed in range(10)} for k in range(variants)}
+        found = {one.verdict for one in differences(dict.fromkeys(range(10), 0.0), runs, least_effect=1.0).values()}
+        equal, no_better = equal + ("equal within" in found), no_better + bool({"equal within", "no better"} & found)
+    told = equal if sign > 0 else no_better
+    low, high = exact(told / studies, studies)
+    return {"variants": variants, "off by least effects": sign, "false": told / studies, "low": low, "high": high}
+
+
 def main(runs: Sequence[str | Path]) -> None:
     """Prints a line of JSON for each size of study."""
     if not runs:
@@ -106,6 +122,9 @@ def main(runs: Sequence[str | Path]) -> None:
                     print(json.dumps(simulated(rows, seeds, apart)), flush=True)
         for rows in ROWS:
             print(json.dumps(looked(rows)), flush=True)
+        for sign in (1, -1):
+            for variants in (1, 2, 4):
+                print(json.dumps(dismissed(variants, sign)), flush=True)
         return
     values = [_value(Path(run)) for run in runs]
     most = (len(values) - -(-len(values) // PARTS)) // SEEDS

@@ -25,11 +25,12 @@ class Difference:
 
     pairs: differences by seed, ascending seeds that both have; inf where only the variant diverged, -inf where only the baseline did, NaN
     where both did, which is no difference of 0.
-    interval: Student's t, at the level that Holm's procedure leaves this variant.  near: at 90 %, for equivalence.  p: of the same test,
-    corrected by Holm. All None where a pair is not finite, or there is only one. permutation_p: exact, over all signs, from 6 pairs on.
-    bootstrap: BCa at the same level, from 10 pairs on.  more_seeds: further seeds that would decide with 80 % power, by the spread so far;
-    None: no number would. pairing: correlation of baseline and variant over seeds, from 3 pairs on.  apart: unpaired seeds that would give
-    the same precision. given_up: these pairs led to giving the variant up at an early look, which is no test and has no p.
+    interval: Student's t, at the level that Holm's procedure leaves this variant.  near: misses in 10 % / variants, for two one-sided tests
+    of equivalence.  p: of the same test as the interval, corrected by Holm. All None where a pair is not finite, or there is only one.
+    permutation_p: exact, over all signs, from 6 pairs on.  bootstrap: BCa at the same level, from 10 pairs on.  more_seeds: further seeds
+    that would decide with 80 % power, by the spread so far; None: no number would.  pairing: correlation of baseline and variant over
+    seeds, from 3 pairs on.  apart: unpaired seeds that would give the same precision.  given_up: these pairs led to giving the variant up
+    at an early look, which is no test and has no p.
     """
 
     pairs: tuple[float, ...]
@@ -65,7 +66,7 @@ def differences(
     asked = {name: len(found) > 1 and name not in given_up for name, found in pairs.items()}  # the others count, as never rejected
     corrected, levels = holm({name: p_value(found) if asked[name] else 1.0 for name, found in pairs.items()})
     judged = {
-        name: given_up.get(name) or _judged(found, corrected.get(name, 1.0), levels.get(name, ALPHA), least_effect)
+        name: given_up.get(name) or _judged(found, corrected.get(name, 1.0), levels.get(name, ALPHA), least_effect, len(variants))
         for name, found in pairs.items()
     }
     return {name: replace(found, **_pairing(baseline, variants[name], found.pairs)) for name, found in judged.items()}
@@ -77,7 +78,7 @@ def _given_up(
     for name, found in variants.items():
         if look and all(seed in baseline and seed in found for seed in look):
             pairs = _pairs({seed: baseline[seed] for seed in look}, found)
-            early = _judged(pairs, min(1.0, p_value(pairs) * len(variants)), ALPHA / len(variants), least_effect)
+            early = _judged(pairs, min(1.0, p_value(pairs) * len(variants)), ALPHA / len(variants), least_effect, len(variants))
             if early.verdict == "no better":
                 yield name, replace(early, p=None, given_up=True)
 
@@ -212,22 +213,22 @@ def _sign_p(pairs: Sequence[float]) -> float:
     return float(stats.binomtest(sum(pair > 0 for pair in told), len(told)).pvalue) if told else 1.0
 
 
-def _judged(pairs: Sequence[float], p: float, level: float, least_effect: float) -> Difference:
+def _judged(pairs: Sequence[float], p: float, level: float, least_effect: float, variants: int) -> Difference:
     if len(pairs) < 2 or not all(map(math.isfinite, pairs)):
         worse = sum(pair > 0 for pair in pairs) > sum(pair < 0 for pair in pairs)
         verdict: Verdict = "cannot tell" if p >= ALPHA or len(pairs) < 2 else "no better" if worse else "better"
         more = _more_signs(pairs, level) if verdict == "cannot tell" else None
         return Difference(tuple(pairs), None, None, None, p if len(pairs) > 1 else None, None, None, verdict, more, level)
-    interval, near = interval_of(pairs, level), interval_of(pairs, 0.1)
+    interval, near = interval_of(pairs, level), interval_of(pairs, 2 * ALPHA / variants)
     if least_effect and max(map(abs, near)) < least_effect:
         verdict = "equal within"
     elif interval[1] < 0:
         verdict = "better"
-    elif interval[0] > -least_effect:
+    elif min(interval[0], near[0]) > -least_effect:  # Holm's later levels are too wide for it
         verdict = "no better"
     else:
         verdict = "cannot tell"
-    more = _more_seeds(pairs, level, least_effect) if verdict == "cannot tell" else None
+    more = _more_seeds(pairs, level, least_effect, variants) if verdict == "cannot tell" else None
     return Difference(
         tuple(pairs), statistics.fmean(pairs), interval, near, p, _permutation_p(pairs), _bootstrap(pairs, level), verdict, more, level
     )
@@ -255,13 +256,14 @@ def _more_signs(pairs: Sequence[float], level: float) -> int | None:
     return max(1, math.ceil(math.log2(2 / level)) - len(told))
 
 
-def _more_seeds(pairs: Sequence[float], level: float, least_effect: float) -> int | None:
+def _more_seeds(pairs: Sequence[float], level: float, least_effect: float, variants: int) -> int | None:
     """Returns the further seeds until, if the difference is what it seems, it is found, a gain of the least effect is excluded, or it is
     shown to be below the least effect, for which both ends must be excluded; None where no number suffices."""
     sd, mean = statistics.stdev(pairs), statistics.fmean(pairs)
-    enough = [seeds_needed(sd, mean + least_effect if mean > 0 else mean, level)]
+    near = 2 * ALPHA / variants
+    enough = [seeds_needed(sd, mean + least_effect, min(level, near)) if mean > 0 else seeds_needed(sd, mean, level)]
     if least_effect > abs(mean):
-        enough.append(seeds_needed(sd, least_effect - abs(mean), 0.1, (1 + POWER) / 2))
+        enough.append(seeds_needed(sd, least_effect - abs(mean), near, (1 + POWER) / 2))
     known = [n for n in enough if n is not None]
     return max(1, min(known) - len(pairs)) if known else None
 

@@ -217,8 +217,12 @@ def _looked(found: Tree) -> str:
     """Returns the method's sentence on giving variants up early; '' where no early look is asked for."""
     if (after := found["give_up_after"]) is None:
         return ""
-    level = f"{100 * found['level'] / max(1, len(found['variants']) - 1):.2g} %"
-    return f" After {after} seeds a variant of which that was so at {level} was given up, which lets no other one pass more easily."
+    return f" After {after} seeds a variant of which that was so at {_each(found)} was given up, which lets no other one pass more easily."
+
+
+def _each(found: Tree) -> str:
+    """Returns a variant's part of the level of the study."""
+    return f"{100 * found['level'] / max(1, len(found['variants']) - 1):.2g} %"
 
 
 def _paired(found: Tree) -> str:
@@ -255,6 +259,7 @@ def method(found: Tree) -> str:
         " paired by seed; intervals are Student's t and assume that differences spread normally; they and p are corrected by Holm's"
         " procedure for the number of variants, and hold where the number of seeds was chosen before any verdict was read."
         " Better: the whole interval is below 0. No better: a gain of the least effect"
-        f" ({least}) is excluded.{_looked(found)} Equal within: the 90 % interval, which is not corrected, is inside it."
+        f" ({least}) is excluded.{_looked(found)} Equal within: two one-sided tests at {_each(found)}, its part of the"
+        " level, show less either way."
         f"{_paired(found)}{covers(found)}{tokens}{timed}{_tuned(found)} Study {found['hash']}."
     )

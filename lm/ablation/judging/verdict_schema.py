@@ -16,7 +16,7 @@ class FoundDifference(Config):
     interval: tuple[float, float] | None
     """Student's t at the level that Holm's procedure leaves this variant."""
     near: tuple[float, float] | None
-    """At 90 %, for equivalence."""
+    """For equivalence: misses in 10 % divided by the number of variants."""
     p: float | None
     """Two-sided, corrected by Holm; of a sign test where a run diverged. null of a variant that was given up."""
     permutation_p: float | None

@@ -34,13 +34,17 @@ class GroupConfig(Config):
     """Their names: a pattern, or parts of them, such as embed, blocks.0, attention.q, '*.bias'."""
     lr: float | None = Field(None, gt=0)
     """Peak learning rate. null: that of the others."""
+    lr_factor: float | None = Field(None, gt=0)
+    """Factor on the peak learning rate of the others, which follows where that one is changed or tuned."""
     weight_decay: float | None = Field(None, ge=0)
     """Decay of matrices and embeddings among them. null: that of the others."""
 
     @model_validator(mode="after")
     def _sets_something(self) -> Self:
-        if self.lr is None and self.weight_decay is None:
-            raise ValueError(f"match={self.match} has neither lr nor weight_decay. Set one of them, or drop the group.")
+        if self.lr is None and self.lr_factor is None and self.weight_decay is None:
+            raise ValueError(f"match={self.match} has neither lr, lr_factor nor weight_decay. Set one of them, or drop the group.")
+        if self.lr is not None and self.lr_factor is not None:
+            raise ValueError(f"match={self.match} has both lr={self.lr:g} and lr_factor={self.lr_factor:g}. Leave one out.")
         return self
 
 
@@ -56,19 +60,19 @@ class Traits(NamedTuple):
     """Peak learning rate that the weight's group names. None: the optimizer's."""
     weight_decay: float | None = None
     """Decay that the weight's group names. None: the optimizer's."""
-    layer: float = 1.0
-    """Factor on the rate by optim.layer_decay: the smaller, the further below the head."""
+    factor: float = 1.0
+    """Factor on the rate by the weight's group, and by optim.layer_decay: the smaller, the further below the head."""
     table: bool = False
     """Whether it has a row for each token, which the model looks up."""
 
     @property
     def plain(self) -> bool:
         """Says whether the optimizer's own rates apply to this weight unchanged."""
-        return self.lr is None and self.layer == 1 and self.rates.adam == 1 == self.rates.muon
+        return self.lr is None and self.factor == 1 and self.rates.adam == 1 == self.rates.muon
 
     def peak(self, lr: float, factor: float) -> float:
         """Returns the weight's peak rate.  lr: the optimizer's; factor: the one of `rates` that applies."""
-        return (lr if self.lr is None else self.lr) * self.layer * factor
+        return (lr if self.lr is None else self.lr) * self.factor * factor
 
     def decay(self, weight_decay: float, factor: float) -> float:
         """Returns the weight's decay. The optimizer multiplies it by the rate, so it is divided by the factor of `rates` on that rate."""
@@ -110,9 +114,10 @@ def traits_of(model: LM, groups: Sequence[GroupConfig] = (), layer_decay: float 
                 " whether it reads the width. Use one of lm.nn.init, or parametrization=standard."
             )
         decays = p.ndim > 1 and not name.endswith("bias")
-        lr, weight_decay = next(((group.lr, group.weight_decay) for group in groups if means(group.match, name)), (None, None))
+        own = next((group for group in groups if means(group.match, name)), None)
+        lr, weight_decay, factor = (own.lr, own.weight_decay, own.lr_factor or 1.0) if own else (None, None, 1.0)
         factors = rates(role or "vector", growth, id(p) in in_blocks)  # an adapter learns at the same rate at any width
-        found[name] = Traits(name in matrices, decays, factors, lr, weight_decay, layers.get(id(p), 1.0), name in tables)
+        found[name] = Traits(name in matrices, decays, factors, lr, weight_decay, factor * layers.get(id(p), 1.0), name in tables)
     return found
 
 

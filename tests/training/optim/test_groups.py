@@ -21,6 +21,7 @@ GROUPS = [
     {"match": "attention.q", "lr": 0.5},
     {"match": "blocks.1", "lr": 0.25, "weight_decay": 0.125},
     {"match": "embed", "weight_decay": 0.0},
+    {"match": "attention.k", "lr_factor": 8.0},
 ]
 
 
@@ -43,6 +44,8 @@ def test_a_group_has_its_own_rate_and_decay_and_the_first_that_means_a_weight_co
             assert found[name] == (0.5, decay)
         elif name.startswith("blocks.1."):
             assert found[name] == (0.25, 0.0 if vector else 0.125)
+        elif ".attention.k." in name:
+            assert found[name] == (8 * lr, decay)
         else:
             assert found[name] == (lr, 0.0 if name == "embed.weight" else decay)
 
@@ -52,7 +55,8 @@ def test_a_rate_is_lowered_once_for_each_block_below_the_head(cls: type[OptimCon
     """And a group's own rate too, in each stack by itself."""
     changes = {"kind": "encoder_decoder", "start_token": 0, "head": {"tied": False}, "n_encoder_layers": 2}
     model = build_model(model_config(BASE | changes), device="meta")
-    plain, found = settings(cls, model), settings(cls, model, layer_decay=0.5, groups=[{"match": "attention.k", "lr": 1.0}])
+    groups = [{"match": "attention.k", "lr": 1.0}, {"match": "attention.v", "lr_factor": 3.0}]
+    plain, found = settings(cls, model), settings(cls, model, layer_decay=0.5, groups=groups)
     factors = {
         "embed": 0.5**4,
         "blocks.0": 0.5**3,
@@ -66,7 +70,8 @@ def test_a_rate_is_lowered_once_for_each_block_below_the_head(cls: type[OptimCon
     for name, (lr, _) in plain.items():
         for start, factor in factors.items():
             if name.startswith(f"{start}."):
-                assert found[name][0] == (1.0 if ".attention.k." in name else lr) * factor, name
+                own = 1.0 if ".attention.k." in name else 3 * lr if ".attention.v." in name else lr
+                assert found[name][0] == pytest.approx(own * factor), name
                 checked += 1
     assert checked > 30
 
@@ -93,5 +98,7 @@ def test_a_group_of_nothing_that_is_trained_is_refused() -> None:
 
 
 def test_a_group_that_sets_nothing_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"match=embed has neither lr nor weight_decay\. Set one of them, or drop the group\."):
+    with pytest.raises(ConfigError, match=r"match=embed has neither lr, lr_factor nor weight_decay\. Set one of them, or drop the group\."):
         GroupConfig(match="embed")
+    with pytest.raises(ConfigError, match=r"match=embed has both lr=0\.1 and lr_factor=2\. Leave one out\."):
+        GroupConfig(match="embed", lr=0.1, lr_factor=2)

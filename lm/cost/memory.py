@@ -75,7 +75,7 @@ def memory(model: LM, setting: Setting) -> Memory:
     inner = sum(p.numel() for name, p in model.named_parameters() if name in matrices and p.requires_grad)
     states = round(inner * setting.states[0] + (trained - inner) * setting.states[1])
     whole = _gathered(model, n) * size if cut[0] > 1 else 0
-    cast = 2 * multiplied(model) if setting.precision == "bf16-mixed" else 0
+    cast = 2 * multiplied(model) if setting.precision.endswith("-mixed") else 0
     tokens = setting.micro_batch * setting.seq_len // setting.context
     logits = min(setting.chunk, tokens * n) * -(-model.cfg.head.size(model.vocab_size) // n)
     return Memory(

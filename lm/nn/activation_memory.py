@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-Precision = Literal["fp32", "bf16-mixed", "bf16-true"]
+Precision = Literal["fp32", "bf16-mixed", "bf16-true", "fp16-mixed"]
 
 
 class Activations(NamedTuple):
@@ -20,7 +20,7 @@ class Activations(NamedTuple):
         """Returns the size in bytes at this precision."""
         if compiled:
             return Activations(self.wide - self.recomputed_wide, self.narrow - self.recomputed, self.masks).bytes(precision)
-        wide, narrow, cast = {"fp32": (4, 4, 0), "bf16-mixed": (4, 2, 2), "bf16-true": (2, 2, 0)}[precision]
+        wide, narrow, cast = {"fp32": (4, 4, 0), "bf16-true": (2, 2, 0)}.get(precision, (4, 2, 2))
         return self.wide * wide + self.narrow * narrow + self.masks + self.casts * cast
 
 

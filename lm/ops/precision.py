@@ -20,6 +20,11 @@ def uncached_casts(device: torch.device) -> AbstractContextManager[Any]:
     return torch.autocast(device.type, torch.get_autocast_dtype(device.type), cache_enabled=False)
 
 
+def multiplies_bf16(device: torch.device) -> bool:
+    """Returns whether the hardware has products in bf16, which torch else imitates, slowly."""
+    return torch.cpu._is_avx512_bf16_supported() if device.type == "cpu" else torch.cuda.is_bf16_supported(including_emulation=False)
+
+
 def wide_dtype(x: Tensor) -> torch.dtype:
     """Returns float32, or the dtype of x where that is wider."""
     return torch.promote_types(x.dtype, torch.float32)

@@ -11,6 +11,7 @@ from lm.data.kinds import DataConfig, ObjectiveConfig, TokenizerConfig
 from lm.data.loader import micro_batches
 from lm.data.rows.base import ScheduledSamplingConfig, TaughtConfig
 from lm.generation.config import EvalConfig
+from lm.nn.activation_memory import Precision
 from lm.nn.head import CHUNK
 from lm.nn.parametrization import Growth
 from lm.nn.stack import ModelConfig
@@ -50,8 +51,8 @@ class TrainerConfig(Config):
     """Steps between validations; the last step always validates."""
     log_every: int = Field(10, gt=0)
     """Steps between lines of metrics."""
-    precision: Literal["fp32", "bf16-mixed", "bf16-true"] = "fp32"
-    """fp32; bf16 compute on fp32 weights; bf16 weights too."""
+    precision: Precision = "fp32"
+    """fp32; bf16 compute on fp32 weights; bf16 weights too; fp16 compute, with a loss scale, for GPUs before Ampere, such as a T4."""
     float8: bool = False
     """Linear layers of blocks multiply float8 numbers, a scale for each tensor (in bf16; GPUs from H100 on, and slowly a CPU)."""
     compile: bool = False
@@ -116,7 +117,7 @@ class TrainSetup(Config):
 
     def _why_not_float8(self) -> str | None:
         """Returns why this run cannot compute in float8, with the remedy; None where it can."""
-        if self.trainer.precision == "fp32":
+        if self.trainer.precision in ("fp32", "fp16-mixed"):
             return "what is not float8 is bfloat16 beside it. Set trainer.precision=bf16-mixed"
         if self.adapter is not None:
             return "an adapter's parent keeps its own products. Leave one of them out"

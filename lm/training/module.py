@@ -19,6 +19,7 @@ from lm.ops.ranks.ulysses import ShardedRows
 from lm.storage.checkpoint import CheckpointReader, Piece
 from lm.training.config import TrainConfig
 from lm.training.launch.ranks import row_sharding_of
+from lm.training.loss_scale import LossScale
 from lm.training.numerics import StepJudge
 from lm.training.objectives.base import build_objective
 from lm.training.optim.base import set_lr
@@ -76,6 +77,7 @@ class TrainModule(LightningModule):
         self.loads: Tensor | None = None  # (MoE layers, e), tokens per expert of this step
         self.grad_norm = torch.zeros(())
         self.verdicts = StepJudge(cfg.numerics.skip_in_a_row)
+        self.loss_scale = LossScale() if cfg.trainer.precision == "fp16-mixed" else None
 
     def configure_model(self) -> None:
         self.strategy.shard(self.model, self.device_mesh, self.fill)
@@ -88,6 +90,8 @@ class TrainModule(LightningModule):
 
     def on_fit_start(self) -> None:
         self.verdicts.to(self.device)
+        if self.loss_scale is not None:
+            self.loss_scale.to(self.device)
         self._frozen_routers = self._frozen_routers.to(self.device)
         self.model.train()
         self.sharding = self.strategy.sharding or row_sharding_of(self.cfg.launch)
@@ -118,7 +122,8 @@ class TrainModule(LightningModule):
         if sums.loads is not None:
             self.loads = sums.loads if self.loads is None else self.loads + sums.loads
         divided_by = self.strategy.divisor(n_micro, self.trainer.world_size)
-        return sums.total * divided_by / self.tokens_in_step
+        mean = sums.total * divided_by / self.tokens_in_step
+        return mean if self.loss_scale is None else mean * self.loss_scale.factor
 
     def _label_tokens(self, batch: Batch) -> Tensor:
         """Returns the label tokens of the step over all ranks. A count of 0 makes the loss NaN, so such a step is judged as not finite."""
@@ -139,12 +144,16 @@ class TrainModule(LightningModule):
             if self.trainer.world_size > 1:
                 for mine in (self.nll, *self.metrics.values()):
                     torch.distributed.all_reduce(mine)
+            if self.loss_scale is not None:
+                self.loss_scale.unscale(p.grad for p in self.model.parameters() if p.grad is not None)
             self.strategy.clip(self.model, optimizer, self.cfg.optim.clip)
 
     def judge(self, grad_norm: Tensor) -> Tensor:
         """Returns the optimizer's `found_inf`: 1 where this step must change nothing, else 0.  grad_norm: of the full gradient."""
         self.grad_norm = grad_norm
-        return self.verdicts.judge(self.loss(), grad_norm, self.tokens_in_step)
+        loss = self.loss()
+        overflows = None if self.loss_scale is None else self.loss_scale.judge(loss, grad_norm)
+        return self.verdicts.judge(loss, grad_norm, self.tokens_in_step, overflows)
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None) -> None:
         """Sets the learning rate, steps, averages the weights and counts the step. Callbacks run right after it and see the new `step`."""
@@ -156,6 +165,8 @@ class TrainModule(LightningModule):
             if self.ema is not None:
                 self.ema.update()
             self.verdicts.count(self.step)
+            if self.loss_scale is not None:
+                self.loss_scale.count()
             self.micro, self.step, self.stepped = 0, self.step + 1, True
 
     def _balance(self) -> None:
@@ -201,6 +212,9 @@ class TrainModule(LightningModule):
             load_pieces(self._state(), reader)
         if self.ema is not None:
             load_pieces(self.ema.pieces(), reader)
+        if self.loss_scale is not None and (state := reader.meta["counters"].get("loss_scale")) is not None:
+            self.loss_scale = LossScale(*state)
+            self.loss_scale.to(self.device)
 
     @contextmanager
     def exported_weights(self) -> Iterator[None]:

@@ -43,11 +43,12 @@ class StepJudge:
     def stuck(self) -> Tensor:
         return self._streak > self._allowed
 
-    def judge(self, loss: Tensor, norm: Tensor, labels: Tensor) -> Tensor:
+    def judge(self, loss: Tensor, norm: Tensor, labels: Tensor, excused: Tensor | None = None) -> Tensor:
         """Returns the optimizer's `found_inf` for a step with this loss over `labels` label tokens and this gradient norm. May be called
-        several times per step."""
+        several times per step.  excused: whether the step is refused without being a bad one."""
         finite = torch.isfinite(norm) & torch.isfinite(loss)
-        self.refused, self._bad = ~finite | self.stuck, ~finite & ~self.stuck
+        bad = ~finite if excused is None else ~finite & ~excused
+        self.refused, self._bad = ~finite | self.stuck, bad & ~self.stuck
         self.loss, self.norm = torch.where(self._bad, loss, self.loss), torch.where(self._bad, norm, self.norm)
         self.labels = torch.where(self._bad, labels, self.labels)
         return self.refused.to(torch.float32)

@@ -19,6 +19,7 @@ from lm.data.store.prepare import Prepared, prepare
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import Interrupted
 from lm.nn.transformer import build_model
+from lm.ops.precision import multiplies_bf16
 from lm.progress import quiet
 from lm.schema import Tree
 from lm.storage.atomic import remove
@@ -163,6 +164,8 @@ def _fit(module: "TrainModule", callbacks: Sequence["Callback"]) -> None:
     module.model.recomputes(cfg.trainer.recomputes())
     if cfg.trainer.float8:
         run.journal.console.say(multiply_in_float8(module.model))
+    if cuda and cfg.trainer.precision.startswith("bf16") and not multiplies_bf16(torch.device("cuda")):
+        run.journal.console.say("this GPU has no products in bf16, and torch imitates them: trainer.precision=fp16-mixed uses its own")
     if cfg.trainer.compile:
         module.model.compile()
     trainer = build_trainer(cfg, accumulation, module.strategy.lightning(), callbacks)

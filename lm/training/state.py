@@ -42,6 +42,7 @@ class Counters:
     dead_steps: list[int] = field(default_factory=list)  # logged steps in a row without any gradient: the first few, and the last
     skipped: int = 0  # steps left out because they were not finite
     rolled_back: int = 0  # number of rollbacks
+    loss_scale: tuple[float, int] | None = None  # of LossScale.state
     max_steps: int | None = None  # length that trainer.max_minutes has come to, once decided
     rows_from: int = 0  # step n reads the rows of step n + rows_from, since rollbacks left rows out
     device: str = ""  # what the steps run on

@@ -16,6 +16,7 @@ from lm.training.callbacks.samples import Samples
 from lm.training.callbacks.validation import Validation
 from lm.training.config import TrainConfig
 from lm.training.launch.ranks import on_cuda
+from lm.training.loss_scale import Half
 
 _REFUSED = {
     "Checkpoint": "saves what only it can load. Set checkpoint.every and checkpoint.keep_last",
@@ -59,9 +60,13 @@ def build_trainer(cfg: TrainConfig, accumulation: int, strategy: Any, callbacks:
         logging.getLogger(name).setLevel(logging.ERROR)
     if not (cuda := on_cuda(cfg.trainer.device, cfg.launch.devices)):
         heap.keep_freed()
+    device = "cuda" if cuda else "cpu"
+    computes: dict[str, Any] = {"precision": "32-true" if cfg.trainer.precision == "fp32" else cfg.trainer.precision}
+    if cfg.trainer.precision == "fp16-mixed":
+        computes = {"plugins": [Half(device)]}
     return Trainer(
-        accelerator="cuda" if cuda else "cpu", devices=cfg.launch.devices, num_nodes=cfg.launch.nodes, strategy=strategy,
-        precision="32-true" if cfg.trainer.precision == "fp32" else cfg.trainer.precision, max_steps=-1, max_epochs=-1, min_epochs=0,
+        accelerator=device, devices=cfg.launch.devices, num_nodes=cfg.launch.nodes, strategy=strategy,
+        **computes, max_steps=-1, max_epochs=-1, min_epochs=0,
         accumulate_grad_batches=accumulation, logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, callbacks=[*(ours() for ours in CALLBACKS), *added],
         num_sanity_val_steps=0, limit_val_batches=0, use_distributed_sampler=False,

@@ -155,10 +155,11 @@ def test_no_step_is_taken_from_the_first_that_is_not_finite_on(optim: dict[str, 
     torch.testing.assert_close(weights, expected, atol=5e-4, rtol=1e-3)  # a step moves weights by ten times as much
 
 
-def test_a_run_on_the_gpu_trains_validates_and_saves(tmp_path: Path) -> None:
+@pytest.mark.parametrize("precision", ["bf16-mixed", "fp16-mixed"])
+def test_a_run_on_the_gpu_trains_validates_and_saves(tmp_path: Path, precision: str) -> None:
     text = write_text(tmp_path / "text.txt")
     where = [f"run.dir={tmp_path}", f"data.files={text}", f"data.cache_dir={tmp_path / 'cache'}"]
-    on_gpu = ["trainer.device=cuda", "trainer.precision=bf16-mixed", "trainer.compile=true", "model.attention.window=8"]
+    on_gpu = ["trainer.device=cuda", f"trainer.precision={precision}", "trainer.compile=true", "model.attention.window=8"]
     summary = train_rank(compose_config([*TINY, *where, *on_gpu, "trainer.max_steps=12", "trainer.sample_prompts=[def]"]))
     lines = read(tmp_path / "run" / "metrics.jsonl")
     losses = [line["loss"] for line in lines if "loss" in line]

@@ -20,6 +20,7 @@ from lm.storage.atomic import MANIFEST, verify
 from lm.storage.checkpoint import META, CheckpointReader, Piece, checkpoints
 from lm.storage.formats import FORMAT
 from lm.storage.run_folder import RunFolder
+from lm.training import loss_scale
 from lm.training.config import TrainConfig
 from lm.training.module import TrainModule
 from lm.training.run import train_rank
@@ -65,6 +66,7 @@ BASE = ["model.parametrization.base_width=16", "model.parametrization.base_depth
         pytest.param(["optim=adamw", "trainer.recompute=selective", "model.dropout=0.1"], marks=pytest.mark.slow),
         pytest.param(["optim=adamw", "trainer.micro_batch=2", "model.block.layer_dropout=0.5"], marks=pytest.mark.slow),
         ["optim=adamw", "optim.state_bits=8", "trainer.precision=bf16-true"],
+        pytest.param(["optim=muon", "trainer.micro_batch=4", "trainer.precision=fp16-mixed"], marks=pytest.mark.slow),
     ],
     ids=[
         "adamw, completep",
@@ -73,12 +75,15 @@ BASE = ["model.parametrization.base_width=16", "model.parametrization.base_depth
         "products kept, dropout",
         "layers skipped",
         "8 bits, bf16",
+        "fp16",
     ],
 )
 def test_a_run_that_was_stopped_four_times_is_bitwise_the_run_left_alone(
-    configure: Configure, stop: Stop, tmp_path: Path, variant: list[str]
+    configure: Configure, stop: Stop, tmp_path: Path, variant: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At step 1, within an epoch, at its end (8 steps) and behind it; within the accumulation where there is one."""
+    monkeypatch.setattr(loss_scale, "_FIRST", 2.0**36)  # which overflows at first
+    monkeypatch.setattr(loss_scale, "_GOOD", 3)
     train_rank(configure(*variant, "run.name=whole"))
     cfg = configure(*variant)
     for step in (1, 5, 8, 9):

@@ -115,8 +115,9 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
         "accumulation batch batch_size device_batch_size grad_accum gradient_accumulation_steps micro_batch_size"
         " per_device_train_batch_size"
     ),
-    "trainer.precision": "dtype fp16 torch_dtype",
+    "trainer.precision": "dtype torch_dtype",
     "trainer.precision=bf16-mixed": "amp bf16 bfloat16 mixed_precision",
+    "trainer.precision=fp16-mixed": "float16 fp16 half",
     "trainer.recompute": "activation_checkpointing checkpoint_blocks gradient_checkpointing",
     "trainer.recompute_every": "checkpoint_blocks",
     "trainer.val_every": (

@@ -29,11 +29,12 @@ class BadSteps(RunCallback):
         self._told = int(verdicts.n_bad)
         run.counters.skipped += len(bad)
         if stuck:
+            wider = ". float16 ends at 65,504: set trainer.precision=fp32" if module.loss_scale is not None else ""
             raise NumericsError(
                 f"train: step {bad[-1] + 1} has loss {float(verdicts.loss):.4g} over {float(verdicts.labels):.0f} labels and gradient norm"
                 f" {float(verdicts.norm):.4g}, and only finite steps are taken; the weights are as before it, and {run.last_checkpoint()}"
-                f". Lower optim.lr={run.cfg.optim.lr:g} or optim.clip, set numerics.skip_in_a_row, or look at the rows of that step, which"
-                f" {run.folder.metrics.path} names."
+                f"{wider}. Lower optim.lr={run.cfg.optim.lr:g} or optim.clip, set numerics.skip_in_a_row, or look at the rows of that"
+                f" step, which {run.folder.metrics.path} names."
             )
 
 

@@ -51,4 +51,5 @@ class Checkpoints(RunCallback):
 
     def _meta(self, module: TrainModule) -> Tree:
         run, step = module.run, module.step
+        run.counters.loss_scale = None if module.loss_scale is None else module.loss_scale.state()
         return run.meta | {"step": step, "tokens": run.tokens(step), "counters": asdict(run.counters)}

@@ -109,6 +109,11 @@ def gradient(trainer: Trainer, module: TrainModule) -> Tree:
     return {"grad_norm": float(module.grad_norm)}
 
 
+def loss_scale(trainer: Trainer, module: TrainModule) -> Tree:
+    """The factor on the loss in fp16-mixed, for the next step; nothing in other precisions."""
+    return {} if module.loss_scale is None else {"loss_scale": float(module.loss_scale.factor)}
+
+
 def speed(trainer: Trainer, module: TrainModule) -> Tree:
     """Tokens per second and seconds per step since the previous record, without validations and saves."""
     clock, loader = module.run.clock, cast(TrainLoader, trainer.train_dataloader)
@@ -145,7 +150,7 @@ def expert_loads(trainer: Trainer, module: TrainModule) -> Tree:
     return {f"expert_load/{name}": round(ratio, 4) for name, ratio in zip(module.model.mixtures(), ratios, strict=True)}
 
 
-LINE: tuple[Metric, ...] = (tokens, loss, objective_metrics, rate, gradient, speed, worst_rank, utilisation, data, expert_loads)
+LINE: tuple[Metric, ...] = (tokens, loss, objective_metrics, rate, gradient, loss_scale, speed, worst_rank, utilisation, data, expert_loads)
 """The built-in metrics, in this order: `speed` must stop its clock after `loss` has waited for the device."""
 
 

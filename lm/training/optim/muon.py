@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
+from lm.ops.precision import multiplies_bf16
 from lm.training.optim.base import (
     CUTS,
     RANKS,
@@ -85,8 +86,7 @@ def even_rows(updates: Sequence[Tensor], squares: list[Tensor], beta: float) -> 
 
 def fast_dtype(device: torch.device) -> torch.dtype:
     """Returns bf16 where the hardware multiplies it natively (on an AVX512-BF16 core about 4 times as fast as float32), else float32."""
-    native = torch.cpu._is_avx512_bf16_supported() if device.type == "cpu" else torch.cuda.is_bf16_supported()
-    return torch.bfloat16 if native else torch.float32
+    return torch.bfloat16 if multiplies_bf16(device) else torch.float32
 
 
 class MuonConfig(OptimConfig):

@@ -56,6 +56,10 @@ class ZeroConfig(StrategyConfig):
     def why_not(self, cfg: "TrainSetup") -> str | None:
         if cfg.trainer.ema_decay is not None:
             return "trainer.ema_decay needs weights that the engine keeps to itself. Leave it out, or use strategy=fsdp or ddp."
+        if cfg.trainer.precision == "fp16-mixed":
+            return (
+                "float16 needs a loss scale, which DeepSpeed's engine would not know. Set trainer.precision=bf16-mixed, or strategy=fsdp."
+            )
         if cfg.trainer.precision == "bf16-true":
             return "DeepSpeed keeps float32 masters of bf16 weights, which is trainer.precision=bf16-mixed. Set that, or fp32."
         if cfg.optim.coded_by is not None:

@@ -33,6 +33,7 @@ EXACT = [
     pytest.param("fsdp", 3, ["data.global_batch=12"], marks=pytest.mark.slow),
     pytest.param("fsdp", 3, ["optim=muon", "data.global_batch=12"], marks=pytest.mark.slow),
     pytest.param("fsdp", 2, ["optim.state_bits=8"], marks=pytest.mark.slow),
+    pytest.param("fsdp", 2, ["trainer.precision=fp16-mixed"], marks=pytest.mark.slow),
     pytest.param("fsdp", 2, ["model.block.layer_dropout=0.5"], marks=pytest.mark.slow),
     pytest.param("fsdp", 4, ["strategy.shard=2", "optim=muon", "trainer.ema_decay=0.9"], marks=pytest.mark.slow),
     pytest.param("fsdp", 4, ["launch.tensor=2", "trainer.ema_decay=0.9"], marks=pytest.mark.slow),

@@ -77,8 +77,8 @@ class Decoding(Verb):
     device: str = "auto"
     """auto (CUDA where there is a GPU), cpu, cuda or cuda:N."""
     dtype: Dtype | None = "saved"
-    """Of the matrices: saved (as in the folder), fp32, bf16, int8 (a scale an output) or int4 (a scale and a zero for 32 inputs). null: the
-    model as it was trained, with nothing fused."""
+    """Of the matrices: saved (as in the folder), fp32, bf16, fp16, int8 (a scale an output) or int4 (a scale and a zero for 32 inputs).
+    null: the model as it was trained, with nothing fused."""
     compile: bool = False
     """A step of one row is compiled first, which takes seconds and a C++ compiler (on CUDA Triton), and is faster then; in fewer bits
     than float32 it rounds otherwise than a step of several rows. On CUDA a step of all rows is recorded as one graph, too."""

@@ -11,7 +11,7 @@ from lm.schema import MOST, Config
 if TYPE_CHECKING:
     from lm.nn.stack import ModelConfig
 
-Dtype = Literal["saved", "fp32", "bf16", "int8", "int4"]
+Dtype = Literal["saved", "fp32", "bf16", "fp16", "int8", "int4"]
 """How decoding holds the matrices of a model."""
 CacheForm = Literal["bf16", "int8"]
 """How decoding holds keys and values, where not as they are computed."""

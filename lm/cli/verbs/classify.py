@@ -61,7 +61,7 @@ class Classify(Verb):
     device: str = "auto"
     """auto (CUDA where there is a GPU), cpu, cuda or cuda:N."""
     dtype: Dtype | None = None
-    """As lm generate holds the matrices: saved, fp32, bf16, int8 or int4. null: as they were saved."""
+    """As lm generate holds the matrices: saved, fp32, bf16, fp16, int8 or int4. null: as they were saved."""
     format: Literal["text", "json"] = "text"
     """json: a list of each text with all probabilities."""
 

@@ -48,7 +48,7 @@ class Eval(Verb):
     device: str = "auto"
     """auto (CUDA where there is a GPU), cpu, cuda or cuda:N."""
     dtype: Dtype | None = None
-    """As lm generate holds the matrices: saved, fp32, bf16, int8 or int4. null: as they were trained."""
+    """As lm generate holds the matrices: saved, fp32, bf16, fp16, int8 or int4. null: as they were trained."""
     tasks: str | None = None
     """Tasks of lm-eval, by name or as yaml files, with commas between; data are theirs then. null: none."""
     limit: int | None = Field(None, gt=0)

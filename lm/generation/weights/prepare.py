@@ -37,6 +37,7 @@ KINDS: dict[Dtype, tuple[type[InferenceLinear], ...]] = {
     "saved": (OneDNN, Plain),
     "fp32": (OneDNN, Plain),
     "bf16": (OneDNN, Plain),
+    "fp16": (Plain,),
     "int8": (Int8, Int8Reference),
     "int4": (Int4, Int4Reference),
 }
@@ -181,7 +182,7 @@ class _Preparing:
         )
 
     def _cast(self, weight: Tensor) -> Tensor:
-        return weight.detach().to(torch.bfloat16) if self.dtype == "bf16" else weight.detach()
+        return weight.detach().to({"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.dtype, weight.dtype))
 
 
 def ranked(kinds: Sequence[type[InferenceLinear]], weight: Tensor) -> list[type[InferenceLinear]]:

@@ -11,12 +11,12 @@ class GPU(NamedTuple):
     """What is known of a kind of GPU."""
 
     name: str  # words that the device name must contain; the first match counts
-    flops: float  # dense bf16 FLOP/s with fp32 accumulation
+    flops: float  # dense bf16 FLOP/s with fp32 accumulation, in float16 where there is no bf16
     memory_gib: int  # of the largest one of this name
 
 
-# NVIDIA's data sheets (half of the FLOP/s that they print "with sparsity"): A100, H100, H200, GH200, HGX B200, L4, L40, L40S, A10; for
-# GeForce and RTX A cards the tables of the GA102, Ada and RTX Blackwell architecture white papers.
+# NVIDIA's data sheets (half of the FLOP/s that they print "with sparsity"): A100, H100, H200, GH200, HGX B200, L4, L40, L40S, A10, T4, V100;
+# for GeForce and RTX A cards the tables of the GA102, Ada and RTX Blackwell architecture white papers.
 _GPUS = (
     GPU("B200", 2250e12, 180),
     GPU("GH200", 990e12, 144),
@@ -34,6 +34,9 @@ _GPUS = (
     GPU("5090", 209.5e12, 32),
     GPU("4090", 165.2e12, 24),
     GPU("3090", 71e12, 24),
+    GPU("V100 SXM2", 125e12, 32),
+    GPU("V100 PCIE", 112e12, 32),
+    GPU("T4", 65e12, 16),
 )
 
 

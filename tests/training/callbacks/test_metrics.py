@@ -34,11 +34,16 @@ def test_peaks_are_found_by_the_names_that_cuda_reports() -> None:
         "NVIDIA L40S": 362e12,
         "NVIDIA GeForce RTX 4090": 165.2e12,
         "NVIDIA RTX A6000": 154.8e12,
+        "Tesla T4": 65e12,
+        "Tesla V100-SXM2-16GB": 125e12,
+        "Tesla V100-PCIE-32GB": 112e12,
     }
     assert {name: peak_flops(name) for name in names} == names
 
 
-@pytest.mark.parametrize("name", ["AMD EPYC", "NVIDIA A10G", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", ""])
+@pytest.mark.parametrize(
+    "name", ["AMD EPYC", "NVIDIA T400 4GB", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", ""]
+)
 def test_an_unknown_device_has_no_peak(name: str) -> None:
     assert peak_flops(name) is None
 

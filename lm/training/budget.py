@@ -15,7 +15,7 @@ class GPU(NamedTuple):
     memory_gib: int  # of the largest one of this name
 
 
-# NVIDIA's data sheets (half of the FLOP/s that they print "with sparsity"): A100, H100, H200, GH200, HGX B200, L4, L40, L40S, A10, T4, V100;
+# NVIDIA's data sheets (half of the FLOP/s "with sparsity"): A100, H100, H200, GH200, HGX B200, L4, L40, L40S, A10, T4, V100;
 # for GeForce and RTX A cards the tables of the GA102, Ada and RTX Blackwell architecture white papers.
 _GPUS = (
     GPU("B200", 2250e12, 180),

@@ -5,6 +5,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -250,16 +251,15 @@ def read_tokenizer(file: Path, named: Specials) -> Tokenizer:
 
 
 def _require_ids(data: bytes, file: Path) -> None:
-    """Raises ConfigError for ids that no vocabulary has, such as billions: the library would allocate memory for as many ids and abort."""
-    try:
-        tree = parse_json(data)
-        vocab = tree["model"]["vocab"]
-        ids = [*(vocab.values() if isinstance(vocab, dict) else ()), *(token["id"] for token in tree["added_tokens"])]
-        highest = max((number for number in ids if isinstance(number, int)), default=0)
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return  # the library says what is wrong with it
-    if highest >= MOST:
-        raise ConfigError(f"tokenizer: {file} has the id {highest:,}, and ids are below {MOST:,}. Save it again.")
+    """Raises ConfigError for ids of billions: the library, which needs no added tokens, would ask for as much memory and abort."""
+    with suppress(ValueError):  # of which the library says what is wrong
+        tree = parse_json(data, foreign=True)
+        model, added = (tree.get(key) if isinstance(tree, dict) else None for key in ("model", "added_tokens"))
+        vocab = model.get("vocab") if isinstance(model, dict) else None
+        ids = [*vocab.values()] if isinstance(vocab, dict) else []
+        ids += [token.get("id") for token in added if isinstance(token, dict)] if isinstance(added, list) else []
+        if (highest := max((number for number in ids if isinstance(number, int)), default=0)) >= MOST:
+            raise ConfigError(f"tokenizer: {file} has the id {highest:,}, and ids are below {MOST:,}. Save it again.")
 
 
 def _load(file: Path, named: Specials, open_to_guess: Collection[str]) -> tuple["RawTokenizer", Specials]:

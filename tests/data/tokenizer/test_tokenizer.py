@@ -328,13 +328,18 @@ def test_specials_that_no_tokenizer_could_have_are_refused(specials: list[str], 
         from_tree(BPEConfig, {"kind": "bpe", "specials": specials})
 
 
-@pytest.mark.parametrize("where", ["vocabulary", "added token"])
+@pytest.mark.parametrize("where", ["vocabulary", "added token", "no added tokens", "beside a number of 31 digits"])
 def test_an_id_of_billions_is_refused_before_the_library_asks_for_their_memory(where: str, tmp_path: Path) -> None:
+    """Seen to fail in the last two, which the library reads: the process filled the memory, and was aborted."""
     BytesConfig().build().save(tmp_path)
     file = tmp_path / "tokenizer.json"
     tree = json.loads(file.read_text())
-    place, key = (tree["model"]["vocab"], next(iter(tree["model"]["vocab"]))) if where == "vocabulary" else (tree["added_tokens"][0], "id")
+    place, key = (tree["added_tokens"][0], "id") if where == "added token" else (tree["model"]["vocab"], next(iter(tree["model"]["vocab"])))
     place[key] = 1 << 31
+    if where == "no added tokens":
+        del tree["added_tokens"]
+    if where == "beside a number of 31 digits":
+        tree["model"]["unread"] = 10**30
     file.write_text(json.dumps(tree))
     with pytest.raises(ConfigError, match="has the id 2,147,483,648, and ids are below 16,777,216"):
         load_tokenizer(tmp_path)

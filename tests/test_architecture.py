@@ -52,7 +52,7 @@ DOORS = {
     "ray": "lm/data/on_ray.py",
     "fsspec": "lm/storage/remote.py",
     "aiohttp": "lm/storage/remote.py",
-    "llguidance": "lm/generation/grammar.py",
+    "llguidance": "lm/generation/grammar",
 }
 
 
@@ -153,7 +153,8 @@ def printed(file: Path) -> Iterator[str]:
 
 
 def test_what_reaches_a_terminal_goes_through_one_door() -> None:
-    pipes = {"lm.data.tokenizer.rendering", "lm.training.callbacks.loggers"}  # programs whose stdout is a pipe to the one that started them
+    """Beside programs whose stdout is a pipe to the one that started them."""
+    pipes = {"lm.data.tokenizer.rendering", "lm.generation.grammar_program", "lm.training.callbacks.loggers"}
     assert {name_of(file) for file in MODULES if set(printed(file))} <= {"lm.printing", *pipes}
 
 

@@ -63,9 +63,13 @@ class Examined(Config):
     """Of what an objective draws of its rows: masks, spans, cuts."""
 
     @classmethod
-    def of_run(cls, run: RunFolder) -> Self:
-        """Returns what the run's config says of it. Raises CheckpointError where it cannot be read, ConfigError where it needs a plugin."""
+    def of_run(cls, run: RunFolder, log: Callable[[str], None] = lambda line: None) -> Self:
+        """Returns what the run's config says of it, but for data.remote: a run may be a stranger's, and what files it names would be put at
+        the stranger's URL. Raises CheckpointError where it cannot be read, ConfigError where it needs a plugin."""
         tree = placed(run.config(), run.path)
+        if isinstance(data := tree.get("data"), dict) and (remote := data.get("remote")) is not None:
+            tree["data"] = {**data, "remote": None}
+            log(f"data.remote={remote} of the run is left aside, since anybody may have written its config. Give it again to use it.")
         try:
             seed = tree.get("seed", 0)
             drawn = {"seed": seed["data"] if isinstance(seed, dict) else seed}
@@ -106,7 +110,7 @@ def evaluate(
     _require_arguments(model, data, objective, wanted, split, micro_batch)
     folder = resolve_model(str(model)) if not isinstance(model, tuple) else None
     if data is None:
-        of_run = _of_run(folder)
+        of_run = _of_run(folder, log)
         data, objective, parent, seed = of_run.data, objective or of_run.objective, parent or of_run.init_from, of_run.seed
     if split == "test" and not data.test_frac:
         raise ConfigError("split=test: nothing is set aside for it. Raise data.test_frac.")
@@ -141,12 +145,12 @@ def evaluate(
     return {**found, "zlib_bits_per_byte": prepared.zlib_bits_per_byte} if compares else found
 
 
-def _of_run(folder: Path | None) -> Examined:
+def _of_run(folder: Path | None, log: Callable[[str], None]) -> Examined:
     """Returns what the run of a model folder was examined on. Raises ConfigError where there is no such run, and as `Examined.of_run`."""
     run = RunFolder.around(folder) if folder is not None else None
     if run is None:
         raise ConfigError("data: the model is in no run folder, so the data must be given. Pass data=lm.config(...).data.")
-    return Examined.of_run(run)
+    return Examined.of_run(run, log)
 
 
 def _parent(folder: Path | None, objective: ObjectiveConfig, parent: str | Path | None, log: Callable[[str], None]) -> str | Path | None:
@@ -251,4 +255,4 @@ def _changed_since(model: Path, data: DataConfig, files: Mapping[str, str]) -> l
         own = Examined.of_run(run).data if found else data
     except CheckpointError:  # it is the model that is examined
         return []
-    return found if own.replace(seq_len=data.seq_len, val_rows=data.val_rows) == data else []
+    return found if own.replace(seq_len=data.seq_len, val_rows=data.val_rows, remote=data.remote) == data else []

@@ -19,6 +19,22 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 
+def source_of(cfg: SamplingConfig) -> str:
+    """Returns a json_schema, regex or grammar as llguidance reads it. Raises ConfigError where that is not installed, or cannot."""
+    try:
+        from llguidance import LLMatcher
+    except ImportError:
+        raise ConfigError(f"{cfg.form}: this needs llguidance. Run pip install 'slotlm[grammar]', or leave it out.") from None
+    try:
+        return {
+            "json_schema": lambda: LLMatcher.grammar_from_json_schema(cfg.json_schema or "", overrides={"whitespace_flexible": False}),
+            "regex": lambda: LLMatcher.grammar_from_regex(cfg.regex or ""),
+            "grammar": lambda: LLMatcher.grammar_from_lark(cfg.grammar or ""),
+        }[cfg.form or ""]()
+    except ValueError as error:
+        raise ConfigError(f"{cfg.form}: {str(error).splitlines()[0]}. Correct it.") from None
+
+
 class Grammar:
     """A grammar over one vocabulary, by llguidance: an Earley parser over derivatives of regexes, with a trie of the tokens' bytes."""
 
@@ -27,20 +43,11 @@ class Grammar:
 
         Raises ConfigError where no text matches, where there is no end token, or where llguidance is not installed.
         """
-        try:
-            from llguidance import LLMatcher, LLTokenizer
-        except ImportError:
-            raise ConfigError(f"{cfg.form}: this needs llguidance. Run pip install 'slotlm[grammar]', or leave it out.") from None
+        source = source_of(cfg)
+        from llguidance import LLMatcher, LLTokenizer
+
         if not ends:
             raise ConfigError(f"{cfg.form}: the tokenizer has no token that ends a text, and one must end. Leave it out.")
-        try:
-            source = {
-                "json_schema": lambda: LLMatcher.grammar_from_json_schema(cfg.json_schema or "", overrides={"whitespace_flexible": False}),
-                "regex": lambda: LLMatcher.grammar_from_regex(cfg.regex or ""),
-                "grammar": lambda: LLMatcher.grammar_from_lark(cfg.grammar or ""),
-            }[cfg.form or ""]()
-        except ValueError as error:
-            raise ConfigError(f"{cfg.form}: {str(error).splitlines()[0]}. Correct it.") from None
         self.ends = frozenset(ends)
         try:
             vocabulary = LLTokenizer(json.dumps(tokenizer.content()), n_vocab=tokenizer.vocab_size, eos_token=sorted(ends))

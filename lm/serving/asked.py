@@ -9,7 +9,8 @@ from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
 from lm.generation.decode import begin
 from lm.generation.engine import Request
-from lm.generation.text import chat_template, ids_of
+from lm.generation.grammar_trial import Trial
+from lm.generation.text import chat_template, ends_of, ids_of
 from lm.generation.writer import Writer
 from lm.schema import Tree, did_you_mean, from_tree
 from lm.serving.bodies import TOP, Body, ChatBody, CompletionBody, Ids
@@ -58,11 +59,14 @@ class Reader:
         self.chat = chat_template(writer.tokenizer) if writer.tokenizer.chat_template is not None else None
         self.most_tokens = cfg.tokens or 2 * writer.model.max_seq_len
         self._most_rows = min(cfg.rows, _SAMPLES)
+        self._trial = Trial(writer.tokenizer, ends_of(writer.tokenizer))
 
     def completion(self, data: bytes) -> Asked:
         """Reads a body of /v1/completions. Raises ConfigError and Refusal."""
         body, tree = _parsed(CompletionBody, data)
         prompts = _prompts(body.prompt)
+        if len(prompts) > _SAMPLES:  # before time is spent on them
+            raise ConfigError(f"prompt: {len(prompts)} prompts are too many for a request; at most {_SAMPLES}. Ask for fewer.")
         encoded = [self._ids(prompt) for prompt in prompts]
         if body.echo and self.writer.model.cfg.kind == "encoder_decoder":
             raise ConfigError("echo: the prompt of an encoder-decoder is a source, which its answer does not go on. Leave it out.")
@@ -131,6 +135,7 @@ class Reader:
             given = f"{longest} tokens of prompt and max_tokens={cfg.max_tokens}"
             raise Refusal(400, f"prompt: {given} are over {self.most_tokens} together. Shorten one.", "context_length_exceeded")
         writer = replace(self.writer, cfg=cfg, goes_on=isinstance(body, CompletionBody) or body.continue_final_message)
+        self._trial.require(cfg)
         rows = writer.rows(prompts)
         requests = [Request(rows[start : start + cfg.n], cfg) for start in range(0, len(rows), cfg.n)]
         return Asked(body, writer, requests, echoes, sum(map(len, prompts)))

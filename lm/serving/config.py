@@ -26,5 +26,7 @@ class ServeConfig(Config):
     """Most tokens of a prompt and its answer together. null: twice the model's context."""
     body_kib: int = Field(1024, gt=0, le=MOST)
     """Largest request, in KiB; a larger one is answered 413."""
+    patience_s: int = Field(60, gt=0, le=86400)
+    """Seconds that a client has to send a request, and to take more of an answer; its connection is closed then."""
     drain_s: int = Field(30, ge=0, le=86400)
     """Seconds that running requests have left after SIGTERM or Ctrl-C."""

@@ -20,6 +20,7 @@ from lm.serving.app import Door, Service, build
 from lm.serving.asked import Reader
 from lm.serving.config import ServeConfig
 from lm.serving.metrics import Metrics
+from lm.serving.patience import patient
 from lm.serving.worker import Worker
 
 
@@ -66,7 +67,8 @@ class Server(uvicorn.Server):
         self._worker = Worker(Engine(model, writer.vocabulary, cfg.rows, cfg.prefill_chunk), cfg.queue, metrics)
         door = Door(_hosts(cfg.host), key_of(cfg, os.environ), cfg.body_kib << 10)
         app = build(Service(reader, self._worker, door, metrics), door)
-        quiet = uvicorn.Config(app, log_config=None, log_level="critical", access_log=False, server_header=False)
+        http = patient(cfg.patience_s)
+        quiet = uvicorn.Config(app, http=http, log_config=None, log_level="critical", access_log=False, server_header=False)
         quiet.timeout_graceful_shutdown = cfg.drain_s
         super().__init__(quiet)
 

@@ -147,7 +147,8 @@ class Worker(threading.Thread):
     def _lose(self, error: Exception) -> None:
         """Puts the error into all open tickets and empties the engine."""
         memory = isinstance(error, MemoryError) or "alloc" in str(error).lower() or "out of memory" in str(error).lower()
-        lost = ResourceError("server: an allocation failed. Ask for less, or serve with fewer rows.") if memory else internal(error)
+        known = error if isinstance(error, LmError) else internal(error)
+        lost = ResourceError("server: an allocation failed. Ask for less, or serve with fewer rows.") if memory else known
         note(lost.sentence)
         self._engine.clear()
         for ticket in set(self._tickets.values()):

@@ -75,6 +75,21 @@ def test_run_is_evaluated_on_its_own_data_unless_told_otherwise(lm: Lm, model_fo
         assert found["val_loss"] == pytest.approx(expected["val_loss"], rel=1e-5)
 
 
+def test_a_stranger_s_run_puts_no_file_of_ours_at_its_url(lm: Lm, model_folder: Path, text: Path, tmp_path: Path) -> None:
+    """Its config names both, and its tokenizer reads the tokens. Seen to fail: they were there."""
+    url = f"file://{tmp_path}/theirs"
+    data = TextConfig(files=str(text), cache_dir=str(tmp_path / "cache"), seq_len=16, remote=url)
+    (model_folder.parent / "config.yaml").write_text(yaml.safe_dump({"data": data.tree()}))
+    code, _, err = lm("eval", f"from={model_folder}")
+    said: list[str] = []
+    library.evaluate(model_folder, log=said.append)
+    assert code == 0 and not (tmp_path / "theirs").exists()
+    assert all(f"data.remote={url} of the run is left aside" in each for each in (err, said[0]))
+    code, _, err = lm("eval", f"from={model_folder}", f"data.remote={url}")
+    assert code == 0 and "left aside" not in err
+    assert [*(tmp_path / "theirs").rglob("val-00000.bin")]
+
+
 def test_files_that_have_changed_since_the_run_read_them_are_named(lm: Lm, model_folder: Path, text: Path, tmp_path: Path) -> None:
     data = TextConfig(files=str(text), cache_dir=str(tmp_path / "cache"), seq_len=16)
     run = model_folder.parent

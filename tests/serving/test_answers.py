@@ -13,11 +13,11 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from tokenizers import Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as RawTokenizer
-from tokenizers import decoders, models, pre_tokenizers
 
 import lm
-from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from lm.data.tokenizer.tokenizer import Specials, Tokenizer, load_tokenizer
 from lm.generation.config import SamplingConfig
 from lm.generation.writer import Writer
 from lm.nn.batch import Batch
@@ -354,3 +354,15 @@ def test_without_max_tokens_an_answer_is_as_long_as_there_is_room(serve: Serve) 
         found = client.post(COMPLETIONS, json={"prompt": "abc", "seed": 0})
         assert found.status_code == 200 and found.json()["usage"]["total_tokens"] <= 40
         assert client.post(COMPLETIONS, json={"prompt": "abc", "max_tokens": 256}).status_code == 400
+
+
+def test_a_tokenizer_whose_library_panics_does_not_end_the_model_s_thread(serve: Serve) -> None:
+    """Seen to fail: the thread ended, and no request behind that one was answered."""
+    raw = RawTokenizer(models.BPE(vocab={"x": 0, "</s>": 1}, merges=[]))
+    raw.decoder = decoders.Sequence([decoders.Fuse(), decoders.Replace(Regex(r"(\w+\w+)+\b\B"), "")])
+    with serve(spoken=Tokenizer(raw, Specials(None, "</s>", None))) as client:
+        asked = {"prompt": "x", "logit_bias": {"1": -100}, "max_tokens": 60}
+        found = client.post("/v1/completions", json=asked, timeout=20)
+        assert found.status_code == 400 and "the tokenizers library breaks on this text" in found.json()["error"]["message"]
+        found = client.post("/v1/completions", json=asked | {"max_tokens": 2}, timeout=20)
+        assert found.status_code == 200 and found.json()["choices"][0]["text"] == "xx"

@@ -58,7 +58,8 @@ def take_examined(args: Sequence[str], own_keys: Sequence[str], run: RunFolder |
     from lm.generation.examine import Examined
 
     if run is not None:
-        saved.values = flatten(Examined.of_run(run).tree())
+        given = "data.remote" in map(path_of, overrides)
+        saved.values = flatten((Examined.of_run(run) if given else Examined.of_run(run, note)).tree())
         composition = compose(overrides, saved)
     length, n_rows = ([layer.label for layer, _ in composition.stated(f"data.{key}")][-1:] for key in ("seq_len", "val_rows"))
     found = _told(composition, Examined)

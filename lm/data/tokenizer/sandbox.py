@@ -15,34 +15,28 @@ from lm.schema import Tree
 _MAX_SOURCE = 1 << 16  # characters
 
 
-class Template:
-    """A child process that renders one template, over two pipes. It ends with this object, or with the process that owns this object."""
+class Program:
+    """A child process that answers questions, over two pipes. It ends with this object, or with the process that owns this object."""
 
-    def __init__(self, source: str, where: str) -> None:
-        """Raises ConfigError where the source is too long or cannot be read."""
-        if len(source) > _MAX_SOURCE:
-            raise ConfigError(f"{where}: a chat template of {len(source):,} characters is over {_MAX_SOURCE:,}. Use a shorter one.")
-        self._source, self._where = source, where
-        self._start()
+    def __init__(self, file: str, begin: Any) -> None:
+        """file: the Python program; it writes {"result": ...} or {"error": ...} for each line that it reads.  begin: the first line."""
+        self._file, self._begin = file, begin
+        self.begun = self._start()
+        """What it says to `begin`."""
 
-    def _start(self) -> None:
-        command = [sys.executable, "-P", rendering.__file__]  # -P: modules beside that file have common names
+    def _start(self) -> Tree:
+        command = [sys.executable, "-P", self._file]  # -P: modules beside that file have common names
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         weakref.finalize(self, _end, self._process)
-        if error := self._ask(self._source).get("error"):
-            raise ConfigError(f"{self._where}: the chat template cannot be read ({error}). Mend it.")
+        return self._asked(self._begin)
 
-    def render(self, messages: Sequence[Tree], names: Tree) -> str:
-        """Returns the text, with {% generation %} blocks between OPEN and CLOSE.  names: further variables.  Raises ConfigError."""
-        if self._process.poll() is not None:  # the rendering before killed it
+    def ask(self, question: Any) -> Tree:
+        """Returns {"result": ...} or {"error": ...}, also where the question is more than the process takes, which ends it."""
+        if self._process.poll() is not None:  # the question before killed it
             self._start()
-        answer = self._ask({"messages": messages, **names})
-        if "error" in answer:
-            raise ConfigError(f"{self._where}: the chat template fails ({answer['error']}). Mend it, or the messages.")
-        return str(answer["result"])
+        return self._asked(question)
 
-    def _ask(self, question: Any) -> Tree:
-        """Returns {"result": ...} or {"error": ...} for a line sent to the process."""
+    def _asked(self, question: Any) -> Tree:
         process = self._process
         assert process.stdin is not None and process.stdout is not None
         try:
@@ -53,6 +47,25 @@ class Template:
             line = b""
         answer: Tree = json.loads(line) if line else {"error": _why(process.wait())}
         return answer
+
+
+class Template:
+    """Renders one template in a process."""
+
+    def __init__(self, source: str, where: str) -> None:
+        """Raises ConfigError where the source is too long or cannot be read."""
+        if len(source) > _MAX_SOURCE:
+            raise ConfigError(f"{where}: a chat template of {len(source):,} characters is over {_MAX_SOURCE:,}. Use a shorter one.")
+        self._where, self._program = where, Program(rendering.__file__, source)
+        if error := self._program.begun.get("error"):
+            raise ConfigError(f"{where}: the chat template cannot be read ({error}). Mend it.")
+
+    def render(self, messages: Sequence[Tree], names: Tree) -> str:
+        """Returns the text, with {% generation %} blocks between OPEN and CLOSE.  names: further variables.  Raises ConfigError."""
+        answer = self._program.ask({"messages": messages, **names})
+        if "error" in answer:
+            raise ConfigError(f"{self._where}: the chat template fails ({answer['error']}). Mend it, or the messages.")
+        return str(answer["result"])
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm.data.tokenizer.bytelevel import is_plain, token_bytes, unknown_token
+from lm.data.tokenizer.panics import sound
 from lm.data.tokenizer.templates import DEFAULT, read_templates, written
 from lm.errors import CheckpointError, ConfigError
 from lm.schema import MOST, Tree, did_you_mean
@@ -119,7 +121,7 @@ class Tokenizer:
         if self._plain:
             return [np.frombuffer(text.encode(), np.uint8).astype(np.uint32) for text in texts]
         parts = [self._leaks.split(text) if self._leaks else [text] for text in texts]
-        encoded = iter(self._raw.encode_batch_fast([part for split in parts for part in split], add_special_tokens=False))
+        encoded = iter(sound(self._raw.encode_batch_fast, [part for split in parts for part in split], add_special_tokens=False))
         arrays = [[np.array(next(encoded).ids, np.uint32) for _ in split] for split in parts]
         return [found[0] if len(found) == 1 else np.concatenate(found) for found in arrays]
 
@@ -130,7 +132,7 @@ class Tokenizer:
         """
         found, at = [np.empty((3, 0), np.int64)], 0
         for part in self._leaks.split(text) if self._leaks and not specials else [text]:
-            encoding = (self._reader if specials else self._raw).encode(part, add_special_tokens=False)
+            encoding = sound((self._reader if specials else self._raw).encode, part, add_special_tokens=False)
             starts, ends = np.array(encoding.offsets, np.int64).reshape(-1, 2).T
             ends = np.maximum.accumulate(ends)
             starts = np.minimum(starts, np.concatenate([[0], ends[:-1]]))  # what lies between two tokens is the later one's
@@ -173,7 +175,7 @@ class Tokenizer:
         """Returns the text of the ids, a list or a tensor. Specials and ids outside the vocabulary give no text, broken UTF-8 U+FFFD."""
         if self._bytes is not None:
             return b"".join(self._bytes.get(i, b"") for i in map(int, ids)).decode("utf-8", "replace")
-        return str(self._raw.decode([i for i in map(int, ids) if 0 <= i < self.vocab_size], skip_special_tokens=True))
+        return str(sound(self._raw.decode, [i for i in map(int, ids) if 0 <= i < self.vocab_size], skip_special_tokens=True))
 
     def token_bytes(self) -> NDArray[np.int32] | None:
         """Returns (v,) number of UTF-8 bytes of each token, 0 for specials; None where tokens are not bytes (SentencePiece, WordPiece)."""
@@ -250,16 +252,15 @@ def read_tokenizer(file: Path, named: Specials) -> Tokenizer:
 
 
 def _require_ids(data: bytes, file: Path) -> None:
-    """Raises ConfigError for ids that no vocabulary has, such as billions: the library would allocate memory for as many ids and abort."""
-    try:
-        tree = parse_json(data)
-        vocab = tree["model"]["vocab"]
-        ids = [*(vocab.values() if isinstance(vocab, dict) else ()), *(token["id"] for token in tree["added_tokens"])]
-        highest = max((number for number in ids if isinstance(number, int)), default=0)
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return  # the library says what is wrong with it
-    if highest >= MOST:
-        raise ConfigError(f"tokenizer: {file} has the id {highest:,}, and ids are below {MOST:,}. Save it again.")
+    """Raises ConfigError for ids of billions: the library, which needs no added tokens, would ask for as much memory and abort."""
+    with suppress(ValueError):  # of which the library says what is wrong
+        tree = parse_json(data, foreign=True)
+        model, added = (tree.get(key) if isinstance(tree, dict) else None for key in ("model", "added_tokens"))
+        vocab = model.get("vocab") if isinstance(model, dict) else None
+        ids = [*vocab.values()] if isinstance(vocab, dict) else []
+        ids += [token.get("id") for token in added if isinstance(token, dict)] if isinstance(added, list) else []
+        if (highest := max((number for number in ids if isinstance(number, int)), default=0)) >= MOST:
+            raise ConfigError(f"tokenizer: {file} has the id {highest:,}, and ids are below {MOST:,}. Save it again.")
 
 
 def _load(file: Path, named: Specials, open_to_guess: Collection[str]) -> tuple["RawTokenizer", Specials]:
@@ -271,10 +272,8 @@ def _load(file: Path, named: Specials, open_to_guess: Collection[str]) -> tuple[
     data = _read(read_bytes, file)
     _require_ids(data, file)
     try:
-        raw = RawTokenizer.from_buffer(data)
-    except BaseException as error:  # the library raises plain Exception, and on a panic a bare BaseException
-        if isinstance(error, KeyboardInterrupt | SystemExit):
-            raise
+        raw = sound(RawTokenizer.from_buffer, data)
+    except Exception as error:  # the library raises no other
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(f"tokenizer: {file} is not a tokenizer.json of the tokenizers library ({reason}). Save it again.") from None
     vocab = raw.get_vocab(with_added_tokens=True)

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers import Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as RawTokenizer
-from tokenizers import decoders, models, pre_tokenizers
 
 from lm.data.kinds import BPEConfig, BytesConfig, TokenizerFileConfig, UnigramConfig, WordPieceConfig
 from lm.data.tokenizer import tokenizer as module
@@ -328,16 +328,32 @@ def test_specials_that_no_tokenizer_could_have_are_refused(specials: list[str], 
         from_tree(BPEConfig, {"kind": "bpe", "specials": specials})
 
 
-@pytest.mark.parametrize("where", ["vocabulary", "added token"])
+@pytest.mark.parametrize("where", ["vocabulary", "added token", "no added tokens", "beside a number of 31 digits"])
 def test_an_id_of_billions_is_refused_before_the_library_asks_for_their_memory(where: str, tmp_path: Path) -> None:
+    """Seen to fail in the last two, which the library reads: the process filled the memory, and was aborted."""
     BytesConfig().build().save(tmp_path)
     file = tmp_path / "tokenizer.json"
     tree = json.loads(file.read_text())
-    place, key = (tree["model"]["vocab"], next(iter(tree["model"]["vocab"]))) if where == "vocabulary" else (tree["added_tokens"][0], "id")
+    place, key = (tree["added_tokens"][0], "id") if where == "added token" else (tree["model"]["vocab"], next(iter(tree["model"]["vocab"])))
     place[key] = 1 << 31
+    if where == "no added tokens":
+        del tree["added_tokens"]
+    if where == "beside a number of 31 digits":
+        tree["model"]["unread"] = 10**30
     file.write_text(json.dumps(tree))
     with pytest.raises(ConfigError, match="has the id 2,147,483,648, and ids are below 16,777,216"):
         load_tokenizer(tmp_path)
+
+
+def test_a_regex_that_goes_back_without_end_is_told_in_one_sentence() -> None:
+    """Seen to fail: the library panics, and what it raises then was caught nowhere."""
+    raw = RawTokenizer(models.BPE(vocab={"x": 0, "</s>": 1}, merges=[]))
+    raw.pre_tokenizer = pre_tokenizers.Split(Regex(r"(x+x+)+y"), "isolated")
+    raw.decoder = decoders.Sequence([decoders.Fuse(), decoders.Replace(Regex(r"(\w+\w+)+\b\B"), "")])
+    tokenizer = Tokenizer(raw, Specials(None, "</s>", None))
+    for breaks in (lambda: tokenizer.encode("x" * 60 + "y" + "x" * 60), lambda: tokenizer.decode([0] * 60)):
+        with pytest.raises(ConfigError, match=r"^tokenizer: the tokenizers library breaks on this text \(Onig: .*retry-limit.*\)\. Use"):
+            breaks()
 
 
 def test_a_special_token_whose_id_another_token_has_is_refused() -> None:

@@ -58,6 +58,7 @@ def train_rank(cfg: TrainConfig, command: str | None = None, callbacks: Sequence
     callbacks, called after the built-in ones; one that sets `trainer.should_stop` on every rank ends the run, with everything saved.
     """
     cfg.logger.require()
+    cfg.strategy.require()
     folder, ranks = RunFolder(cfg.run.folder), Ranks.from_environment()
     require_started(ranks, cfg.launch)
     ranks.meet(cfg.launch.timeout_s)  # before signals are handled: a signal during this wait must end the rank

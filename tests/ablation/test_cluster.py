@@ -17,6 +17,8 @@ from lm.storage.reading import read_json
 from tests.ablation.conftest import Ablate
 from tests.conftest import started
 
+pytest.importorskip("submitit", reason="pip install 'slotlm[cluster]'")  # a job without it would wait for ever
+
 FFN = "model/ffn=swiglu,gelu"
 
 

@@ -1,6 +1,7 @@
 """`lm import` and `lm export` as they are typed, and what they refuse."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -78,6 +79,24 @@ def test_a_model_goes_to_transformers_and_comes_back_bit_for_bit(tmp_path: Path,
     assert all(torch.equal(before[name], after[name]) for name in before)
     texts = [generate(*load(tmp_path / name), "def ", max_tokens=8, temperature=0.0) for name in ("base", "back")]
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("lacking", "said"), [("package", "is not installed: pip install 'slotlm[hf]'"), ("class", "has no llama: pip install -U")]
+)
+def test_an_export_that_nothing_here_can_read_is_written_and_says_so(
+    lacking: str, said: str, tmp_path: Path, lm: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen to end as an internal error under a transformers that is older than the class: nothing was written."""
+    transformers = pytest.importorskip("transformers")
+    if lacking == "package":
+        monkeypatch.setitem(sys.modules, "transformers", None)
+    else:
+        monkeypatch.setattr(transformers, "CONFIG_MAPPING", {})
+    saved(tmp_path / "base", position={"kind": "rope", "theta": 700.0}, attention={"n_heads": 4, "n_kv_heads": 2})
+    done = lm("export", "from=base", "format=hf", "out=hf")
+    assert done.returncode == 0 and "not compared with transformers (transformers" in done.stderr and said in done.stderr, done.stderr
+    assert read_hf(tmp_path / "hf").config.d_model
 
 
 def test_config_json_has_the_rotary_keys_of_both_versions(tmp_path: Path, lm: Run) -> None:

@@ -25,7 +25,7 @@ def find_files(given: str | list[str], key: str) -> list[Path]:
     found = {(os.path.realpath(path.parent), path.name): path for path in reversed(named)}  # a file may be named in several ways
     if not found:
         folders = [folder for pattern in patterns for folder in _named(pattern)]
-        if saved := [folder for folder in folders if is_saved(folder) or (folder / "dataset_dict.json").is_file()]:
+        if saved := [folder for folder in folders if is_saved(folder)]:
             raise ConfigError(f"{key}: {saved[0]} was written by save_to_disk. Read it with data=hub data.name={saved[0]}.")
         only_named, others = _unread(patterns)
         told = f" but {counted(len(only_named), '.json file')}, read only where named, as {key}={only_named[0]}" if only_named else ""

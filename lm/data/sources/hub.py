@@ -131,16 +131,21 @@ def _without_filled(value: Any, within: bool = False) -> Any:
 
 
 def is_saved(folder: Path) -> bool:
-    """Whether `save_to_disk` of `datasets` wrote this folder, of a single dataset."""
-    return (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file()
+    """Whether `save_to_disk` of `datasets` wrote this folder, of a single dataset or of several splits."""
+    return (folder / "dataset_dict.json").is_file() or ((folder / "state.json").is_file() and (folder / "dataset_info.json").is_file())
 
 
 def _saved(options: Tree) -> Any:
-    """Returns the rows of a folder that `save_to_disk` wrote. It has one split, which data.split may also call train."""
+    """Returns the rows of a folder that `save_to_disk` wrote: of the split of this name, or of a single dataset, which data.split may also
+    call train. From datasets 5.0 on `load_dataset` reads such splits too; before, it takes state.json for their rows."""
     import datasets
 
-    found = datasets.load_from_disk(options["path"])
-    if options["split"] not in ("train", str(found.split)):
+    found, split = datasets.load_from_disk(options["path"]), options["split"]
+    if isinstance(found, datasets.DatasetDict):
+        if split not in found:
+            raise ValueError(f"save_to_disk wrote there the splits {', '.join(found)}")
+        found = found[split]
+    elif split not in ("train", str(found.split)):
         raise ValueError("the folder is one dataset that save_to_disk wrote, and has no other splits")
     return found.to_iterable_dataset(num_shards=max(1, min(len(found), len(found.cache_files))))
 

@@ -10,23 +10,25 @@ from lm.schema import Tree
 class UMT5(MT5):
     """T5 1.1 with a table of relative positions for each layer. States are scaled where the head is tied.
 
-    An untied head, as all published models have, is read as it was trained. transformers 5 scales its states too (4 did not), so that it
-    computes other probabilities, and an export is refused.
+    An untied head, as all published models have, is read as it was trained. transformers 5.0 to 5.23 scales its states too, and so computes
+    other probabilities, for which an export is refused. From 5.24 on it writes down whether they are scaled.
     """
 
     name = "umt5"
     architecture = "UMT5ForConditionalGeneration"
+    further = (*MT5.further, "scale_decoder_outputs")
     ignored = (r"(encoder|decoder)\.embed_tokens\.weight",)
     fixed = {**{key: value for key, value in MT5.fixed.items() if key != "head.scale"}, "position.shared": False}
 
     def read(self, hf: Tree) -> Tree:
-        return {**super().read(hf), "head.scale": hf["d_model"] ** -0.5 if hf.get("tie_word_embeddings", True) else 1.0}
+        scaled = hf.get("scale_decoder_outputs", hf.get("tie_word_embeddings", True))
+        return {**super().read(hf), "head.scale": hf["d_model"] ** -0.5 if scaled else 1.0}
 
     def homeless(self, cfg: ModelConfig) -> list[str]:
         found = super().homeless(cfg)
         if cfg.head.tied:
             return found
-        return [*found, "model.head.tied=false must be true, since transformers 5 scales the states before any head of UMT5"]
+        return [*found, "model.head.tied=false must be true, since transformers 5.0 to 5.23 scales the states before any head of UMT5"]
 
     def tables(self, here: str, there: str, n_buckets: int, layers: int) -> Pair:
         names = (f"{there}.block.{i}.layer.0.SelfAttention.relative_attention_bias.weight" for i in range(layers))

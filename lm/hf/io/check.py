@@ -28,9 +28,16 @@ class Comparison(NamedTuple):
     left_out: str | None
 
 
-def available(package: str = "transformers") -> bool:
-    """Returns whether a package is installed."""
-    return importlib.util.find_spec(package) is not None
+def why_not(family: Family, package: str = "transformers") -> str | None:
+    """Returns why nothing can be compared here, with the remedy.  package: what compares, beside transformers."""
+    for needed in ("transformers", package):
+        if importlib.util.find_spec(needed) is None:
+            return f"{needed} is not installed: pip install 'slotlm[hf]'"
+    import transformers
+
+    if family.name not in transformers.CONFIG_MAPPING:
+        return f"transformers {transformers.__version__}, which is installed, has no {family.name}: pip install -U transformers"
+    return None
 
 
 @torch.no_grad()

@@ -198,12 +198,13 @@ def export_adapter(
         if new := len(new_ids(before, tokenizer)):
             more = f"it has {counted(new, 'token')} more than the base's: before peft loads it, call"
             say(f"tokenizer: {more} model.resize_token_embeddings({found.vocab_size})")
-        if check and theirs.available("peft"):
+        left_out = theirs.why_not(home, "peft") if check else "check=false"
+        if left_out is None:
             with TemporaryDirectory() as beside:
                 write_hf(Path(beside), home, found.cfg, {name: weights[name] for name, _ in found.named_parameters()}, tokenizer)
                 compared = _compared(Path(beside), home, found, say, half)
         else:
-            say("not compared with peft (check=false, or peft is not installed: pip install peft)")
+            say(f"not compared with peft ({left_out})")
     if base is not None:
         said = "" if other is None else f"; {other.split(' must be ')[0]} is an option that it must have"
         say(f"base={base}: its weights were not compared with those of {parent}{said}")
@@ -211,8 +212,8 @@ def export_adapter(
 
 
 def _compared(folder: Path, family: Family, model: LM, say: Say, adapter: Path | None = None) -> theirs.Comparison | None:
-    if not theirs.available():
-        say("not compared with transformers (transformers is not installed: pip install 'slotlm[hf]')")
+    if (left_out := theirs.why_not(family)) is not None:
+        say(f"not compared with transformers ({left_out})")
         return None
     compared = theirs.compare(folder, family, model, adapter)
     if compared.left_out is not None:

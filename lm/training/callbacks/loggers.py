@@ -70,7 +70,7 @@ class LoggerConfig(Slot, group="logger"):
 
     def _require(self, package: str) -> None:
         if importlib.util.find_spec(package) is None:
-            raise ConfigError(f"logger: kind={self.kind} needs the package {package}, which is not installed. Run: pip install {package}")
+            raise ConfigError(f"logger: kind={self.kind} needs the package {package}. Run: pip install 'slotlm[{package}]'")
 
 
 class JsonlLoggerConfig(LoggerConfig):

@@ -33,7 +33,10 @@ class StrategyConfig(Slot, group="strategy"):
 
     @abstractmethod
     def build(self, cfg: "TrainConfig") -> "Strategy":
-        """Returns the engine; raises ConfigError where it is not installed."""
+        """Returns the engine."""
+
+    def require(self) -> None:
+        """Raises ConfigError where a package that the engine needs is not installed."""
 
     def sharing(self, world: int) -> int:
         """Returns over how many of `world` ranks one copy of the model is sliced."""

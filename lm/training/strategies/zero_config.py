@@ -29,11 +29,13 @@ class ZeroConfig(StrategyConfig):
     reduce_bucket_size: int = Field(500_000_000, gt=0, le=_MOST)
     """Elements of gradients that the ranks sum at a time. Fewer take less memory and more collectives."""
 
+    def require(self) -> None:
+        if importlib.util.find_spec("deepspeed") is None:
+            raise ConfigError(f"strategy: kind={self.kind} needs the package deepspeed. Run: pip install 'slotlm[deepspeed]'")
+
     def build(self, cfg: "TrainConfig") -> "Strategy":
         """Sets up the environment before importing DeepSpeed: it warns where it has to find the CPU by itself, and compiles its collectives
         with ninja, which lies beside the Python executable and so must be on PATH."""
-        if importlib.util.find_spec("deepspeed") is None:
-            raise ConfigError(f"strategy={self.kind} needs the package deepspeed. Run: pip install 'slotlm[deepspeed]'")
         if not torch.cuda.is_available():
             os.environ.setdefault("DS_ACCELERATOR", "cpu")
         os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

@@ -218,7 +218,9 @@ def test_a_dataset_of_several_splits_saved_to_disk_is_named_as_what_it_is(tmp_pa
     datasets.DatasetDict(test=datasets.Dataset.from_dict({"text": ["a", "b"]})).save_to_disk(tmp_path / "saved")
     with pytest.raises(ConfigError, match=r"was written by save_to_disk. Read it with data=hub"):
         find_files(str(tmp_path / "saved"), "data.files")
-    assert len(hub(tmp_path / "saved", split="test", val_frac=0.5)) == 2
+    assert sorted(hub(tmp_path / "saved", split="test", val_frac=0.5)) == [("train", "b"), ("val", "a")]
+    with pytest.raises(ConfigError, match=r"cannot be read \(save_to_disk wrote there the splits test\). Check data.name"):
+        hub(tmp_path / "saved", split="train", val_frac=0.5)
 
 
 @pytest.mark.parametrize("form", ["hub", "saved", "parquet"])

@@ -42,10 +42,11 @@ def test_umt5(case: str, tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_a_head_of_its_own_is_read_as_it_was_trained_and_not_written(tmp_path: Path) -> None:
-    """transformers 5, which loads the same file, divides its logits by sqrt(d_model). Once it does not, an export can hold."""
+    """transformers before 5.24, which loads the same file, divides its logits by sqrt(d_model)."""
     theirs = transformers.UMT5ForConditionalGeneration(transformers.UMT5Config(**BASE)).eval()
     theirs.lm_head.weight = torch.nn.Parameter(torch.randn_like(theirs.shared.weight))
-    theirs.config.tie_word_embeddings = False
+    scales = not hasattr(theirs.config, "scale_decoder_outputs")
+    theirs.config.tie_word_embeddings = theirs.config.scale_decoder_outputs = False
     redraw(theirs, embed_gain=1.0)
     theirs.save_pretrained(tmp_path)
     ours = ours_of(found := read_hf(tmp_path))
@@ -54,9 +55,18 @@ def test_a_head_of_its_own_is_read_as_it_was_trained_and_not_written(tmp_path: P
     greedy_agrees(theirs, ours)
     inputs = {"input_ids": tokens(1, 9, seed=5), "decoder_input_ids": tokens(1, 5, seed=6)}
     loaded = transformers.UMT5ForConditionalGeneration.from_pretrained(tmp_path).eval()
-    torch.testing.assert_close(loaded(**inputs).logits * 48**0.5, theirs(**inputs).logits)
-    with pytest.raises(ConfigError, match=r"model\.head\.tied=false must be true, since transformers 5 scales"):
+    torch.testing.assert_close(loaded(**inputs).logits * (48**0.5 if scales else 1.0), theirs(**inputs).logits)
+    with pytest.raises(ConfigError, match=r"model\.head\.tied=false must be true, since transformers 5.0 to 5.23 scales"):
         family_for(found.config, "umt5")
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_what_a_config_says_of_scaled_states_is_heard(scaled: bool) -> None:
+    """transformers writes it from 5.24 on. Seen to be refused as a key of other families."""
+    there = PUBLISHED | {"tie_word_embeddings": True, "scale_decoder_outputs": scaled}
+    cfg = FAMILY.config(there)
+    assert all("scalable_attention" in note for note in unheard("config.json", there, FAMILY, cfg))
+    assert cfg.head.tied and cfg.head.scale == (512**-0.5 if scaled else 1.0)
 
 
 def test_a_config_of_published_sizes_is_understood() -> None:

@@ -34,7 +34,7 @@ def test_only_metrics_need_no_logger(tmp_path: Path) -> None:
 def test_a_missing_package_names_the_pip_command(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)  # what Python itself sees of a package that is not installed
     cfg = TensorBoardLoggerConfig() if package == "tensorboard" else WandbLoggerConfig()
-    with pytest.raises(ConfigError, match=f"kind={package} .* not installed. Run: pip install {package}"):
+    with pytest.raises(ConfigError, match=rf"kind={package} needs the package {package}. Run: pip install 'slotlm\[{package}\]'"):
         cfg.build(tmp_path, {}, 0)
 
 
@@ -155,7 +155,7 @@ def test_a_missing_package_is_told_before_data_are_read(
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     assert main(settled("train", *tiny, "logger=[csv,wandb]")) == 2
-    assert "pip install wandb" in capsys.readouterr().err.splitlines()[-1] and not (tmp_path / "cache").exists()
+    assert "pip install 'slotlm[wandb]'" in capsys.readouterr().err.splitlines()[-1] and not (tmp_path / "cache").exists()
 
 
 def test_a_tensorboard_that_cannot_write_warns_once_and_never_raises(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,6 +1,7 @@
 """What the options of DeepSpeed's kinds become, as DeepSpeed's own classes read it; and what is refused."""
 
 import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from lm.errors import ConfigError, LmError
+from lm.training.run import train_rank
 from lm.training.strategies.zero_config import ZeroConfig
 from tests.training.conftest import Configure, Launch, ranks
 
@@ -91,6 +93,14 @@ def test_gradients_are_sent_in_the_dtype_that_the_kernels_of_quantized_ones_read
 def test_what_deepspeed_cannot_do_is_refused_by_the_config(configure: Configure, overrides: list[str], said: str) -> None:
     with pytest.raises(LmError, match=said):
         configure(*ONE, *overrides)
+
+
+def test_a_missing_deepspeed_is_told_before_data_are_read(configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen to be told once every token was prepared."""
+    monkeypatch.setitem(sys.modules, "deepspeed", None)  # what Python itself sees of a package that is not installed
+    with pytest.raises(ConfigError, match=r"strategy: kind=zero2 needs the package deepspeed. Run: pip install 'slotlm\[deepspeed\]'"):
+        train_rank(configure(*ONE, *ranks("zero2")))
+    assert not list(tmp_path.rglob("tokens"))
 
 
 @needs_deepspeed

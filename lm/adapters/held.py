@@ -25,7 +25,8 @@ class Held(ABC):
     group: int = 1
     """Inputs whose weights can be made again only together."""
     by_row: bool = False
-    """The scales are one for each output, (out,), and multiply what comes out; else each group has its own, (out, groups), or none."""
+    """The scales are one for each output, (out,), and multiply what comes out, where `after` says so; else each group has its own,
+    (out, groups), or none."""
     packed: int = 1
     """Weights in one element of `stored`."""
 
@@ -35,7 +36,12 @@ class Held(ABC):
 
     @abstractmethod
     def unpack(self, stored: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-        """Returns whole rows of W, or whole groups of its inputs, without the scales of rows."""
+        """Returns whole rows of W, or whole groups of its inputs, without the scales of rows where they come `after`."""
+
+    def after(self, dtype: torch.dtype) -> bool:
+        """Returns whether the scales of rows multiply what comes out of a product in this dtype, which is less work than to multiply W. Not
+        in float16: it ends at 65,504, and a sum of integers up to 127 may not."""
+        return self.by_row and dtype != torch.float16
 
     def whole(self, stored: Tensor, scales: Tensor) -> Tensor:
         """Returns W in float32."""
@@ -46,7 +52,7 @@ class Held(ABC):
         """Yields W, as `unpack`, in pieces along its outputs (dim 0) or its inputs (dim 1)."""
         most = _PIECE if stored.device.type == "cpu" else _PIECE_ELSEWHERE
         n = max(1, most // (stored.shape[1] * self.packed if dim == 0 else stored.shape[0] * self.group))  # outputs, or groups of inputs
-        cut = scales.split(n, dim) if scales.ndim == 2 else repeat(scales)
+        cut = scales.split(n, dim) if scales.ndim == 2 or (self.by_row and dim == 0) else repeat(scales)
         for part, own in zip(stored.split(n if dim == 0 else n * self.group // self.packed, dim), cut, strict=False):
             yield self.unpack(part, own, dtype)
 
@@ -70,7 +76,8 @@ class Int8(Held):
         return int8_rows(weight)
 
     def unpack(self, stored: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-        return stored.to(dtype)
+        made = stored.to(dtype)
+        return made if self.after(dtype) else made * scales.to(dtype).unsqueeze(1)
 
 
 @cache
@@ -132,10 +139,10 @@ class _OfHeld(torch.autograd.Function):
         ctx.held = held
         out = torch.cat([F.linear(x, part) for part in held.pieces(stored, scales, x.dtype, 0)], -1)
         # not in place: torch 2.11's compiler loses the gradients of a function that returns what it has written over
-        return out * scales if held.by_row else out
+        return out * scales if held.after(x.dtype) else out
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         (stored, scales), held = ctx.saved_tensors, ctx.held
-        scaled = gradient * scales if held.by_row else gradient
+        scaled = gradient * scales if held.after(gradient.dtype) else gradient
         return torch.cat([scaled @ part for part in held.pieces(stored, scales, gradient.dtype, 1)], -1), None, None, None

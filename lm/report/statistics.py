@@ -224,7 +224,7 @@ def _judged(pairs: Sequence[float], p: float, level: float, least_effect: float,
         verdict = "equal within"
     elif interval[1] < 0:
         verdict = "better"
-    elif min(interval[0], near[0]) > -least_effect:  # Holm's later levels are too wide for it
+    elif interval[0] > 0 or min(interval[0], near[0]) > -least_effect:  # for the latter Holm's later levels are too wide
         verdict = "no better"
     else:
         verdict = "cannot tell"
@@ -261,7 +261,9 @@ def _more_seeds(pairs: Sequence[float], level: float, least_effect: float, varia
     shown to be below the least effect, for which both ends must be excluded; None where no number suffices."""
     sd, mean = statistics.stdev(pairs), statistics.fmean(pairs)
     near = 2 * ALPHA / variants
-    enough = [seeds_needed(sd, mean + least_effect, min(level, near)) if mean > 0 else seeds_needed(sd, mean, level)]
+    enough = [seeds_needed(sd, mean, level)]
+    if mean > 0:
+        enough.append(seeds_needed(sd, mean + least_effect, min(level, near)))
     if least_effect > abs(mean):
         enough.append(seeds_needed(sd, least_effect - abs(mean), near, (1 + POWER) / 2))
     known = [n for n in enough if n is not None]

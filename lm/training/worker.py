@@ -4,6 +4,7 @@ No overrides or presets are composed here, so every process of a run has the sam
 """
 
 import os
+import signal
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -26,6 +27,7 @@ def main(args: list[str]) -> int:
     Under torchrun a run that was stopped by a signal and saved exits 0: torchrun would restart it after any other code.
     """
     printing.open_door()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # which ends it without a traceback, until the run handles signals
     ranks = Ranks()
     try:
         ranks = Ranks.from_environment()

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lm.adapters.adapter import LoRAConfig, adapting, hold_bases
-from lm.adapters.held import HELD, Base, nf4_levels
+from lm.adapters.held import HELD, Base, multiplied, nf4_levels
 from lm.adapters.lowrank import DoRALinear, LoRAOnHeld, beside
 from lm.nn.batch import Batch
 from lm.nn.stack import model_config
@@ -189,15 +189,31 @@ def test_nf4_is_that_of_its_paper() -> None:
     assert ((found - of).abs() <= 0.16 * largest).all() and not found[1, 1].any()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("base", [*HELD])
-def test_pieces_of_a_held_matrix_are_the_whole(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_of_a_held_matrix_are_the_whole(base: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lm.adapters.held._PIECE", 200)
     held, weight = HELD[base], torch.randn(10, 192)
     stored, scales = held.pack(weight)
-    whole = held.unpack(stored, scales, torch.float32)
+    whole = held.unpack(stored, scales, dtype)
     for dim in (0, 1):
-        pieces = [*held.pieces(stored, scales, torch.float32, dim)]
+        pieces = [*held.pieces(stored, scales, dtype, dim)]
         assert len(pieces) > 2 and torch.equal(torch.cat(pieces, dim), whole)
+
+
+@pytest.mark.parametrize("base", [*HELD])
+def test_products_with_a_held_matrix_are_of_float16_and_end_no_earlier_than_its_own(base: str) -> None:
+    """Seen to fail: bfloat16 scales made float32 of them, and of int8 sums of integers came first, which overflowed at 40."""
+    held, x, above = HELD[base], torch.full((3, 128), 40.0, dtype=torch.float32, requires_grad=True), torch.ones(3, 20, dtype=torch.float32)
+    stored, scales = held.pack(torch.rand(20, 128) * 0.1)
+    with torch.autocast("cpu", torch.float16):
+        out = multiplied(x, stored, scales, held)
+    assert out.dtype == torch.float16 and bool(out.isfinite().all())
+    out.backward(above.half())
+    whole = held.whole(stored, scales).float()
+    assert x.grad is not None
+    torch.testing.assert_close(out.float(), x.detach() @ whole.T, rtol=2e-3, atol=0)
+    torch.testing.assert_close(x.grad, above @ whole, rtol=2e-3, atol=0)
 
 
 def test_a_matrix_that_cannot_be_held_in_4_bits_is_refused() -> None:

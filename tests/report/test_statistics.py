@@ -216,6 +216,16 @@ def test_no_better_than_variants_that_are_is_said_at_the_level_of_all_of_them() 
     assert (alone.verdict, among.verdict) == ("equal within", "cannot tell") and among.interval == alone.interval
 
 
+def test_what_p_tells_of_a_worse_variant_its_verdict_tells_too() -> None:
+    """Seen to fail: beside others that Holm's procedure rejects, p was 0.04 and the interval above 0, and the verdict "cannot tell"."""
+    centred = np.array([1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 1.0, -1.0]) * math.sqrt(7 / 8)
+    means = {"a": -9.0, "b": 8.0, "c": 7.0, "x": 0.53}
+    drawn = {name: dict(enumerate(mean + centred * 0.21 * math.sqrt(8))) for name, mean in means.items()}
+    found = differences(dict.fromkeys(range(8), 0.0), drawn)["x"]
+    assert found.interval is not None and found.near is not None and found.p is not None
+    assert found.near[0] < 0 < found.interval[0] and 0.035 < found.p < 0.05 and found.verdict == "no better"
+
+
 def test_an_early_look_lets_no_study_call_better_what_it_would_not_have_called_so() -> None:
     """Whatever the truth. Seen to fail where what is given up leaves Holm's procedure."""
     draw, given_up, alarms = random.Random(5), 0, 0

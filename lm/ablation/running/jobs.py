@@ -21,6 +21,7 @@ from lm.storage.lock import RunLock
 from lm.storage.reading import yaml_text
 from lm.storage.run_folder import RunFolder
 from lm.training.launch.children import Children
+from lm.training.launch.parent import AT_ONCE
 from lm.units import counted
 
 WORKER = "lm.training.worker"
@@ -51,7 +52,8 @@ class Here(Place):
                 if children.caught is None or future.result() == NumericsError.exit_code:
                     yield started[future], future.result()
             if children.caught is not None:
-                interrupt(study, children.caught, "ended the study with its runs saved. The same command goes on")
+                saved = "at once, without a save of the runs under way" if AT_ONCE in children.numbers else "with its runs saved"
+                interrupt(study, children.caught, f"ended the study {saved}. The same command goes on")
 
 
 def interrupt(study: Runs, number: int, said: str) -> NoReturn:

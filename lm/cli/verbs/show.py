@@ -21,13 +21,13 @@ class Show(Verb):
     depends on data.seq_len, data.global_batch, trainer.micro_batch, trainer.precision, trainer.recompute, optim, objective.chunk,
     strategy, launch.devices and launch.nodes:
 
-      weights      4 bytes each, 2 in bf16-true; in bf16-mixed 2 more for the cast of each matrix; fsdp, zero3: a slice, and one block whole
+      weights      4 bytes each, 2 in bf16-true; in -mixed 2 more for the cast of each matrix; fsdp, zero3: a slice, and one block whole
       gradients    as many bytes as the weights; fsdp, zero2, zero3: a slice
       optimizer    adamw 2 numbers a weight, muon 1 a matrix weight, sgd 1 with momentum; fsdp, zero1 to zero3: a slice
       activations  what the backward needs of each block: inputs of norms and matrices, q, k, v, and what activations and gates keep;
                    with trainer.recompute=block of each only its input, with selective what matrix products and fused attention
                    give besides, and of one of these everything
-      loss         4 bytes (2 in bf16) per logit of a chunk, on a CPU in bf16 4 more for each of 2^20 that are in float32 at a time,
+      loss         4 bytes (2 in 16 bits) per logit of a chunk, on a CPU in 16 bits 4 more for each of 2^20 that are in float32 at a time,
                    and the head's gradient while it is summed
     """
 

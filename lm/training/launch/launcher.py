@@ -78,7 +78,8 @@ class _Launcher:
             thread.start()
             self._look_after(thread)
         found = outcome.read(self._outcomes)
-        error = outcome.verdict(found, self._killed, self._silent)
+        ours = {*self._received.numbers} & {*self._killed.values()}  # that came before a rank handled them
+        error = outcome.verdict(found, {} if ours else self._killed, self._silent)
         if self._error is not None and not outcome.complete(found):
             if error is None or not isinstance(self._error, LmError):
                 raise self._error

@@ -35,7 +35,8 @@ class GroupConfig(Config):
     lr: float | None = Field(None, gt=0)
     """Peak learning rate. null: that of the others."""
     lr_factor: float | None = Field(None, gt=0)
-    """Factor on the peak learning rate of the others, which follows where that one is changed or tuned."""
+    """Factor on the peak learning rate that they have without the group, which follows where that one is changed or tuned. Under Muon an
+    embedding has optim.embed_lr, or optim.adam_lr."""
     weight_decay: float | None = Field(None, ge=0)
     """Decay of matrices and embeddings among them. null: that of the others."""
 

@@ -6,11 +6,14 @@ import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from lm.errors import ResourceError
+from lm.ablation.running import jobs
+from lm.errors import Interrupted, ResourceError
+from lm.training.launch import parent
 from lm.training.launch.children import Children
 
 CHILD = ["sh", "-c", "trap 'echo got' TERM; echo ready; for i in $(seq 10); do sleep 0.05; done; exit 7"]
@@ -65,3 +68,21 @@ def test_an_error_ends_the_processes_that_run(tmp_path: Path) -> None:
             ready(log)
             children.run(["nothing/here"])
         assert future.result() == 7 and log.read_text().count("got") == 1
+
+
+def test_a_study_that_a_second_signal_ends_does_not_say_that_its_runs_are_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen to fail."""
+
+    def twice(study: Any, job: Any, children: Children) -> int:
+        for n in (1, 2):
+            os.kill(os.getpid(), signal.SIGINT)
+            while len(children.numbers) < n:
+                threading.Event().wait(0.01)
+        return 130
+
+    monkeypatch.setattr(jobs, "_run", twice)
+    monkeypatch.setattr(parent, "_ONCE_S", 0.0)
+    study: Any = SimpleNamespace(folder=tmp_path)
+    with pytest.raises(Interrupted, match="SIGINT ended the study at once, without a save of the runs under way") as ended:
+        [*jobs.Here(1).run(study, [cast(Any, "a job")])]
+    assert ended.value.exit_code == 130

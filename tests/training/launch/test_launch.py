@@ -161,6 +161,30 @@ def test_a_signal_to_the_launcher_ends_all_ranks_behind_the_same_step_which_is_s
     assert not [*temporary.iterdir()]
 
 
+BEFORE = """
+import os, signal, sys, time
+from lm.training.launch.ranks import Ranks
+from lm.training.worker import main
+def meet(ranks, timeout_s):
+    os.kill(os.getppid(), signal.SIGTERM)
+    time.sleep(20)
+Ranks.meet = meet
+os._exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_a_signal_before_the_ranks_have_met_ends_them_and_is_what_ended_the_run(
+    configure: Configure, launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen to fail: it was told that a rank had been killed, with exit code 5."""
+    (tmp_path / "waiting_worker.py").write_text(BEFORE)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
+    with pytest.raises(Interrupted, match="launch: SIGTERM came before the ranks ran") as ended:
+        launch(configure("optim=adamw", *ranks("ddp")), "waiting_worker")
+    assert ended.value.exit_code == 143
+
+
 STARVED = """import signal, time
         for pid, number in ((os.getppid(), 'SIGSTOP'), (os.getpid(), 'SIGUSR1'), (os.getppid(), 'SIGUSR1')):
             os.kill(pid, getattr(signal, number))

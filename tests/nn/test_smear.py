@@ -83,7 +83,7 @@ def test_adamw_trains_it_at_the_same_rate_at_any_width_without_decay() -> None:
     found = {name: traits for name, traits in traits_of(model).items() if name.startswith("smear.")}
     assert len(found) == 2 and all(each.rates == Rates(eps=1 / 4) and not each.matrix and not each.decays for each in found.values())
     layers = traits_of(model, layer_decay=0.5)
-    assert layers["smear.gate"].layer == layers["embed.weight"].layer == 0.5**4
+    assert layers["smear.gate"].factor == layers["embed.weight"].factor == 0.5**4
 
 
 def test_rows_in_slices_are_refused() -> None:

@@ -102,10 +102,10 @@ def test_a_number_that_is_not_there_or_not_finite_still_prints(capsys: pytest.Ca
 
 
 PRINT = """
-import sys
+import itertools, sys
 from tests_record import record, validation
 from lm.training.callbacks.console import Console
-out = Console(100)
+out = Console(100, clock=itertools.count().__next__)
 for step in range(1, 60):
     out.log(record(step))
 out.log(validation(60))

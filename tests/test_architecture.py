@@ -1,8 +1,10 @@
 """Floors and doors of docs/design.md, and the length of files, read off the syntax tree."""
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -140,6 +142,26 @@ def test_dependencies_come_in_by_their_own_door() -> None:
     assert not [
         f"{file}:{line}: {module} is {DOORS[module]}'s" for file, line, module in foreign if not file.startswith(DOORS.get(module, ""))
     ]
+
+
+def distribution(name: str) -> str:
+    """The distribution of a module, as PyPI and PEP 503 spell it."""
+    return {"yaml": "pyyaml", "hydra": "hydra-core", "fla": "fla-core"}.get(name, name.replace("_", "-"))
+
+
+WITHIN = {"pydantic_core": "pydantic", "starlette": "fastapi", "triton": "torch", "aiohttp": "fsspec"}
+"""Module -> the dependency of ours that it is a part of, or always brings: aiohttp is what fsspec[http] is for."""
+
+
+def test_all_that_is_imported_is_declared() -> None:
+    """Seen to fail: huggingface_hub and aiohttp came only because datasets asks for them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [each for name, extra in project["optional-dependencies"].items() if name not in ("dev", "docs", "bench") for each in extra]
+    asked = {re.match(r"[\w.-]+", each).group() for each in [*project["dependencies"], *extras]}  # type: ignore[union-attr]
+    found = {name.split(".")[0] for file in MODULES for _, name in imports(file)} - {"lm", *sys.stdlib_module_names}
+    assert {"torch", "peft", "yaml"} < found
+    assert {name for name in found if distribution(WITHIN.get(name, name)) not in asked} == set()
+    assert "fsspec[http]" in " ".join(project["dependencies"])
 
 
 def printed(file: Path) -> Iterator[str]:

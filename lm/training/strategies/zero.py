@@ -120,7 +120,7 @@ class Zero(Strategy):
         begin_state(engine.optimizer)
         world = torch.distributed.get_world_size()
         for group, weights, part in zip(engine.optimizer.param_groups, engine.round_robin_bit16_groups, engine.partition_size, strict=True):
-            group[CUTS] = in_a_row([p.shape for p in weights], int(part), world)  # a float before DeepSpeed 0.19.8
+            group[CUTS] = in_a_row([p.shape for p in weights], part, world)
 
     def clip(self, model: nn.Module, optimizer: Optimizer, limit: float | None) -> None:
         """The engine clips, inside its step."""

@@ -4,11 +4,13 @@ import hashlib
 import importlib.util
 import os
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from pydantic import Field
+from torch.torch_version import TorchVersion
 
 from lm.errors import ConfigError
 from lm.schema import Tree
@@ -17,6 +19,9 @@ from lm.training.strategies.config import StrategyConfig
 if TYPE_CHECKING:
     from lm.training.config import TrainConfig, TrainSetup
     from lm.training.strategies.base import Strategy
+
+OLDEST = "0.19.8"
+"""The DeepSpeed that first tells a norm that is not finite on one rank alone. Before, such a step went unnoticed."""
 
 _MOST = 10**12
 
@@ -30,8 +35,11 @@ class ZeroConfig(StrategyConfig):
     """Elements of gradients that the ranks sum at a time. Fewer take less memory and more collectives."""
 
     def require(self) -> None:
+        remedy = "Run: pip install 'slotlm[deepspeed]'"
         if importlib.util.find_spec("deepspeed") is None:
-            raise ConfigError(f"strategy: kind={self.kind} needs the package deepspeed. Run: pip install 'slotlm[deepspeed]'")
+            raise ConfigError(f"strategy: kind={self.kind} needs the package deepspeed. {remedy}")
+        if TorchVersion(found := version("deepspeed")) < OLDEST:
+            raise ConfigError(f"strategy: kind={self.kind} needs deepspeed {OLDEST} or newer, and {found} is installed. {remedy}")
 
     def build(self, cfg: "TrainConfig") -> "Strategy":
         """Sets up the environment before importing DeepSpeed: it warns where it has to find the CPU by itself, and compiles its collectives

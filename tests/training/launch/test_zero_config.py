@@ -10,7 +10,8 @@ import torch
 
 from lm.errors import ConfigError, LmError
 from lm.training.run import train_rank
-from lm.training.strategies.zero_config import ZeroConfig
+from lm.training.strategies import zero_config
+from lm.training.strategies.zero_config import OLDEST, ZeroConfig
 from tests.training.conftest import Configure, Launch, ranks
 
 needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="pip install 'slotlm[deepspeed]'")
@@ -101,6 +102,17 @@ def test_a_missing_deepspeed_is_told_before_data_are_read(configure: Configure, 
     with pytest.raises(ConfigError, match=r"strategy: kind=zero2 needs the package deepspeed. Run: pip install 'slotlm\[deepspeed\]'"):
         train_rank(configure(*ONE, *ranks("zero2")))
     assert not list(tmp_path.rglob("tokens"))
+
+
+@needs_deepspeed
+def test_a_deepspeed_that_overlooks_steps_that_are_not_finite_is_refused(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen with 0.19.7: one rank's gradient was not finite, and no rank had a bad step to tell."""
+    strategy = configure(*ONE, *ranks("zero1")).strategy
+    strategy.require()
+    monkeypatch.setattr(zero_config, "version", lambda name: "0.19.7")
+    with pytest.raises(ConfigError, match=rf"kind=zero1 needs deepspeed {OLDEST} or newer, and 0.19.7 is installed. Run: pip install"):
+        strategy.require()
+    assert f'"deepspeed>={OLDEST}"' in (Path(__file__).parents[3] / "pyproject.toml").read_text()
 
 
 @needs_deepspeed

@@ -61,9 +61,8 @@ def build_trainer(cfg: TrainConfig, accumulation: int, strategy: Any, callbacks:
     if not (cuda := on_cuda(cfg.trainer.device, cfg.launch.devices)):
         heap.keep_freed()
     device = "cuda" if cuda else "cpu"
-    computes: dict[str, Any] = {"precision": "32-true" if cfg.trainer.precision == "fp32" else cfg.trainer.precision}
-    if cfg.trainer.precision == "fp16-mixed":
-        computes = {"plugins": [Half(device)]}
+    precision = "32-true" if cfg.trainer.precision == "fp32" else cfg.trainer.precision
+    computes: Any = {"plugins": [Half(device)]} if precision == "fp16-mixed" else {"precision": precision}
     return Trainer(
         accelerator=device, devices=cfg.launch.devices, num_nodes=cfg.launch.nodes, strategy=strategy,
         **computes, max_steps=-1, max_epochs=-1, min_epochs=0,

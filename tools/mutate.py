@@ -205,7 +205,7 @@ MUTATIONS = [
     ("the blockwise gradient of scores misses what their rows sum to", "ops/attention/blockwise.py", "grad = _with(grad, -torch", "grad = _with(grad, -0 * torch", BLOCKWISE),
     ("the blockwise gradient of keys is unscaled", "ops/attention/blockwise.py", "d_scores.mT, asking[..., :c], alpha=scale)", "d_scores.mT, asking[..., :c])", BLOCKWISE),
     ("what is taken from scores is rounded", "ops/attention/blockwise.py", "(more - high).to(x.dtype).unsqueeze(-1)", "(0 * high).unsqueeze(-1)", BLOCKWISE),
-    ("an expert takes its part of all places", "ops/routing.py", "real.sum(1, keepdim=True).double() *", "torch.ones_like(real).sum(1, keepdim=True).double() *", ["ops/test_routing.py"]),
+    ("an expert takes its part of all places", "ops/routing.py", "real.sum(1, keepdim=True).to(widest(real.device)) *", "torch.ones_like(real).sum(1, keepdim=True).to(widest(real.device)) *", ["ops/test_routing.py"]),
     ("padding counts in the router's z-loss", "ops/routing.py", "logits.logsumexp(-1).square() * real", "logits.logsumexp(-1).square()", ["ops/test_routing.py"]),
     ("loads are counted in the default dtype", "ops/routing.py", "device=experts.device, dtype=torch.float32)", "device=experts.device)", ["ops/test_routing.py"]),
     ("IPO's gain is a sum, not a mean over tokens", "losses/pairs.py", "super().worth(after, before, lengths) / lengths", "super().worth(after, before, lengths)", PAIRS),

@@ -27,7 +27,7 @@ class Curves:
 
     def add(self, batch: Batch, labels: Tensor, guesses: Tensor) -> None:
         """Adds a batch.  labels: (b, s); guesses: (n, 3), as `guesses` of lm.losses.measure reads them of the n labels."""
-        nats, sure, right = guesses.double().cpu().numpy().T
+        nats, sure, right = guesses.cpu().double().numpy().T
         certain = ~np.isnan(sure)  # a number is told with no probability
         place = torch.arange(labels.shape[1]).expand(labels.shape) if batch.positions is None else batch.positions
         ones = np.ones_like(nats)

@@ -45,7 +45,7 @@ class Documents:
         wanted = labels.cpu().numpy()
         of = ids[:, None] if self._by_row else self._rows.documents(ids)
         place = np.searchsorted(self._known, np.broadcast_to(np.asarray(of), wanted.shape)[wanted != IGNORED])
-        nats = guesses[:, 0].double().cpu().numpy()
+        nats = guesses[:, 0].cpu().double().numpy()
         n_bytes = np.full(len(nats), self._rows.bytes_per_label) if self._sizes is None else self._sizes[wanted[wanted != IGNORED]]
         self._sums += [np.bincount(place, each, len(self._known)) for each in (nats, np.ones_like(nats), n_bytes)]
 

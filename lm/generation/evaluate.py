@@ -158,10 +158,11 @@ class Evaluator:
                 sums, _ = self._seen(rows.batch(ids[:1]).to(device), Curves() if curves else None)
                 none = None if sums.counts is None else sums.counts * 0
                 each.append(LossSums(sums.total * 0, sums.nll * 0, None, {name: pair * 0 for name, pair in sums.metrics.items()}, none))
-        metrics = {name: torch.stack([sums.metrics[name] for sums in each]).double().sum(0) for name in each[0].metrics}
+        metrics = {name: torch.stack([sums.metrics[name] for sums in each]).cpu().double().sum(0) for name in each[0].metrics}
         pairs = {name: (float(pair[0]), float(pair[1])) for name, pair in metrics.items()}
-        nats, counted = torch.stack([sums.nll for sums in each]).double().sum().item(), [s.counts for s in each if s.counts is not None]
-        counts = torch.stack(counted).double().sum(0) if counted else None
+        nats = torch.stack([sums.nll for sums in each]).cpu().double().sum().item()
+        counted = [sums.counts for sums in each if sums.counts is not None]
+        counts = torch.stack(counted).cpu().double().sum(0) if counted else None
         return Totals(nats, tokens, n_bytes, pairs, self.measure, curves, counts)
 
     def _seen(self, batch: Batch, curves: Curves | None) -> tuple[LossSums, Tensor | None]:

@@ -43,7 +43,7 @@ def exposure(evaluator: Evaluator, parts: Sequence[tuple[Rows, Ids]], own_tokens
             if len(true):
                 start = true.shape[1] - own_tokens
                 new = [row.new for row in decode(model, true[:, :start].tolist(), cfg, vocabulary)]
-                totals += _entropies(model, true.to(device), new, start).cpu()
+                totals += _entropies(model, true.to(device), new, start)
     own, given, n = totals.tolist()
     return {"val_exposure": abs(own - given) / n, "val_own_entropy": own / n, "val_true_entropy": given / n}
 
@@ -64,8 +64,8 @@ def _entropies(model: LM, true: Tensor, new: list[list[int]], start: int) -> Ten
     for row, tokens in enumerate(new):
         own[row, start : start + len(tokens)] = torch.tensor(tokens, dtype=own.dtype, device=own.device)
     reached = torch.arange(n_own, device=own.device) <= torch.tensor([[len(tokens)] for tokens in new], device=own.device)
-    found = [model(Batch(tokens), read=_unsure(start - 1, n_own))[reached].double().sum() for tokens in (own, true)]
-    return torch.stack([*found, reached.double().sum()])
+    found = [model(Batch(tokens), read=_unsure(start - 1, n_own))[reached].cpu().double().sum() for tokens in (own, true)]
+    return torch.stack([*found, reached.cpu().double().sum()])
 
 
 def _filled(batch: Batch) -> Tensor:

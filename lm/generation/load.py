@@ -20,7 +20,7 @@ from lm.generation.weights.prepare import prepare
 from lm.nn.stack import ModelConfig, model_config
 from lm.nn.transformer import LM, EncoderConfig, EncoderDecoderConfig, build_model
 from lm.ops.cache.cache import PerToken
-from lm.ops.defaults import device_unset
+from lm.ops.defaults import default_kind, device_unset
 from lm.plugins import used
 from lm.schema import Tree, did_you_mean
 from lm.storage.adapted import Adapted, read_apart, read_merged
@@ -122,15 +122,18 @@ def drafter_of(model: LM, tokenizer: Tokenizer, cfg: GenerateConfig, dtype: Dtyp
 
 
 def pick_device(name: str) -> torch.device:
-    """Returns the device of this name. Raises ConfigError for one that is neither a CPU nor CUDA, or that torch does not find here."""
+    """Returns the device of this name. Raises ConfigError for one that is none of a CPU, CUDA and a Mac's GPU, or that torch does not find
+    here."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device(default_kind())
     try:
         device = torch.device(name)
     except (RuntimeError, TypeError):
         device = None
-    if device is None or device.type not in ("cpu", "cuda"):  # torch also knows mps, meta, xla, ...
-        raise ConfigError(f"device: {name!r} is not a device. Write auto, cpu or cuda.")
+    if device is None or device.type not in ("cpu", "cuda", "mps"):  # torch also knows meta, xla, ...
+        raise ConfigError(f"device: {name!r} is not a device. Write auto, cpu, cuda or mps.")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError("device: mps was asked for, and torch finds no GPU of a Mac here. Use device=auto or cpu.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"device: {name} was asked for, and torch finds {torch.cuda.device_count()} GPUs here. Use device=auto or cpu.")
     return device

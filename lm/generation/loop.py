@@ -213,8 +213,9 @@ class Coming:
     """Numbers on their way from a device to the host."""
 
     def __init__(self, *numbers: Tensor) -> None:
-        self._held = [each.to("cpu", non_blocking=True) for each in numbers]
-        self._sent = torch.cuda.Event() if numbers[0].is_cuda else None
+        cuda = numbers[0].is_cuda
+        self._held = [each.to("cpu", non_blocking=cuda) for each in numbers]
+        self._sent = torch.cuda.Event() if cuda else None
         if self._sent is not None:
             self._sent.record()
 

@@ -175,6 +175,8 @@ def by_pieces(logits: Tensor) -> Tensor:
 def drawn(logits: Tensor, uniforms: Sequence[float]) -> Tensor:
     """Returns for each row the token at which the cumulative distribution goes beyond the row's number, (b,).  uniforms: b numbers in
     [0, 1)."""
+    if logits.device.type == "mps":  # which has no float64
+        return drawn(logits.cpu(), uniforms).to(logits.device)
     mass, numbers = logits.double().softmax(-1).cumsum(-1), torch.tensor(uniforms, dtype=torch.float64)
     if logits.is_cuda:  # else the host would wait for all that the device is still to do
         numbers = numbers.pin_memory()

@@ -13,6 +13,7 @@ from lm.nn.batch import IGNORED, Batch
 from lm.nn.context import Context
 from lm.nn.head import Head, Reader
 from lm.nn.transformer import LM
+from lm.ops.precision import widest
 
 
 class TargetLoss(Measure):
@@ -52,7 +53,8 @@ class TargetLoss(Measure):
 
     def _sums(self, logits: Tensor, targets: Tensor) -> LossSums:
         total, seen = self.each(logits, targets).mean(-1).sum(), logits.detach()
-        counts = self.counts(seen.double(), targets.double())
+        wide = widest(seen.device)
+        counts = self.counts(seen.to(wide), targets.to(wide))
         return LossSums(total, total.detach(), metrics=self.metrics(seen, targets), counts=counts)
 
 

@@ -69,7 +69,7 @@ class Batch:
 
     def to(self, device: torch.device) -> "Batch":
         """The same batch on another device, copied without waiting where its memory is pinned."""
-        moved = self._each(lambda x: x.to(device, non_blocking=True))
+        moved = self._each(lambda x: x.to(device, non_blocking=device.type == "cuda"))  # a Mac's copy would be read too early
         moved.beside = [each.to(device) for each in self.beside]
         if self.labels is not None and moved.labels is not None and self.labels.is_cpu and not moved.labels.is_cpu:
             moved.counted = moved.labels, int((self.labels != IGNORED).sum())

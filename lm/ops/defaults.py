@@ -6,6 +6,11 @@ from contextlib import ExitStack, contextmanager, nullcontext
 import torch
 
 
+def default_kind() -> str:
+    """Returns the kind of device that `auto` stands for. A Mac's GPU has to be asked for: no test has run on one."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 @contextmanager
 def device_unset() -> Iterator[None]:
     """Within the block, or the function that it decorates, tensors without a device are made on the CPU, whatever
@@ -24,6 +29,6 @@ def unset() -> Iterator[None]:
         torch.set_default_dtype(torch.float32)
         for block in (device_unset(), torch.inference_mode(False)):
             stack.enter_context(block)
-        for kind in filter(torch.is_autocast_enabled, ("cpu", "cuda")):
+        for kind in filter(torch.is_autocast_enabled, ("cpu", "cuda", "mps")):
             stack.enter_context(torch.autocast(kind, enabled=False))
         yield

@@ -25,6 +25,11 @@ def multiplies_bf16(device: torch.device) -> bool:
     return torch.cpu._is_avx512_bf16_supported() if device.type == "cpu" else torch.cuda.is_bf16_supported(including_emulation=False)
 
 
+def widest(device: torch.device) -> torch.dtype:
+    """Returns float64, or float32 on a Mac's GPU, which has none wider."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def wide_dtype(x: Tensor) -> torch.dtype:
     """Returns float32, or the dtype of x where that is wider."""
     return torch.promote_types(x.dtype, torch.float32)

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lm.ops.precision import widest
+
 Total = Callable[[Tensor], Tensor]
 """The sum over whole rows of what each rank has summed over its own tokens."""
 
@@ -32,7 +34,7 @@ def capacity_of(real: Tensor, top_k: int, n_experts: int, factor: float) -> Tens
 
     Fedus et al. 2021, arXiv:2101.03961, eq. 3.  real: (b, s), False on padding.
     """
-    return (real.sum(1, keepdim=True).double() * factor * top_k / n_experts).ceil()
+    return (real.sum(1, keepdim=True).to(widest(real.device)) * factor * top_k / n_experts).ceil()
 
 
 def within_capacity(experts: Tensor, real: Tensor, n_experts: int, capacity: Tensor | int) -> Tensor:

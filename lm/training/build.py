@@ -15,7 +15,7 @@ from lm.nn.stack import ModelConfig
 from lm.nn.transformer import EncoderDecoderConfig, build_model
 from lm.storage.checkpoint import CheckpointReader
 from lm.training.config import TrainConfig
-from lm.training.launch.ranks import on_cuda
+from lm.training.launch.ranks import device_kind
 from lm.training.module import TrainModule
 from lm.training.plan import estimate
 from lm.training.weights.initial import Fill, beside, copied, drawn, empty, materialized, require_teacher
@@ -26,7 +26,7 @@ def build_module(cfg: TrainConfig, data: Prepared, reader: CheckpointReader | No
     strategy = cfg.strategy.build(cfg)
     fill, model_cfg = _fill(cfg, data, reader), _model_config(cfg, data)
     require_teacher(cfg, data.tokenizer)
-    device = "cuda" if on_cuda(cfg.trainer.device, cfg.launch.devices) else "cpu"
+    device = device_kind(cfg.trainer.device, cfg.launch.devices)
     require_memory(estimate(cfg, model_cfg).on_device(cfg.strategy.offload), device, "a step, by formula,")
     model = build_model(model_cfg, device="meta" if strategy.meta or cfg.adapter is not None else "cpu")
     if cfg.adapter is not None:

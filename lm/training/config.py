@@ -2,7 +2,6 @@
 
 from typing import Annotated, Literal, Self
 
-import torch
 from pydantic import Field, model_validator
 
 from lm.adapters.adapter import AdapterConfig, LoRAConfig
@@ -16,6 +15,7 @@ from lm.nn.head import CHUNK
 from lm.nn.parametrization import Growth
 from lm.nn.stack import ModelConfig
 from lm.nn.transformer import build_model
+from lm.ops.defaults import default_kind
 from lm.ops.recompute import Recompute, Recomputed
 from lm.schema import MOST, Config, MaybeEmpty, Named, flatten
 from lm.training.budget import BudgetConfig
@@ -59,8 +59,8 @@ class TrainerConfig(Config):
     """torch.compile the blocks; those that are alike are compiled once."""
     deterministic: bool = True
     """On a GPU, sums are taken in a fixed order, so that a run repeats bit for bit; a CPU always does so. false: a little faster."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: CUDA where there is a GPU."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """auto: CUDA where there is a GPU, else the CPU. mps: the GPU of a Mac, which no test has run on."""
     ema_decay: float | None = Field(None, gt=0, lt=1)
     """Keep an exponential moving average of the weights; it is validated and exported. null: off."""
     early_stop: int | None = Field(None, gt=0)
@@ -105,6 +105,8 @@ class TrainSetup(Config):
                 f"strategy={self.strategy.kind}: its engine cuts weights into slices or casts them, and adapter.base={self.adapter.base}"
                 " has whole matrices of other numbers. Use strategy=single or ddp."
             )
+        if self.trainer.device == "mps" and (reason := self._why_not_mps()) is not None:
+            return f"trainer.device=mps: {reason}."
         if self.trainer.float8 and (reason := self._why_not_float8()) is not None:
             return f"trainer.float8=true: {reason}."
         if (reason := self._why_not_context_parallel()) is not None:
@@ -113,6 +115,15 @@ class TrainSetup(Config):
             given = f"data.global_batch={self.data.global_batch}"
             who = f"{readers} ranks" if self.launch.ranks_per_row == 1 else f"{readers} groups of {self.launch.ranks_per_row} ranks"
             return f"{given} is not a multiple of the {who}. Choose a multiple, or other devices."
+        return None
+
+    def _why_not_mps(self) -> str | None:
+        """Returns why this run cannot use the GPU of a Mac, with the remedy; None where it can."""
+        if self.strategy.kind != "single":
+            return f"a Mac has one GPU, and strategy={self.strategy.kind} is for several ranks. Use strategy=single"
+        for name in ("compile", "float8"):
+            if getattr(self.trainer, name):
+                return f"trainer.{name}=true is for CPUs and CUDA. Leave it out"
         return None
 
     def _why_not_float8(self) -> str | None:
@@ -156,7 +167,7 @@ class TrainSetup(Config):
             world=self.strategy.sharing(self.launch.world),
             context=self.launch.ranks_per_row,
             tensor=self.launch.tensor,
-            cpu=trainer.device == "cpu" or (trainer.device == "auto" and not torch.cuda.is_available()),
+            cpu=(default_kind() if trainer.device == "auto" else trainer.device) == "cpu",
             compiled=trainer.compile,
         )
 

@@ -31,7 +31,7 @@ from lm.training.config import TrainConfig
 from lm.training.deterministic import deterministic
 from lm.training.journal import Journal
 from lm.training.launch.agreement import require_same, require_same_config, require_started
-from lm.training.launch.ranks import Ranks, on_cuda
+from lm.training.launch.ranks import Ranks, device_kind
 from lm.training.launch.signals import Signals
 from lm.training.lean import leave_out_metrics
 from lm.training.resume import finished, imported, open_run, parent_hash, require_same_data, teacher_hash
@@ -83,7 +83,8 @@ def _start_or_resume(
     if (summary := ranks.from_first(lambda: finished(folder, cfg, reader, console.say))) is not None:
         console.say(folder.nothing_to_do(summary))
         return summary
-    if on_cuda(cfg.trainer.device, cfg.launch.devices) and cfg.trainer.float8:  # a missing GPU is told before the data are prepared
+    kind = device_kind(cfg.trainer.device, cfg.launch.devices)  # a missing GPU is told before the data are prepared
+    if kind == "cuda" and cfg.trainer.float8:
         require_float8()
     with console.during("Preparing the data"):
         data = ranks.first_here(lambda: _prepare(cfg, folder, reader, console))
@@ -156,7 +157,7 @@ def _fit(module: "TrainModule", callbacks: Sequence["Callback"]) -> None:
     _describe(module, f"{accumulation} x {counted(micro_batch, 'row')}{shared}")
     if run.done(step):  # the last step was saved, but the process was killed before it wrote the model
         return
-    cuda = on_cuda(cfg.trainer.device, cfg.launch.devices)
+    cuda = device_kind(cfg.trainer.device, cfg.launch.devices) == "cuda"
     loader = train_loader(
         run.splits.train, seed=cfg.seeds.data, global_batch=cfg.data.global_batch, micro_batch=micro_batch,
         rank=run.ranks.rank // cfg.launch.ranks_per_row, world=cfg.launch.data_parallel, start_step=step + run.counters.rows_from,
@@ -167,6 +168,8 @@ def _fit(module: "TrainModule", callbacks: Sequence["Callback"]) -> None:
         run.journal.console.say(multiply_in_float8(module.model))
     if cuda and cfg.trainer.precision.startswith("bf16") and not multiplies_bf16(torch.device("cuda")):
         run.journal.console.say("this GPU has no products in bf16, and torch imitates them: trainer.precision=fp16-mixed uses its own")
+    if cfg.trainer.device == "auto" and torch.backends.mps.is_available():
+        run.journal.console.say("on the CPU; trainer.device=mps tries this Mac's GPU")
     if cfg.trainer.compile:
         module.model.compile()
     trainer = build_trainer(cfg, accumulation, module.strategy.lightning(), callbacks)

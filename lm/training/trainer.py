@@ -15,7 +15,7 @@ from lm.training.callbacks.metrics import Metrics
 from lm.training.callbacks.samples import Samples
 from lm.training.callbacks.validation import Validation
 from lm.training.config import TrainConfig
-from lm.training.launch.ranks import on_cuda
+from lm.training.launch.ranks import device_kind
 from lm.training.loss_scale import Half
 
 _REFUSED = {
@@ -58,9 +58,8 @@ def build_trainer(cfg: TrainConfig, accumulation: int, strategy: Any, callbacks:
         _require_usable(callback)
     for name in ("lightning", "lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    if not (cuda := on_cuda(cfg.trainer.device, cfg.launch.devices)):
+    if (device := device_kind(cfg.trainer.device, cfg.launch.devices)) == "cpu":
         heap.keep_freed()
-    device = "cuda" if cuda else "cpu"
     precision = "32-true" if cfg.trainer.precision == "fp32" else cfg.trainer.precision
     computes: Any = {"plugins": [Half(device)]} if precision == "fp16-mixed" else {"precision": precision}
     return Trainer(

@@ -109,3 +109,14 @@ def test_a_missing_gpu_is_told_before_the_data_are_prepared(tiny: list[str], tmp
     assert main(settled("train", *tiny, "trainer.device=cuda")) == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith("trainer.device=cuda, but torch finds no GPU here")
     assert not list((tmp_path / "cache").glob("tokens/*")) and not (tmp_path / "run").exists()
+
+
+def test_what_a_mac_cannot_do_is_told(tiny: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    for override, why in (
+        ("strategy=fsdp", "trainer.device=mps: a Mac has one GPU, and strategy=fsdp is for several ranks. Use strategy=single."),
+        ("trainer.compile=true", "trainer.device=mps: trainer.compile=true is for CPUs and CUDA. Leave it out."),
+        ("trainer.float8=true", "trainer.device=mps: trainer.float8=true is for CPUs and CUDA. Leave it out."),
+        *([] if torch.backends.mps.is_available() else [("seed=0", "trainer.device=mps, but torch finds no GPU here.")]),
+    ):
+        assert main(settled("train", *tiny, "trainer.device=mps", override)) == 2
+        assert why in capsys.readouterr().err.splitlines()[-1]

@@ -86,7 +86,8 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, shown: Tensor | None, causal: bool, 
 
 def choose(device: torch.device, head_dim: int, how: Scoring, sinks: bool = False) -> Attend:
     """The backend on this device for these options."""
-    plain = sdpa if how.softcap is None else reference  # fused kernels have no soft-cap
+    mac = device.type == "mps"  # its fused kernel reads some views and long rows wrongly, silently (pytorch/pytorch#174861, #181133)
+    plain = reference if how.softcap is not None or mac else sdpa  # fused kernels have no soft-cap
     if device.type != "cuda":
         return plain
     from lm.ops.attention.flex import compiled_flex, why_not_flex

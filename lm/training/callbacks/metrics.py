@@ -31,9 +31,7 @@ class Metrics(RunCallback):
     """Writes a record with the built-in metrics and those that the config adds."""
 
     def begin(self, module: TrainModule) -> None:
-        cuda = module.device.type == "cuda"
-        cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
-        module.run.counters.device = torch.cuda.get_device_name() if cuda else cpu
+        module.run.counters.device = device_name(module.device)
         self._added = {name: metric.build() for name, metric in module.cfg.metrics.items()}
         module.run.clock.start(module.step)
         self._starved = 0  # logged steps in a row that waited for their batches
@@ -154,10 +152,20 @@ LINE: tuple[Metric, ...] = (tokens, loss, objective_metrics, rate, gradient, los
 """The built-in metrics, in this order: `speed` must stop its clock after `loss` has waited for the device."""
 
 
+def device_name(device: torch.device) -> str:
+    """What summary.json says of the device that a run was on."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name()
+    return torch.backends.mps.get_name() if device.type == "mps" else f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+
+
 def memory_gib(device: torch.device) -> float:
-    """Peak memory of this process so far: what torch reserved on a GPU, the resident set of the process on a CPU."""
+    """Peak memory of this process so far: what torch reserved on a GPU, the resident set of the process on a CPU. A Mac's GPU has no
+    peak: what is reserved now."""
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device) / 2**30
+    if device.type == "mps":
+        return torch.mps.driver_allocated_memory() / 2**30
     try:  # Linux counts to ru_maxrss what the process had that started this one, a notebook or a pytest of some GiB
         found = re.search(r"^VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:

@@ -10,6 +10,7 @@ import torch
 from torch import distributed
 
 from lm.errors import ConfigError, LmError
+from lm.ops.defaults import default_kind
 from lm.ops.ranks.ulysses import ShardedRows, Ulysses
 from lm.training.launch.config import LaunchConfig
 
@@ -145,11 +146,12 @@ def is_lost_peer(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
 
 
-def on_cuda(device: str, devices: int) -> bool:
-    """Returns whether training is to run on GPUs; ConfigError where it cannot.  device: auto, cpu or cuda.  devices: how many."""
-    cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
-    if cuda and not torch.cuda.is_available():
-        raise ConfigError("trainer.device=cuda, but torch finds no GPU here. Use trainer.device=auto or cpu.")
-    if cuda and (found := torch.cuda.device_count()) < devices:
+def device_kind(device: str, devices: int) -> str:
+    """Returns the kind of device that training is to run on, cpu, cuda or mps; ConfigError where it cannot.  device: of these, or auto.
+    devices: how many."""
+    kind = default_kind() if device == "auto" else device
+    if (kind == "cuda" and not torch.cuda.is_available()) or (kind == "mps" and not torch.backends.mps.is_available()):
+        raise ConfigError(f"trainer.device={kind}, but torch finds no GPU here. Use trainer.device=auto or cpu.")
+    if kind == "cuda" and (found := torch.cuda.device_count()) < devices:
         raise ConfigError(f"launch.devices={devices}, but torch finds {found} GPUs here. Use as many, or fewer.")
-    return cuda
+    return kind

@@ -21,6 +21,7 @@ from lm.losses.likelihoods import label_likelihoods
 from lm.losses.measure import Reference
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import LM
+from lm.ops.precision import widest
 from lm.training.config import TrainConfig
 from lm.training.objectives.base import loss_of
 from lm.training.weights.initial import parent, tokenizer_of
@@ -61,7 +62,7 @@ class Policy(OwnAnswers, ABC, Generic[C]):
         reader, of = label_likelihoods(learned.labels, n=learned.n_labels(learned.labels)), torch.nonzero(learned.labels != IGNORED)[:, 0]
         logp: Tensor = model(learned, read=reader)  # (tokens,)
         before = self._reference(learned, reader) if self._cfg.kl else None
-        worth = worth.view(-1, self._cfg.n_answers).to(logp.device)
+        worth = worth.view(-1, self._cfg.n_answers).to(logp.device, widest(logp.device))
         lengths = of.bincount(minlength=worth.numel())
         loss = self.loss(logp, before, of, lengths, worth) / self._cfg.n_answers
         seen = logp.detach()
@@ -77,7 +78,8 @@ class Policy(OwnAnswers, ABC, Generic[C]):
         """Returns the loss summed over answers.
 
         logp: (tokens,) log p of the answers' tokens under the model; before: the same under the starting model, None without a kl term;
-        of: (tokens,) index of each token's answer; lengths: (answers,) in tokens; worth: (prompts, n_answers) float64 rewards.
+        of: (tokens,) index of each token's answer; lengths: (answers,) in tokens; worth: (prompts, n_answers) rewards, float64 where the
+        device has it.
         """
 
     def _judged(self, answers: Sequence[Answer]) -> tuple[Tensor, dict[str, Tensor]]:

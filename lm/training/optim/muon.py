@@ -61,7 +61,8 @@ def orthogonalize(matrices: Tensor, iteration: Iteration = "quintic") -> Tensor:
     safety = _SAFETY if iteration == "polar_express" else 1.0
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices
-    x = x / (x.norm(dim=(-2, -1), keepdim=True, dtype=torch.float32) * safety + 1e-7).to(x.dtype)
+    norms = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True, dtype=torch.float32)
+    x = x / (norms * safety + 1e-7).to(x.dtype)
     for a, b, c in COEFFICIENTS[iteration]:
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)

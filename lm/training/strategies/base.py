@@ -57,7 +57,8 @@ class Strategy:
 
     def norm(self, parts: list[list[Tensor]]) -> Tensor:
         """Returns the norm of the full gradient.  parts: the groups from `alike`."""
-        return self.whole(torch.nn.utils.get_total_norm(parts[0], foreach=True))
+        at_once = all(grad.device.type != "mps" for grad in parts[0][:1])  # where torch refuses it
+        return self.whole(torch.nn.utils.get_total_norm(parts[0], foreach=at_once))
 
     def settle(self) -> None:
         """Called after each optimizer step, for engines that may have skipped it by themselves."""

@@ -32,7 +32,7 @@ def leaves(cfg: TrainConfig, factor: float) -> int:
 
 def trunk(cfg: TrainConfig) -> TrainConfig:
     """Returns the baseline's config, changed to keep the checkpoints from which its branches start."""
-    kept = {*cfg.checkpoint.keep_steps, *(leaves(cfg, factor) for factor in LENGTHS)} - {0}
+    kept = {*cfg.checkpoint.keep_steps, *filter(None, (leaves(cfg, factor) for factor in LENGTHS))}
     return cfg.replace(checkpoint=cfg.checkpoint.replace(keep_steps=sorted(kept)))
 
 

@@ -42,10 +42,10 @@ def load(
 
     device: cpu, cuda, cuda:1 ..., or auto: CUDA where there is a GPU. merge: an adapter is merged into the weights; otherwise it computes
     beside them. dtype: saved, fp32, bf16, fp16, int8 or int4: `prepare` makes the model ready to decode fast, with its matrices so; then it
-    cannot be trained. cache: bf16 or int8: how the keys and values of each token are held in decoding; None: as they are computed. compile:
-    with a dtype, compiles the decoding step of one row; on CUDA records that of all rows as a graph, too. Raises CheckpointError
-    where config, weights and tokenizer do not fit each other, ConfigError for a dtype that the model cannot have, for a cache where no
-    layer keeps anything of each token, and for a step that cannot be compiled.
+    cannot be trained, and its layers take no hooks. cache: bf16 or int8: how the keys and values of each token are held in decoding; None:
+    as they are computed. compile: with a dtype, compiles the decoding step of one row; on CUDA records that of all rows as a graph, too.
+    Raises CheckpointError where config, weights and tokenizer do not fit each other, ConfigError for a dtype that the model cannot have,
+    for a cache where no layer keeps anything of each token, and for a step that cannot be compiled.
     """
     for key, value, options in (("dtype", dtype, get_args(Dtype)), ("cache", cache, get_args(CacheForm))):
         if value is not None and value not in options:

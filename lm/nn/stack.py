@@ -282,7 +282,8 @@ class Stack(nn.Module):
             attention.prepare(ctx, rows)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compiles the blocks, in place: blocks that are alike share what is compiled, however many they are."""
+        """Compiles the blocks, in place: blocks that are alike share what is compiled, however many they are. Hooks of some blocks alone
+        are called where torch._dynamo.config.skip_nnmodule_hook_guards was false before; else what is shared has those of one of them."""
         let_compilers_in()
         self._run = torch.compile(recomputed, *args, **kwargs)
 

@@ -126,7 +126,7 @@ class LM(Stack):
         return self.head(x) if read is None else read(x, self.head, ctx)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compiles the blocks of all stacks, in place. Head and loss, whose gradient is written by hand, are not compiled with them."""
+        """As Stack.compile, the blocks of all stacks. Head and loss, whose gradient is written by hand, are not compiled with them."""
         for stack in self.stacks():
             Stack.compile(stack, *args, **kwargs)
 

@@ -260,6 +260,11 @@ def test_what_cannot_be_held_or_done_is_refused_by_name(model_folder: Path) -> N
         with pytest.raises(ConfigError, match="held for decoding"):
             refused()
     assert prepared.eval() is prepared
+    for layer in ("blocks.0.attention.o", "blocks.0.ffn", "blocks.1.attention_residual", "norm", "head"):  # some would never be called
+        module = prepared.get_submodule(layer)
+        for hooking in (module.register_forward_hook, module.register_forward_pre_hook):
+            with pytest.raises(ConfigError, match=r"past hooks\. Load it without dtype to look inside\."):
+                hooking(lambda *given: None)
     with pytest.raises(ConfigError, match=r"dtype='int5' is not an option\. Did you mean 'int"):
         library.load(model_folder, dtype="int5")
 

@@ -7,7 +7,9 @@ import torch
 from torch._dynamo.utils import counters
 
 from lm.nn.batch import Batch
+from lm.nn.stack import model_config
 from lm.schema import Tree
+from lm.testing.models import BASE, random_model, tokens
 from lm.training.module import TrainModule
 from tests.training.steps import ADAMW, ENCODER_DECODER, MOE, STEPS, batches, config, train_steps, with_sources
 
@@ -72,3 +74,18 @@ def test_more_layers_are_not_more_to_compile(changes: Tree) -> None:
         train_steps(config(ADAMW, model=changes | {"n_layers": layers}), batches(), compile=True, steps=1)
         found.append(counters["stats"]["unique_graphs"])
     assert found[0] == found[1] <= 4
+
+
+@pytest.mark.slow
+def test_a_hook_of_one_block_is_called_where_compilers_look_for_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen to fail without: blocks share what is compiled, and the second had what the first has."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch._dynamo.config, "skip_nnmodule_hook_guards", False)
+    model, called = random_model(model_config(BASE)), list[int]()
+    model.compile()
+    for _ in range(2):
+        model(tokens(2, 9))
+    with model.get_submodule("blocks.1.attention.o").register_forward_pre_hook(lambda *given: called.append(1)):
+        for _ in range(3):
+            model(tokens(2, 9))
+    assert len(called) == 3

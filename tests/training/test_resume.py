@@ -15,6 +15,8 @@ from lm.cli.compose.compose import compose_config
 from lm.data.kinds import BytesConfig
 from lm.errors import CheckpointError, ConfigError, Interrupted
 from lm.generation.examine import evaluate
+from lm.generation.load import load
+from lm.nn.transformer import build_model
 from lm.schema import Tree
 from lm.storage.atomic import MANIFEST, verify
 from lm.storage.checkpoint import META, CheckpointReader, Piece, checkpoints
@@ -455,3 +457,19 @@ def test_a_run_goes_on_and_is_examined_from_another_folder(
     evaluate(tmp_path / "home", log=said.append)
     assert not [line for line in said if "since the run read it" in line]  # seen to fail: a path spelled otherwise was another file
     assert found["val_loss"] == pytest.approx(json.loads((tmp_path / "run" / "summary.json").read_text())["val_loss"])
+
+
+def test_the_weights_before_the_first_step_are_kept_where_asked_for(configure: Configure, stop: Stop, tmp_path: Path) -> None:
+    """As the first of the checkpoints of a course of training; the run goes on from it too."""
+    kept = "checkpoint.keep_steps=[0,1,2]", "checkpoint.keep_last=1"
+    cfg, run = configure(*kept), tmp_path / "run"
+    train_rank(cfg.replace(run=cfg.run.replace(name="whole")))
+    stop(cfg, 3)
+    assert [path.name[-2:] for path in checkpoints(run / "checkpoints")] == ["03", "02", "01", "00"]
+    first, _ = load(run / "checkpoints" / "step-00000000", device="cpu")
+    drawn = build_model(first.cfg, seed=cfg.seeds.init)
+    assert all(torch.equal(p, q) for p, q in zip(first.parameters(), drawn.parameters(), strict=True))
+    for step in (1, 2, 3):
+        shutil.rmtree(run / "checkpoints" / f"step-{step:08}")
+    train_rank(cfg)
+    assert results(run)[0] == results(tmp_path / "whole")[0]

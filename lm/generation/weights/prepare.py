@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
@@ -72,7 +72,8 @@ class InferenceHead(Head):
 
 @torch.no_grad()
 def prepare(model: LM, dtype: Dtype = "saved", compiled: bool = False) -> LM:
-    """Returns the model itself, which from now on can decode and be evaluated, but can be neither trained, moved nor saved.
+    """Returns the model itself, which from now on can decode and be evaluated, but can be neither trained, moved nor saved, nor its layers
+    be hooked.
 
     dtype: of all matrices but the embedding, stacked experts and the expansions of latent attention, which stay as they are saved, like
     norms, activations and cache; fp32 is of all of these.  compiled: compiles the step over one token of one row, for which a CPU holds
@@ -92,9 +93,16 @@ def prepare(model: LM, dtype: Dtype = "saved", compiled: bool = False) -> LM:
         model.float()
     _Preparing(model, dtype, compiled).run()
     model.eval()  # not before: fused layers begin in training mode, with dropout
+    for module in [*model.modules()][1:]:
+        vars(module).update(register_forward_hook=_unhooked, register_forward_pre_hook=_unhooked)
     if compiled:
         model.fast_path = _step(model, device)
     return model
+
+
+def _unhooked(*args: Any, **kwargs: Any) -> NoReturn:
+    """Raises ConfigError, where a hook would wait for calls that never come: layers are fused, and matrices called past their hooks."""
+    raise ConfigError("model: its layers are held for decoding, past hooks. Load it without dtype to look inside.")
 
 
 def _step(model: LM, device: torch.device) -> "Step | Replayed":

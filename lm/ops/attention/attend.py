@@ -41,10 +41,9 @@ class Preparing(Protocol):
     def prepare(self, mask: Mask, bias: Tensor | None, how: Scoring, rows: int) -> None: ...
 
 
-def reference(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, how: Scoring, sinks: Tensor | None = None) -> Tensor:
-    """Scores and softmax in float32; a query that sees no key gives zeros.  Vaswani et al. 2017, arXiv:1706.03762, eq. 1."""
-    groups = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)  # (b, g, k, c) -> (b, h, k, c)
+def weights(q: Tensor, k: Tensor, mask: Mask, bias: Tensor | None, how: Scoring, sinks: Tensor | None = None) -> Tensor:
+    """softmax(q k^T), (b, h, q, k), in float32; a query that sees no key has zeros, and with sinks a row adds up to less than 1."""
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)  # (b, g, k, c) -> (b, h, k, c)
     scores = (q.float() @ k.float().transpose(-1, -2)) * how.scale  # (b, h, q, k)
     if how.softcap is not None:
         scores = how.softcap * torch.tanh(scores / how.softcap)
@@ -54,8 +53,13 @@ def reference(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, 
     scores = scores.masked_fill(~allowed, float("-inf"))
     if sinks is not None:
         scores = torch.cat([scores, sinks.float()[:, None, None].expand(*scores.shape[:-1], 1)], dim=-1)  # (b, h, q, k+1)
-    weights = scores.softmax(-1)[..., : k.shape[2]].masked_fill(~allowed.any(-1, keepdim=True), 0.0)
-    return F.dropout(weights, how.dropout).to(v.dtype) @ v  # (b, h, q, k) -> (b, h, q, w)
+    return scores.softmax(-1)[..., : k.shape[2]].masked_fill(~allowed.any(-1, keepdim=True), 0.0)
+
+
+def reference(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, how: Scoring, sinks: Tensor | None = None) -> Tensor:
+    """Scores and softmax in float32; a query that sees no key gives zeros.  Vaswani et al. 2017, arXiv:1706.03762, eq. 1."""
+    v = v.repeat_interleave(q.shape[1] // v.shape[1], 1)  # (b, g, k, w) -> (b, h, k, w)
+    return F.dropout(weights(q, k, mask, bias, how, sinks), how.dropout).to(v.dtype) @ v  # (b, h, q, k) -> (b, h, q, w)
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, how: Scoring, sinks: Tensor | None = None) -> Tensor:

@@ -3,6 +3,9 @@
 import statistics
 import time
 from dataclasses import asdict
+from typing import Any
+
+from lightning import Trainer
 
 from lm.schema import Tree
 from lm.storage.checkpoint import checkpoints
@@ -23,6 +26,11 @@ class Checkpoints(RunCallback):
         to_come = -(-(cfg.trainer.max_steps - module.step) // cfg.checkpoint.every)
         more = min(cfg.checkpoint.most - len(checkpoints(module.run.folder.checkpoints)), to_come + len(cfg.checkpoint.keep_steps))
         module.run.saver.rehearse(module.pieces(), self._meta(module), max(1, more))
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
+        super().on_train_epoch_start(trainer, pl_module)
+        if pl_module.step == 0 and 0 in pl_module.cfg.checkpoint.keep_steps:
+            self.save(pl_module)
 
     def look_at_parent(self, module: TrainModule) -> None:
         if module.run.counters.best_step == module.step:

@@ -14,8 +14,8 @@ log = logging.getLogger("lm")
 
 
 class Csv:
-    """Appends to metrics.csv. At first, where a figure comes for the first time, and after a rollback, the file is made of metrics.jsonl, so
-    that the two agree after a resume too."""
+    """Appends to metrics.csv. At first, where a figure comes for the first time, and after a rollback, the file is made of metrics.jsonl,
+    so that the two agree after a resume too."""
 
     def __init__(self, run: RunFolder) -> None:
         self._run, self._file = run, run.path / "metrics.csv"

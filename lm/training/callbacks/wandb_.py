@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from lm.schema import Tree
 from lm.training.callbacks.tags import grouped
@@ -98,18 +99,12 @@ def wandb_process() -> None:
     import wandb
 
     first = json.loads(sys.stdin.readline())
-    folder, options = str(first["folder"]), {key: value or None for key, value in first["options"].items()}
-    options["project"] = options["project"] or os.environ.get("WANDB_PROJECT") or "lm"
-    options["group"] = options.pop("run_group")
-    options |= {"name": os.environ.get("WANDB_NAME") or first["name"], "config": first["config"]}
-    options |= {"dir": folder, "id": _run_id(Path(folder)), "resume": "allow"}
-    options["settings"] = wandb.Settings(silent=True, console="off", init_timeout=INIT_S, x_stats_pid=first["pid"])
     try:
-        run, why = wandb.init(**options), ""
-    except wandb.Error as error:  # not logged in, refused, or no answer
-        run, why = wandb.init(**options | {"mode": "offline"}), f" ({str(error).splitlines()[0]})"
-    upload = f"`wandb sync {shlex.quote(folder)}/wandb/offline-run-*` uploads it"
-    print("off, by WANDB_MODE" if run.disabled else run.url or f"offline{why}; {upload}", flush=True)
+        run, told = _begin(first)
+    except Exception as error:  # of an option or a variable that wandb does not take
+        print(f"it does not begin: {' '.join(str(error).split())[:300]}", flush=True)
+        sys.exit(1)
+    print(told, flush=True)
     run.define_metric("*", step_metric="step")
     complete = False
     for line in sys.stdin:
@@ -127,12 +122,30 @@ def wandb_process() -> None:
     deadline.cancel()
 
 
-def _run_id(folder: Path) -> str:
-    """Returns the id of the folder's wandb run: that of WANDB_RUN_ID, which `wandb agent` sets, else one that is created once. It is kept
-    when the run is resumed."""
-    path = folder / "wandb" / "run-id"
-    kept = path.read_text() if path.exists() else secrets.token_hex(4)
-    found = os.environ.get("WANDB_RUN_ID") or kept
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(found)
-    return found
+def _begin(first: Tree) -> tuple[Any, str]:
+    """Returns the run that the pipe's first line asks for, and where it is seen."""
+    import wandb
+
+    folder, options = str(first["folder"]), {key: value or None for key, value in first["options"].items()}
+    options["project"] = options["project"] or os.environ.get("WANDB_PROJECT") or "lm"
+    options["group"] = options.pop("run_group")
+    options |= {"name": os.environ.get("WANDB_NAME") or first["name"], "config": first["config"]}
+    kept = Path(folder) / "wandb" / "run-id"
+    options |= {"dir": folder, "id": os.environ.get("WANDB_RUN_ID") or _kept_id(kept), "resume": "allow"}
+    options["settings"] = wandb.Settings(silent=True, console="off", init_timeout=INIT_S, x_stats_pid=first["pid"])
+    try:
+        run, why = wandb.init(**options), ""
+    except wandb.Error as error:  # not logged in, refused, or no answer
+        run, why = wandb.init(**options | {"mode": "offline"}), f" ({str(error).splitlines()[0]})"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_text(run.id)  # of WANDB_RUN_ID, which `wandb agent` sets, too
+    upload = f"`wandb sync {shlex.quote(folder)}/wandb/offline-run-*` uploads it"
+    return run, "off, by WANDB_MODE" if run.disabled else run.url or f"offline{why}; {upload}"
+
+
+def _kept_id(file: Path) -> str:
+    """Returns the id of the folder's wandb run, which is created once and kept when the run is resumed."""
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(secrets.token_hex(4))
+    return file.read_text()

@@ -307,6 +307,20 @@ def test_a_wandb_that_is_off_says_so(tmp_path: Path, wandb_env: pytest.MonkeyPat
     assert [record.getMessage() for record in caplog.records] == ["wandb: off, by WANDB_MODE"] and not kept(tmp_path)
 
 
+@pytest.mark.slow
+def test_what_wandb_does_not_take_is_told_with_its_reason(
+    tmp_path: Path, wandb_env: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Seen: code 1, and no word on why. An id that is refused is not kept for the next start."""
+    wandb_env.setenv("WANDB_MODE", "offline")
+    wandb_env.setenv("WANDB_RUN_ID", "a/b")
+    (logger,) = WandbLoggerConfig().build(tmp_path, {}, 0)
+    logger.close(None)
+    refused, stopped = (record.getMessage() for record in caplog.records)
+    assert refused.startswith("wandb: it does not begin: Run ID")
+    assert stopped.startswith("wandb stopped: its process ended with code 1.") and not (tmp_path / "wandb" / "run-id").exists()
+
+
 def serve(answer: bytes | None, stop: threading.Event, asked: threading.Event) -> int:
     """A loopback server that takes every connection, sets `asked`, and gives `answer` or nothing."""
     server = socket.create_server(("127.0.0.1", 0))

@@ -54,6 +54,7 @@ from lm.ops.attention.mask import Mask
 from lm.ops.cache.cache import Cache, Fixed, PerToken
 from lm.schema import Config, Slot
 from lm.training.callbacks.kinds import CallbackConfig, MetricConfig
+from lm.training.callbacks.loggers import Logger, LoggerConfig
 from lm.training.config import TrainConfig
 from lm.training.objectives.base import Objective, loss_of
 from lm.training.optim.base import Group, NamedWeights, OptimConfig, Skippable, decaying, grouped, momentum_state
@@ -68,11 +69,12 @@ __all__ = [
     "GQA", "IGNORED", "LM", "PADDING", "Activations", "Angles", "Answer", "AttentionConfig", "Batch", "BlockConfig", "BlockParts", "Cache",
     "CallbackConfig", "CausalConfig", "CausalRows", "ChatRecord", "Config", "ConfigError", "Context", "DPOConfig", "DataConfig", "Declares",
     "Dims", "Document", "FFNConfig", "Fixed", "GQAConfig", "Group", "Growth", "Head", "Ids", "InitContext", "LikelihoodConfig", "Linear",
-    "LossSums", "MLMConfig", "MLPConfig", "Mask", "Material", "Measure", "MetricConfig", "Mixer", "NamedWeights", "NormConfig", "Objective",
-    "ObjectiveConfig", "OptimConfig", "Out", "PackedRows", "PairRecord", "ParametrizationConfig", "PerToken", "Position", "PositionConfig",
-    "PreferenceRecord", "RMSNormConfig", "RecordConfig", "RecurrentConfig", "RewardConfig", "Rope", "RopeConfig", "Rows", "RunCallback",
-    "ScheduleConfig", "Skippable", "Slot", "Source", "SourceConfig", "Tokenizer", "TokenizerConfig", "TrainConfig", "TrainModule", "Traits",
-    "Turn", "causal_reader", "decaying", "document", "grouped", "loss_of", "momentum_state", "turns_document", "uniforms",
+    "Logger", "LoggerConfig", "LossSums", "MLMConfig", "MLPConfig", "Mask", "Material", "Measure", "MetricConfig", "Mixer", "NamedWeights",
+    "NormConfig", "Objective", "ObjectiveConfig", "OptimConfig", "Out", "PackedRows", "PairRecord", "ParametrizationConfig", "PerToken",
+    "Position", "PositionConfig", "PreferenceRecord", "RMSNormConfig", "RecordConfig", "RecurrentConfig", "RewardConfig", "Rope",
+    "RopeConfig", "Rows", "RunCallback", "ScheduleConfig", "Skippable", "Slot", "Source", "SourceConfig", "Tokenizer", "TokenizerConfig",
+    "TrainConfig", "TrainModule", "Traits", "Turn", "causal_reader", "decaying", "document", "grouped", "loss_of", "momentum_state",
+    "turns_document", "uniforms",
 ]  # fmt: skip
 
 

@@ -106,8 +106,7 @@ class Slot(Config):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        kind = cls.model_fields.get("kind")
-        if kind is None:
+        if (kind := cls.model_fields.get("kind")) is None:
             return
         if not isinstance(kind.default, str) or kind.default not in (get_args(kind.annotation) or [kind.default]):
             raise ConfigError(f'{cls.__name__}: its kind must have its one text as its default. Write kind: Literal["NAME"] = "NAME".')
@@ -296,5 +295,6 @@ def _explain(cls: type[Config], tree: Tree, problem: dict[str, Any]) -> str:
     rule = problem["msg"].removeprefix("Input should be ").rstrip(".").replace("a valid array", "a list, such as [a,b]")
     if kind in ("int_type", "int_from_float") and isinstance(given, float) and given.is_integer() and abs(given) < 2**63:
         rule += f": write {int(given)}"
+    rule += ", or null" * (given == "None" and field is not None and type(None) in members(field.annotation))
     shown = json.dumps(given, default=repr)[:80] if not isinstance(given, str) else repr(given[:80])
     return f"{where}: {shown} does not fit. The value must be {rule}."

@@ -38,7 +38,7 @@ DOORS = {
     "lightning": "lm/training/",
     "pytorch_lightning": "lm/training/",
     "deepspeed": "lm/training/strategies/",
-    "wandb": "lm/training/callbacks/loggers.py",
+    "wandb": "lm/training/callbacks/wandb_.py",
     "tokenizers": "lm/data/tokenizer/",
     "tiktoken": "lm/data/tokenizer/tiktoken_.py",
     "datasets": "lm/data/sources/hub.py",
@@ -176,7 +176,7 @@ def printed(file: Path) -> Iterator[str]:
 
 def test_what_reaches_a_terminal_goes_through_one_door() -> None:
     """Beside programs whose stdout is a pipe to the one that started them."""
-    pipes = {"lm.data.tokenizer.rendering", "lm.generation.grammar_program", "lm.training.callbacks.loggers"}
+    pipes = {"lm.data.tokenizer.rendering", "lm.generation.grammar_program", "lm.training.callbacks.wandb_"}
     assert {name_of(file) for file in MODULES if set(printed(file))} <= {"lm.printing", *pipes}
 
 

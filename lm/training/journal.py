@@ -37,11 +37,13 @@ class Journal:
         if self._writes:
             self.folder.metrics.truncate(step)
             self.folder.samples.truncate(samples_bytes)
-
-    def close(self) -> None:
-        """Ends the loggers."""
         for logger in self.loggers:
-            logger.close()
+            logger.go_back(step)
+
+    def close(self, summary: Tree | None) -> None:
+        """Ends the loggers.  summary: the final numbers; None where the run has not reached its end."""
+        for logger in self.loggers:
+            logger.close(summary)
 
 
 def _fenced(text: str) -> str:

@@ -93,17 +93,19 @@ def _start_or_resume(
         leave_out_metrics()
         from lm.training.build import build_module, memory_errors
 
+    summary = None
     with memory_errors(cfg):
         module = build_module(cfg, data, reader)
         module.run = _begin(module, data, Journal(folder, console, ranks.first), ranks, signals)
         try:
             _fit(module, callbacks)
-            return _finish(module, command) if ranks.first else {}
+            summary = _finish(module, command) if ranks.first else {}
         finally:
             try:
                 module.run.saver.end()
             finally:
-                module.run.journal.close()
+                module.run.journal.close(summary)
+        return summary
 
 
 def _prepare(cfg: TrainConfig, folder: RunFolder, reader: CheckpointReader | None, console: Console) -> Prepared:

@@ -284,6 +284,52 @@ def test_callbacks_and_metrics_go_by_names_which_may_be_kinds(lm: Lm, own: Calla
         assert code == 2 and words in err.splitlines()[-1], err
 
 
+TRACKER = '''
+from pathlib import Path
+from typing import Literal
+
+from lm.kinds import Logger, LoggerConfig
+
+
+class TrackerConfig(LoggerConfig):
+    """Keeps what it is told."""
+
+    kind: Literal["tracker"] = "tracker"
+
+    def build(self, folder, config, step):
+        return [Tracker(folder / "told.txt")]
+
+
+class Tracker(Logger):
+    def __init__(self, file: Path) -> None:
+        self.file = file.open("w")
+
+    def log(self, record):
+        print(record["step"], *record, file=self.file)
+
+    def samples(self, step, texts):
+        pass
+
+    def go_back(self, step):
+        pass
+
+    def close(self, summary):
+        print("steps", summary["steps"], file=self.file)
+        self.file.close()
+'''
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_a_logger_of_ones_own_stands_beside_ours(lm: Lm, own: Callable[[str, str], str], tmp_path: Path) -> None:
+    text = [f"data.files={write_text(tmp_path / 'a.txt')}", f"data.cache_dir={tmp_path}", f"run.dir={tmp_path}"]
+    few = ["trainer.max_steps=2", "schedule.warmup_steps=0", "logger=[tracker,csv]", f"plugins={own('tracker.py', TRACKER)}"]
+    code, _, err = lm(*settled("train", *TINY, *text, *few))
+    assert code == 0, err
+    told = (tmp_path / "run" / "told.txt").read_text().splitlines()
+    assert [line[:13] for line in told] == ["1 step tokens", "2 step tokens", "2 step tokens", "steps 2"]
+    assert "val_loss" in told[2] and (tmp_path / "run" / "metrics.csv").exists()
+
+
 BROKEN = """
 import torch
 from typing import Literal

@@ -82,6 +82,16 @@ def _typed(text: str, options: list[Any]) -> Any:
 
 
 FLAGS = ("-m", "--multirun", "--cfg", "--config-dir", "--help")
+_SHORT = {"-i": "--info", "-r": "--run", "-p": "--package", "-cn": "--config-name", "-cp": "--config-path"}
+_OF_HYDRA = {
+    "--config-name": "Write recipes=NAME, on top of which the other overrides come",
+    "--config-path": "Write --config-dir FOLDER, which adds to lm's own",
+    "--info": "`lm explain KEY` says where a value comes from, and --cfg job prints them all",
+    "--package": "`lm explain SECTION` prints a part of the config, and --cfg job all of it",
+    "--resolve": "--cfg job prints values alone, with nothing left to resolve",
+    "--run": "Leave it out",
+}
+"""Flag of Hydra -> what is here instead."""
 
 
 @dataclass(frozen=True)
@@ -102,11 +112,13 @@ def parse_call(args: Sequence[str]) -> Call:
         arg = queue.pop(0)
         if arg in ("-m", "--multirun"):
             multirun = True
-        elif arg == "--cfg" or arg.startswith("--cfg="):
+        elif arg in ("--cfg", "-c") or arg.startswith("--cfg="):
             what = arg.removeprefix("--cfg=") if "=" in arg else (queue.pop(0) if queue else "")
             if what != "job":
                 raise ConfigError(f"--cfg: '{what}' is not something to print. Write --cfg job.")
             cfg = True
+        elif (flag := arg.partition("=")[0]) in _OF_HYDRA or flag in _SHORT:
+            raise ConfigError(f"{flag}: there is no such flag. {_OF_HYDRA[_SHORT.get(flag, flag)]}.")
         elif arg.startswith("-"):
             raise ConfigError(
                 f"{arg}: there is no such flag, and keys are written without dashes, as key=value. {did_you_mean(arg, FLAGS)}"

@@ -42,9 +42,10 @@ def own() -> Path | None:
 
 
 def own_options() -> list[tuple[str, str]]:
-    """Returns (group, option) of each file in the user's own folder."""
-    folder = own()
-    return [] if folder is None else [(group, option) for group, files in _options(folder, folder / "recipes").items() for option in files]
+    """Returns (group, option) of each file in the user's own folder, but for folders that are no group."""
+    if (folder := own()) is None:
+        return []
+    return [(group, option) for group, files in _options(folder, folder / "recipes").items() if group in groups() for option in files]
 
 
 def flags() -> list[str]:
@@ -236,6 +237,9 @@ def read(file: Path) -> Tree:
     entries = tree.get("defaults", [])
     if not isinstance(entries, list) or not all(isinstance(entry, str | dict) for entry in entries):
         raise ConfigError(f"{shown(file)}: defaults must be a list of options, such as [nano, _self_]. Mend the file.")
+    if several := [key for entry in entries if isinstance(entry, dict) for key, value in entry.items() if isinstance(value, list | dict)]:
+        loggers = "'- override /logger: several', and below defaults logger: {each: {wandb: {}, csv: {}}}"
+        raise ConfigError(f"{shown(file)}: defaults: {several[0]} needs one option. For two loggers write {loggers}.")
     chosen = [str(key).removeprefix("override ").strip(" /") for entry in entries if isinstance(entry, dict) for key in entry]
     if twice := [key for key in chosen if chosen.count(key) > 1]:
         raise ConfigError(f"{shown(file)}: defaults: {twice[0]} is chosen twice. Leave one out.")

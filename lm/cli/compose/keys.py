@@ -8,7 +8,7 @@ from pydantic.fields import FieldInfo
 from lm.cli.compose import catalog
 from lm.cli.compose.naming import known_keys
 from lm.cli.listing import known
-from lm.cli.listing.nearest import meant
+from lm.cli.listing.nearest import meant, of_hydra
 from lm.errors import ConfigError
 from lm.schema import Config, Tree, did_you_mean, entry_type, find_field, kind_from_key, members, variant, variants
 from lm.spelling import nearest
@@ -37,6 +37,8 @@ def check_key(path: str, tree: Tree) -> FieldInfo:
     parts = path.split(".")
     if parts[0] == "plugins":
         raise ConfigError(f"{path}: code is named by a person, never by a config. Write plugins=my_norm.py, or set LM_PLUGINS.")
+    if (said := of_hydra(path)) is not None:
+        raise ConfigError(said)
     cls = known.root()
     owner, field = find_field(cls, tree, parts[:1])
     if field is not None and entry_type(field.annotation) is not None:  # keys are free names, and perhaps name a kind
@@ -113,6 +115,8 @@ def _unknown(parts: list[str], n: int, owner: type[Config], parent: FieldInfo | 
     if n == 1:
         return f"{here}: there is no such key. {_elsewhere(key, [*owner.model_fields, *catalog.GLOBAL], tree)}"
     kind = owner.model_fields.get("kind")
+    if kind and key == kind.default:
+        return f"{here}: the keys of kind '{key}' stand in {'.'.join(parts[: n - 1])} itself. Leave .{key} out."
     own = [name for name in owner.model_fields if name != "kind"]
     said_kind = f" in kind '{kind.default}'" if kind else ""
     group = ".".join(parts[: n - 1])

@@ -13,9 +13,9 @@ from hydra.core.override_parser.types import Glob, Override, Transformer
 from lm.cli.compose import catalog
 from lm.cli.compose.quoting import alternatives, hydra, in_shell, quoted, readable
 from lm.cli.listing import known
-from lm.cli.listing.nearest import meant
+from lm.cli.listing.nearest import meant, of_hydra
 from lm.errors import ConfigError
-from lm.schema import did_you_mean
+from lm.schema import did_you_mean, flatten
 
 _OF_PATHS = {"data": "data=text data.files={}", "tokenizer": "tokenizer=file tokenizer.path={}", "model": "init_from={}"}
 """Group -> the overrides that take a file or folder of its sort."""
@@ -101,6 +101,8 @@ def _read(text: str) -> Override:
     found = hydra(text) or hydra(f"{key}={readable(value)}")
     if found is None:
         sections = known.root().model_fields.keys() | catalog.groups().keys()
+        if key.lstrip("+") in sections:
+            raise ConfigError(f"{text}: this is no value. Write each key for itself, as in {key}.x=VALUE.")
         raise ConfigError(f"{key}: there is no such key. {did_you_mean(re.split('[.=]', key.lstrip('~+'))[0], sections)}")
     return found
 
@@ -110,6 +112,8 @@ def _given(text: str) -> Given:
     key, groups = override.key_or_group, catalog.groups()
     if override.package is not None:
         raise ConfigError(f"{text}: a group has one place here. Leave @{override.package} out.")
+    if (said := of_hydra(key)) is not None:
+        raise ConfigError(said)
     raw = text.partition("=")[2]
     if override.is_sweep_override() or alternatives(raw) != [raw]:
         single = f"for a text {in_shell(f'{key}={quoted(raw)}')}"
@@ -134,6 +138,9 @@ def _given(text: str) -> Given:
         return Given(text, key, value)
     if value is None and "null" in options:
         return Given(text, key, None, is_group=True)
+    if isinstance(value, dict):
+        each = " ".join(f"{path}={one}" for path, one in flatten(value, f"{key.replace('/', '.')}.").items())
+        raise ConfigError(f"{key}: a dict was given for an option. Write its keys one by one: {each or 'there are none'}.")
     option = override.get_value_element_as_str()
     if option not in groups[key]:
         if key in _OF_PATHS and os.path.lexists(os.path.expanduser(option)):

@@ -61,7 +61,8 @@ def in_shell(text: str) -> str:
 
 
 def readable(value: str, depth: int = 0) -> str:
-    """Returns the value with quotes around those parts of lists and dicts that Hydra's grammar does not accept, or around all of it."""
+    """Returns the value with quotes around those parts of lists and dicts that Hydra's grammar does not accept, or around all of it, and
+    without those around the keys of dicts."""
     if hydra(f"x={value}") is not None:
         return value
     inside, brackets = value.strip()[1:-1], value.strip()[:1] + value.strip()[-1:]
@@ -70,7 +71,12 @@ def readable(value: str, depth: int = 0) -> str:
     items = [piece.partition(":") if brackets == "{}" else ("", "", piece) for piece in pieces(inside)]
     if brackets == "{}" and not all(colon for _, colon, _ in items):  # no dict, but a name such as {0}
         return quoted(value)
-    return f"{brackets[0]}{','.join(key + colon + readable(each.strip(), depth + 1) for key, colon, each in items)}{brackets[1]}"
+    return f"{brackets[0]}{','.join(_bare(key) + colon + readable(each.strip(), depth + 1) for key, colon, each in items)}{brackets[1]}"
+
+
+def _bare(key: str) -> str:
+    """Returns a dict's key without the quotes of Python or JSON around it."""
+    return re.sub(r"""^\s*(['"])([\w./-]+)\1\s*$""", r"\2", key)
 
 
 def alternatives(value: str) -> list[str]:

@@ -34,6 +34,8 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
     "launch.nodes": "machines nnodes",
     "launch.tensor": "tensor_parallel tensor_parallel_size tp tp_size",
     "logger": "report_to",
+    "logger.mode": "offline",
+    "logger.run_group": "group",
     "logger=wandb": "use_wandb wandb wandb_log",
     "model.attention": "attn self_attention",
     "model.attention.chunked": "attention_chunk_size chunk_size",
@@ -96,8 +98,9 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
     "optim.lr": "base_lr learning_rate matrix_lr max_lr peak_lr",
     "optim.weight_decay": "wd",
     "resume.mode": "resume_from_checkpoint",
-    "run.dir": "checkpoint_dir log_dir logdir logging_dir out out_dir output output_dir save_dir",
-    "run.name": "exp_name experiment run_name",
+    "recipes": "experiment",
+    "run.dir": "checkpoint_dir log_dir logdir logging_dir out out_dir output output_dir paths save_dir",
+    "run.name": "exp_name experiment run_name task_name",
     "schedule": "lr_schedule lr_scheduler lr_scheduler_type",
     "schedule.final_frac": "final_lr lr_min min_lr min_lr_ratio",
     "schedule.warmup_steps": "num_warmup_steps warmup warmup_iters warmup_ratio",
@@ -125,6 +128,28 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
     ),
     "trainer=gpu": "cuda gpu",
 }
+
+
+_FOLDERS = "A run is in run.dir/run.name; in a sweep run.name=mine names the folder around all runs"
+_OF_HYDRA = {
+    "job": "A run stays in the folder that it was started in, and writes all it has to say into its own",
+    "launcher": "-m runs one job after the other, on each machine where it is given; `lm ablate` several at once, jobs=2, or cluster=slurm",
+    "mode": "-m alone makes a sweep",
+    "output_subdir": _FOLDERS,
+    "run": _FOLDERS,
+    "searchpath": "Write --config-dir FOLDER, or set LM_CONFIG_DIR",
+    "sweep": _FOLDERS,
+    "sweeper": "-m tries every combination; for a search call lm train once for each, as `wandb agent` does, or let `lm ablate` tune",
+}
+"""Hydra's own settings -> what is here instead."""
+
+
+def of_hydra(path: str) -> str | None:
+    """Returns the sentence on an override of Hydra's own settings, such as hydra.run.dir or hydra/launcher; None for another key."""
+    parts = path.replace("/", ".").split(".")
+    if parts[0] != "hydra":
+        return None
+    return f"{path}: Hydra's own settings are not read. {_OF_HYDRA.get(''.join(parts[1:2]), 'Leave it out')}."
 
 
 def meant(key: str, section: str, paths: Iterable[str]) -> list[str]:

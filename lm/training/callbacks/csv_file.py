@@ -14,27 +14,30 @@ log = logging.getLogger("lm")
 
 
 class Csv:
-    """Appends to metrics.csv. At first, and where a figure comes for the first time or a step again, the file is made of metrics.jsonl, so
-    that the two agree after a resume and a rollback too."""
+    """Appends to metrics.csv. At first, where a figure comes for the first time, and after a rollback, the file is made of metrics.jsonl,
+    so that the two agree after a resume too."""
 
     def __init__(self, run: RunFolder) -> None:
-        self._run, self._file, self._step = run, run.path / "metrics.csv", 0
+        self._run, self._file = run, run.path / "metrics.csv"
         self._columns: list[str] = []  # none: the file is to be made
         self._new: list[Tree] = []  # lines that it lacks
 
     def log(self, record: Tree) -> None:
         if "event" not in record:
             self._new.append(without_nan(record))
-        if "loss" in record:
-            self._columns = self._columns if record["step"] > self._step else []
-            self._step = record["step"]
         if "val_loss" in record:
-            self.close()
+            self._write()
 
     def samples(self, step: int, texts: Sequence[str]) -> None:
         """Does nothing: a csv file has no place for samples."""
 
-    def close(self) -> None:
+    def go_back(self, step: int) -> None:
+        self._columns = []
+
+    def close(self, summary: Tree | None) -> None:
+        self._write()
+
+    def _write(self) -> None:
         try:
             if self._columns and self._file.exists() and {key for line in self._new for key in line} <= {*self._columns}:
                 with disk_errors(self._file), self._file.open("a", encoding="utf-8") as file:

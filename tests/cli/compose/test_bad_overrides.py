@@ -2,6 +2,7 @@
 
 import pytest
 
+from lm.cli.compose.catalog import GLOBAL
 from lm.cli.compose.compose import compose
 from lm.cli.compose.naming import known_keys
 from lm.cli.listing.nearest import OTHER_NAMES
@@ -93,6 +94,17 @@ MISTAKES = {
     "no key": (["geglu"], ["geglu", "key=value"]),
     "unknown flag": (["--multi"], ["--multi", "--multirun"]),
     "key with dashes": (["--optim.lr=1"], ["--optim.lr=1: there is no such flag", "key=value"]),
+    "folder as Hydra's": (["hydra.run.dir=x"], ["hydra.run.dir: Hydra's own settings are not read. A run is in run.dir/run.name"]),
+    "launcher as Hydra's": (["hydra/launcher=joblib"], ["hydra/launcher: Hydra's own settings are not read. -m runs one job after"]),
+    "another setting of Hydra": (["+hydra.verbose=true"], ["hydra.verbose: Hydra's own settings are not read. Leave it out."]),
+    "flag of Hydra": (["--resolve"], ["--resolve: there is no such flag. --cfg job prints values alone"]),
+    "short flag of Hydra": (["-cn", "mine"], ["-cn: there is no such flag. Write recipes=NAME"]),
+    "flag of Hydra with a value": (["--package=optim"], ["--package: there is no such flag. `lm explain SECTION` prints a part"]),
+    "experiment of a template": (["experiment=x"], ["Did you mean 'recipes' or 'run.name'?"]),
+    "section of the chosen kind": (["logger=wandb", "logger.wandb.project=x"], ["stand in logger itself. Leave .wandb out."]),
+    "dict for a group": (["optim={'lr': 0.1}"], ["optim: a dict was given for an option. Write its keys one by one: optim.lr=0.1."]),
+    "dict with a key of two words": (["budget={'a b': 1}"], ["this is no value. Write each key for itself, as in budget.x=VALUE."]),
+    "nothing as Python's": (["optim.clip=None"], ["optim.clip: 'None' does not fit. The value must be a valid number, or null."]),
     "run name that leaves the folder": (["run.name=../../etc/x"], ["run.name: '../../etc/x' cannot name a run folder"]),
     "run name of other letters": (["run.name=größe"], ["run.name: 'größe' cannot name", "letters (a to z, A to Z), digits"]),
     "run name too long": (["run.name=" + "x" * 300], ["run.name", "cannot name a run folder"]),
@@ -218,7 +230,7 @@ def test_blocks_that_are_computed_again_are_told_by_their_present_name() -> None
 
 def test_every_key_that_others_name_differently_exists() -> None:
     for path in OTHER_NAMES:
-        assert path.partition("=")[0] in known_keys()
+        assert path.partition("=")[0] in {*known_keys(), *GLOBAL}
 
 
 @pytest.mark.parametrize(

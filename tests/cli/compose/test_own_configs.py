@@ -100,6 +100,10 @@ def test_many_options_are_listed_in_order(lm: Lm) -> None:
     "line, sentence",
     [
         ("/schedule: cosine", "'/schedule: cosine' does not replace the option of schedule. Write '- override /schedule: cosine'."),
+        (
+            "override /logger: [wandb, csv]",
+            "override /logger needs one option. For two loggers write '- override /logger: several', and below",
+        ),
         ("schedule: cosine", "'schedule: cosine' does not replace the option of schedule. Write '- override /schedule: cosine'."),
         ("override schedule: cosine", "Write '- override /schedule: cosine'."),
         ("override /schedule: cosinne", "schedule: 'cosinne' is not an option. Did you mean 'cosine'?"),
@@ -111,6 +115,22 @@ def test_a_line_of_defaults_that_does_not_compose_is_told_with_its_file(own: Pat
     (own / "recipes" / "bare.yaml").write_text(f"# @package _global_\ndefaults:\n  - {line}\n")
     code, _, err = lm("train", "--config-dir", str(own), "recipes=bare", "--cfg", "job")
     assert code == 2 and err.startswith("it's mine/recipes/bare.yaml: defaults: ") and sentence in err
+
+
+def test_a_folder_that_is_no_group_does_no_harm(own: Path, lm: Lm) -> None:
+    """As experiment/ of a Hydra project. Seen: an internal error, where a line of defaults did not compose."""
+    (own / "experiment").mkdir()
+    (own / "experiment" / "x.yaml").write_text("seed: 1\n")
+    (own / "recipes" / "two.yaml").write_text("defaults:\n  - /model: nano\n")
+    assert "Write '- override /model: nano'." in lm("train", "--config-dir", str(own), "recipes=two")[2].splitlines()[-1]
+
+
+def test_two_loggers_of_a_recipe_of_ones_own(own: Path, lm: Lm) -> None:
+    """As the message on a list of them says."""
+    chosen = "defaults: [override /model: nano, override /logger: several]\nlogger: {each: {wandb: {}, csv: {}}}\ntrainer: {max_steps: 3}\n"
+    (own / "recipes" / "two.yaml").write_text(chosen)
+    code, out, err = lm("train", "--config-dir", str(own), "recipes=two", "--cfg", "job")
+    assert code == 0 and "    wandb:\n      kind: wandb\n" in out and "    csv:\n      kind: csv\n" in out, err
 
 
 @pytest.mark.parametrize(

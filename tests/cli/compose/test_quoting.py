@@ -66,6 +66,11 @@ def test_braces_that_hold_no_dict_are_letters(name: str) -> None:
     assert files(quoted(name)) == files(name) == name
 
 
+@pytest.mark.parametrize("dict_", ["{'match':'embed','lr':0.1}", '{"match": "embed", "lr": 0.1}', "{match:embed,lr:0.1}"])
+def test_keys_of_a_dict_may_have_the_quotes_of_python_or_json(dict_: str) -> None:
+    assert compose([f"optim.groups=[{dict_}]"]).layers[-1].values["optim.groups"] == [{"match": "embed", "lr": 0.1}]
+
+
 def test_a_nested_value_takes_letters_beyond_ascii() -> None:
     sources = "[{name:a,data:{kind:text,files:/home/müller/x (1).txt}}]"
     found = compose(["data=mix", f"data.sources={sources}"]).layers[-1].values["data.sources"]

@@ -30,6 +30,7 @@ from lm.cli.main import VERBS
 from lm.cli.verb import find
 from lm.cli.views.text import default_text, sentence, type_text
 from lm.cost.count import count
+from lm.hf.io import vllm
 from lm.hf.io.family import families
 from lm.hf.io.unread import WHY
 from lm.nn.stack import model_config
@@ -198,8 +199,9 @@ def family_table() -> str:
     for name, family in sorted(families().items()):
         source = Path(inspect.getfile(type(family))).read_text(encoding="utf-8")
         said = (ast.get_docstring(ast.parse(source)) or "").split("\n")[0]
-        rows.append((f"`{name}`", f"`{family.architecture}`", str(source.count("\n")), said))
-    return _table(("model_type", "class of transformers", "lines here", "what it is"), rows)
+        serves = ("no" if name in vllm.ABSENT else "yes") if family.fixed["kind"] == "decoder" else "—"
+        rows.append((f"`{name}`", f"`{family.architecture}`", serves, str(source.count("\n")), said))
+    return _table(("model_type", "class of transformers", "vLLM", "lines here", "what it is"), rows)
 
 
 def unread() -> str:

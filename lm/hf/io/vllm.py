@@ -13,6 +13,10 @@ from lm.hf.io.rules import SILU, UNBIASED, unlike
 from lm.nn.parts import ATTENDING
 from lm.schema import Tree
 
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What --max-lora-rank takes (vllm/config/lora.py)."""
+MAX_RANK = 16
+"""Its default."""
 HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Widths that its attention on CPUs takes (vllm/v1/attention/backends/cpu_attn.py); its kernels for GPUs have fewer and larger ones."""
 ABSENT = ("bamba", "codegen", "diffllama", "gpt_neo", "modernbert-decoder", "mpt", "openai-gpt", "recurrent_gemma", "xglm")
@@ -100,3 +104,8 @@ def serve(family: Family, ours: Tree, folder: Path) -> tuple[str | None, str]:
     if why and (family.name not in THEIRS or unlike(ours, THEIRS[family.name])):
         return None, f"its {family.architecture} has no {why}"
     return f"{command} --model-impl transformers" if why else command, ""
+
+
+def rank_for(rank: int) -> int | None:
+    """Returns the --max-lora-rank that an adapter of this rank needs, or None where vLLM takes no such rank."""
+    return next((most for most in RANKS if most >= rank), None)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import transformers
 
-from lm.hf.io import vllm
+from lm.hf.io import sglang, vllm
 from lm.hf.io.family import families, resolved
 from lm.hf.io.writing import family_for
 from lm.nn.stack import ModelConfig
@@ -133,6 +133,7 @@ def test_of_hybrids_what_its_classes_have_not_is_told() -> None:
 def test_families_are_known_and_let_vllm_replace_their_attention() -> None:
     known = families()
     assert known.keys() >= {*vllm.ABSENT, *vllm.ALLOWED, *vllm.THEIRS, *vllm.SQUARE}
+    assert {known[name].fixed["kind"] for name in (*vllm.ABSENT, *sglang.ABSENT)} == {"decoder"}
     assert vllm.ALLOWED.keys() >= vllm.THEIRS.keys()
     classes = [getattr(transformers, known[name].architecture) for name in vllm.THEIRS]
     assert len(classes) > 20

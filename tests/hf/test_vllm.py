@@ -15,6 +15,7 @@ from tests.hf.gguf_models import DEEP, EXPERT, EXPERTS, HEADS, MLA, MLP, ROPE, b
 HEAD: dict[str, Any] = HEADS | {"head_dim": 32}
 NORMED: dict[str, Any] = HEAD | {"qk_norm": "head"}
 OWN, THEIRS = "vllm serve out", "vllm serve out --model-impl transformers"
+LONG: dict[str, Any] = {"kind": "longrope", "short_factor": [1.0] * 16, "long_factor": [2.0] * 16, "original_len": 16}
 LLAMA4: dict[str, Any] = {
     "attention": HEAD | {"window": 16, "chunked": True, "global_every": 2},
     "position": ROPE | {"interleaved": True, "none_every": 2},
@@ -27,6 +28,11 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "windows in all layers": ({"attention": NORMED | {"window": 16}}, OWN),
     "windows in some layers": ({"attention": NORMED | {"window": 16, "global_every": 2}}, THEIRS),
     "a bias behind the heads": ({"attention": NORMED | {"qkv_bias": True, "out_bias": True}}, THEIRS),
+    "a given factor beside longrope": (
+        {"attention": HEAD, "position": ROPE | {"scaling": LONG | {"attention_factor": 2.0}}},
+        THEIRS,
+    ),
+    "queries that grow": ({"attention": HEAD | {"query_growth": {"rate": 0.1, "every": 16}}}, THEIRS),
     "experts": ({"attention": HEAD, "ffn": EXPERTS}, OWN),
     "experts of geglu": (
         {"attention": HEAD, "ffn": EXPERTS | {"expert": EXPERT | {"activation": "gelu"}}},

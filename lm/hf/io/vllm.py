@@ -66,6 +66,8 @@ ALLOWED: dict[str, Tree] = {
 }  # fmt: skip
 """What its own classes compute, whatever else config.json says. A head that must not be tied has there a matrix of its own, which no file
 fills and nothing reports; one that must be is the embedding, whatever head is in the file. A window of its Cohere2 has one token more."""
+_UNREAD: Tree = {"attention.query_growth.rate": None}
+"""What its classes of dense decoders and of mixtures leave unread: Ministral 3's growth of queries; and a factor given beside LongRoPE."""
 SQUARE = ("jamba",)
 """All heads of these together are as wide as the model."""
 _NOTHING: Tree = {}
@@ -98,12 +100,17 @@ def serve(family: Family, ours: Tree, folder: Path) -> tuple[str | None, str]:
     width = ours.get("attention.head_dim") if {*ATTENDING} & {*ours["pattern"]} else None
     if width is not None and width not in HEADS:
         return None, f"heads are {width} numbers wide, and it has {', '.join(map(str, HEADS))}"
-    command, why = f"vllm serve {shlex.quote(str(folder))}", unlike(ours, ALLOWED.get(family.name, {}), family.name in SQUARE)
+    command, why = f"vllm serve {shlex.quote(str(folder))}", unlike(ours, _rules(family, ours), family.name in SQUARE)
     if family.name == "llama4_text" and ours["attention.global_every"] != ours["position.none_every"]:
         why = why or "chunks elsewhere than in the layers that rotate"
     if why and (family.name not in THEIRS or unlike(ours, THEIRS[family.name])):
         return None, f"its {family.architecture} has no {why}"
     return f"{command} --model-impl transformers" if why else command, ""
+
+
+def _rules(family: Family, ours: Tree) -> Tree:
+    unread = _UNREAD | ({"position.scaling.attention_factor": None} if ours.get("position.scaling.kind") == "longrope" else {})
+    return ALLOWED.get(family.name, {}) | (unread if family.name in THEIRS else {})
 
 
 def rank_for(rank: int) -> int | None:

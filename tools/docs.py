@@ -30,6 +30,7 @@ from lm.cli.main import VERBS
 from lm.cli.verb import find
 from lm.cli.views.text import default_text, sentence, type_text
 from lm.cost.count import count
+from lm.hf.io import sglang, vllm
 from lm.hf.io.family import families
 from lm.hf.io.unread import WHY
 from lm.nn.stack import model_config
@@ -193,13 +194,16 @@ def slots() -> str:
 
 
 def family_table() -> str:
-    """A table of the families of transformers that are read and written, with the lines that each one's file has."""
+    """A table of the families of transformers that are read and written, with the servers that have them, and the lines of each one's
+    file."""
     rows = []
     for name, family in sorted(families().items()):
         source = Path(inspect.getfile(type(family))).read_text(encoding="utf-8")
         said = (ast.get_docstring(ast.parse(source)) or "").split("\n")[0]
-        rows.append((f"`{name}`", f"`{family.architecture}`", str(source.count("\n")), said))
-    return _table(("model_type", "class of transformers", "lines here", "what it is"), rows)
+        decodes = family.fixed["kind"] == "decoder"
+        serves = ("yes" if decodes and name not in absent else "—" for absent in (vllm.ABSENT, sglang.ABSENT))
+        rows.append((f"`{name}`", f"`{family.architecture}`", *serves, str(source.count("\n")), said))
+    return _table(("model_type", "class of transformers", "vLLM", "SGLang", "lines here", "what it is"), rows)
 
 
 def unread() -> str:

@@ -129,6 +129,15 @@ def test_parts_of_one_matrix_there_are_blocks_of_one_adapter(tmp_path: Path) -> 
         export_adapter(tmp_path / "parent", tmp_path / "other")
 
 
+@pytest.mark.parametrize(("rank", "most"), [(8, None), (9, 32)])
+def test_a_rank_that_vllm_takes_only_when_told_is_said(rank: int, most: int | None, tmp_path: Path) -> None:
+    """Queries and values are one matrix there, of twice the rank."""
+    folder, told = adapted("gpt2", LoRAConfig(rank=rank, targets=["attention.q", "attention.v"]), tmp_path), list[str]()
+    export_adapter(folder, tmp_path / "out", check=False, say=told.append)
+    said = [f"this adapter has one of {2 * rank}: start it with --max-lora-rank {most}"] if most else []
+    assert [line.split(", and ")[1] for line in told if line.startswith("vLLM takes ranks up to 16")] == said
+
+
 @pytest.mark.parametrize(
     ("options", "fault"),
     [

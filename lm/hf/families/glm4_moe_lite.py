@@ -26,7 +26,7 @@ class GLM4MoELite(DeepSeekV3):
         "ffn.router.top_groups": ("topk_group", 1),
         "ffn.router.scale": ("routed_scaling_factor", 1.8),
     }
-    further = (*DeepSeekV3.further, "mlp_layer_types")
+    further = (*DeepSeekV3.further, "mlp_layer_types", "first_k_dense_replace")
 
     def read(self, hf: Tree) -> Tree:
         n = hf["num_hidden_layers"]
@@ -41,7 +41,9 @@ class GLM4MoELite(DeepSeekV3):
         return [_DENSE] * first + [_SPARSE] * (n - first)
 
     def write(self, ours: Tree) -> Tree:
-        return {**super().write(ours), "mlp_layer_types": self.layer_types(ours["n_layers"], ours["ffn.first_dense"])}
+        """Of two keys for one thing transformers reads the first, vLLM and SGLang the second."""
+        first = ours["ffn.first_dense"]
+        return {**super().write(ours), "mlp_layer_types": self.layer_types(ours["n_layers"], first), "first_k_dense_replace": first}
 
 
 FAMILY = GLM4MoELite()

@@ -27,10 +27,10 @@ class HY3(DeepSeekMoE):
         "ffn.router.scale": ("router_scaling_factor", 2.826),
     }
     usual_dense = 13312
-    further = (*DeepSeekMoE.further, "mlp_layer_types")
-    idle = ("enable_moe_fp32_combine", "num_nextn_predict_layers")
+    further = (*DeepSeekMoE.further, "mlp_layer_types", "first_k_dense_replace")
+    idle = ("enable_moe_fp32_combine", "expert_hidden_dim", "num_nextn_predict_layers")
     fixed = {**DeepSeekMoE.fixed, "attention.qk_norm": "head", "ffn.router.normalize": True}
-    fixed_there = {"mlp_bias": False}
+    fixed_there = {"mlp_bias": False, "qk_norm": True, "route_norm": True}
 
     def ignores(self, hf: Tree) -> tuple[str, ...]:
         """Its block that predicts a further token is a layer after the last one."""
@@ -41,7 +41,9 @@ class HY3(DeepSeekMoE):
         return {**super().read({**hf, "first_k_dense_replace": first, "n_group": 1}), "ffn.first_dense": first}
 
     def write(self, ours: Tree) -> Tree:
-        return {**super().write(ours), "mlp_layer_types": write_first_dense(ours)}
+        """Of two keys for one thing transformers reads the first, vLLM and SGLang the second."""
+        dense = {"mlp_layer_types": write_first_dense(ours), "first_k_dense_replace": ours["ffn.first_dense"]}
+        return {**super().write(ours), **dense, "expert_hidden_dim": ours["ffn.expert.hidden"]}
 
     def ffn(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
         renamed = {"gate.weight": "router.gate.weight", "gate.e_score_correction_bias": "expert_bias"}

@@ -47,7 +47,9 @@ class LFM2(Llama):
 
     def write(self, ours: Tree) -> Tree:
         kernel = ours.get("recurrent.kernel", 3)
-        return {"layer_types": write_pattern(ours, "conv"), "conv_L_cache": kernel, "block_auto_adjust_ff_dim": False}
+        width = dict.fromkeys(("block_dim", "conv_dim"), ours["d_model"])  # transformers reads neither, vLLM needs both
+        adjusted = {"block_auto_adjust_ff_dim": False, "block_multiple_of": 256, "block_ffn_dim_multiplier": 1.0, **width}
+        return {"layer_types": write_pattern(ours, "conv"), "conv_L_cache": kernel, **adjusted}
 
     def block(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
         for slot in ("attention", "recurrent"):

@@ -17,11 +17,11 @@ from lm.generation.growing import grown_weights
 from lm.generation.load import load
 from lm.hf.gguf.vocabulary import normalises, unnamed_ends
 from lm.hf.gguf.writing import FILE, TYPES, architecture_for, require_gguf, write_gguf
-from lm.hf.io import card
+from lm.hf.io import card, vllm
 from lm.hf.io import check as theirs
 from lm.hf.io.family import TRAINING_ONLY, Family, alike, differs, resolved
 from lm.hf.io.handing_on import uses_of_gguf, uses_of_hf
-from lm.hf.io.peft import write_peft
+from lm.hf.io.peft import highest_rank, write_peft
 from lm.hf.io.tokenizer import save_tokenizer
 from lm.hf.io.writing import drop_mtp, family_for, write_hf
 from lm.hf.io.written import Written
@@ -192,6 +192,10 @@ def export_adapter(
         compared = None
         for what in ["DoRA"] * adapted.adapter.dora + ["modules_to_save"] * bool(adapted.adapter.whole):
             say(f"vLLM refuses adapters with {what}; the merged model (format=hf) has no such limit")
+        if found.cfg.kind == "decoder" and (rank := highest_rank(half)) > vllm.MAX_RANK:
+            most = vllm.rank_for(rank)
+            remedy = f"start it with --max-lora-rank {most}" if most else "serve the merged model (format=hf)"
+            say(f"vLLM takes ranks up to {vllm.MAX_RANK} unless told otherwise, and this adapter has one of {rank}: {remedy}")
         if adapted.adapter.base != "saved":
             how = "was trained beside rounded matrices, and is compared on these; on the base as it was saved its logits differ"
             say(f"adapter.base={adapted.adapter.base}: it {how}. format=hf writes the merged model")

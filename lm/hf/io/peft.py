@@ -21,6 +21,7 @@ from lm.nn.transformer import build_model
 from lm.schema import Tree
 from lm.storage.atomic import write_json
 from lm.storage.checkpoint import require_finite
+from lm.storage.reading import read_json
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _TASKS = {"decoder": "CAUSAL_LM", "encoder_decoder": "SEQ_2_SEQ_LM"}
@@ -60,6 +61,12 @@ def write_peft(
     saved = sorted({key.removeprefix(PREFIX).rpartition(".")[0] for key in whole}) or None
     config = _config(cfg, adapter, found, [path for pair in pairs for path in pair.theirs], base)
     write_json(folder / CONFIG, config | {"modules_to_save": saved})
+
+
+def highest_rank(folder: Path) -> int:
+    """Returns the rank of the largest matrix of a written adapter; that of a fused matrix is the sum of the ranks of its parts."""
+    config = read_json(folder / CONFIG)
+    return max([config["r"], *config["rank_pattern"].values()])
 
 
 def modules(pairs: list[Pair]) -> Iterator[Pair]:

@@ -54,7 +54,11 @@ def test_a_config_is_that_of_the_shell_by_recipe_or_preset(lm: Lm) -> None:
         library.config("nanoo")
 
 
-def test_trains_loads_generates_evaluates_and_compares(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trains_loads_generates_evaluates_and_compares(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Seen to fail in a clone where `lm compare` had been run."""
+    monkeypatch.chdir(folder)
     run = lm.train(lm.config(overrides=overrides(folder)))
     assert run.path == folder / "run" and run.summary()["steps"] == 4
     assert [line["step"] for line in run.metrics.read() if "loss" in line] == [1, 2, 3, 4]

@@ -6,19 +6,22 @@ import io
 import json
 import re
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 from lm.printing import one_line
 from lm.report.collect import Comparison, Row
 from lm.schema import Tree
 from lm.units import duration, fixed, shown, si, table
 
-MOST_CHARS = 120  # longest line of a table that also has the differing keys as columns
+MOST_CHARS = 120  # longest line of a table that has the differing keys
 Cells = list[list[str]]  # rows of equal length, titles first
 
 
 def text(comparison: Comparison, notes: Sequence[str]) -> str:
-    """Returns tables with columns aligned by spaces, then a line for each note."""
-    return "\n\n".join([*map(_aligned, _blocks(comparison)), "\n".join(map(one_line, notes))]).rstrip()
+    """Returns tables with columns aligned by spaces, then a line for each note. A table of keys that is too wide goes on below."""
+    made, *keys = _blocks(comparison)
+    pieces = [made, *chain.from_iterable(map(_narrowed, keys))]
+    return "\n\n".join([*map(_aligned, pieces), "\n".join(map(one_line, notes))]).rstrip()
 
 
 def markdown(comparison: Comparison, notes: Sequence[str]) -> str:
@@ -74,7 +77,18 @@ def _blocks(comparison: Comparison) -> list[Cells]:
     return [made, min([list(column) for column in zip(*by_run, strict=True)], by_run, key=_width)]
 
 
-def _width(cells: Cells) -> int:
+def _narrowed(cells: Cells) -> list[Cells]:
+    """Returns the table in pieces that each begin with its first column, none wider than MOST_CHARS where columns allow it."""
+    first, *columns = zip(*cells, strict=True)
+    pieces = [[first]]
+    for column in columns:
+        if len(pieces[-1]) > 1 and _width([*zip(*pieces[-1], column, strict=True)]) > MOST_CHARS:
+            pieces.append([first])
+        pieces[-1].append(column)
+    return [[list(row) for row in zip(*piece, strict=True)] for piece in pieces]
+
+
+def _width(cells: Sequence[Sequence[str]]) -> int:
     """Returns the length of a line of the table as text."""
     return sum(2 + max(map(len, column)) for column in zip(*cells, strict=True)) - 2
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from matplotlib.figure import Figure
 
 from lm.errors import ConfigError
@@ -142,6 +143,19 @@ def test_names_and_values_are_no_markup_in_any_format(tmp_path: Path, write_run:
     assert all(len({len(re.findall(r"(?<!\\)&", line)) for line in lines}) <= 1 for lines in tables) and max(map(len, tables)) > 2
     assert [row["run"] for row in csv.DictReader(found["csv"].splitlines())] in (["'=1+1", first.name], [first.name, "'=1+1"])
     assert {row["run"] for row in json.loads(found["json"])["rows"]} == {"=1+1", first.name}
+
+
+def test_a_table_of_many_keys_goes_on_below(tmp_path: Path, write_run: WriteRun) -> None:
+    """Each piece says whose it is.  Seen to fail with lines of 690 columns."""
+    runs = [write_run(tmp_path / f"a-run-with-a-name-{i}") for i in range(16)]
+    config = yaml.safe_load((runs[0] / "config.yaml").read_text())
+    more = {f"a_number_of_ones_own_{i}": i for i in range(9)}
+    (runs[1] / "config.yaml").write_text(yaml.safe_dump(config | {"trainer": config["trainer"] | more}))
+    made, *pieces = [block.splitlines() for block in compare(runs).split("\n\n") if block.startswith("run ")]
+    assert len(made) == 18 and len(pieces) > 1
+    assert all(len(piece) == 18 and piece[2].startswith("a-run") and max(map(len, piece)) <= 120 for piece in pieces)
+    told = [title for piece in pieces for title in piece[0].split()[1:]]
+    assert sorted(told) == [f"trainer.{key}" for key in more]
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no LaTeX here")

@@ -40,6 +40,7 @@ class Example:
 ENCODER = ["model=bert_tiny", "model.d_model=32", "model.n_layers=1", "tokenizer=bpe", "tokenizer.vocab_size=300"]
 EXAMPLES = {
     "bilinear": Example("model/ffn=swiglu,bilinear", "model.ffn.hidden", "model.ffn.kind=bilinear must be"),
+    "cope": Example("model/attention=mha,cope", "model.attention.places", "no family can hold this model", options={"n_heads": 4}),
     "diffusion": Example("objective=mlm,diffusion", "objective.least", also=ENCODER),
     "dyt": Example("model/norm=rms,dyt", "model.norm.alpha", "model.norm.kind=dyt must be"),
     "kerple": Example("model/position=rope,kerple", "model.position.scale", "model.position.kind=kerple must be"),
@@ -51,6 +52,9 @@ EXAMPLES = {
         ["model.pattern=[recurrent,attention]"],
     ),
     "sigmoid": Example("model/attention=mha,sigmoid", "model.attention.offset", "no family can hold this model", options={"n_heads": 4}),
+    "talking_heads": Example(
+        "model/attention=mha,talking_heads", "model.attention.n_heads", "no family can hold this model", options={"n_heads": 4}
+    ),
     "time_limit": Example("callbacks.time_limit.minutes=10,20", "callbacks.time_limit.minutes", options={"minutes": 10.0}),
     "weight_rms": Example("metrics.weight_rms.names=embed*,*ffn*", "metrics.weight_rms.names"),
 }

@@ -61,7 +61,7 @@ class TrainerConfig(Config):
     """On CUDA, sums are taken in a fixed order, so that a run repeats bit for bit. A CPU always does so, a Mac's GPU never. false: a little
     faster."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """auto: CUDA where there is a GPU, else the CPU. mps: the GPU of a Mac, which no test has run on."""
+    """auto: CUDA where there is a GPU, else the CPU. mps: the GPU of a Mac, from torch 2.14 on; no test has run on one."""
     ema_decay: float | None = Field(None, gt=0, lt=1)
     """Keep an exponential moving average of the weights; it is validated and exported. null: off."""
     early_stop: int | None = Field(None, gt=0)

@@ -52,7 +52,9 @@ def test_a_run_is_as_on_the_cpu_and_a_killed_one_goes_on_to_the_bit(precision: s
 def test_text_is_continued_as_on_the_cpu(tmp_path: Path) -> None:
     write_text(tmp_path / "text.txt")
     lm(tmp_path, "train", *TINY, f"run.dir={tmp_path}", "data.files=text.txt", "run.name=run", "trainer.device=mps")
-    for how in (["temperature=0"], ["seed=3", "temperature=1.0", "n=2"], ["beams=2", "temperature=0"], ["lookup=2", "temperature=0"]):
+    filters = ["seed=1", "top_k=9", "top_p=0.9", "min_p=0.01", "repetition_penalty=1.1", "no_repeat_ngram=4", "cache=int8"]
+    greedy = (["temperature=0"], ["beams=2", "temperature=0"], ["lookup=2", "temperature=0"])
+    for how in (*greedy, ["seed=3", "temperature=1.0", "n=2"], filters):
         said = [lm(tmp_path, "generate", "from=run", f"device={device}", "prompt=data", *how)[1] for device in ("mps", "cpu")]
         assert said[0] == said[1] != ""
     told = [lm(tmp_path, "eval", "from=run", f"device={device}")[1] for device in ("mps", "cpu")]

@@ -25,6 +25,9 @@ import torch
 import yaml
 from torch.utils.cpp_extension import include_paths
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from lm.ops import defaults
+
 SOURCE = Path(__file__).with_suffix(".cpp")
 LIBRARIES = Path(torch.__file__).parent / "lib"
 _SERVED = {"MPS", "CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional"}
@@ -69,6 +72,9 @@ def install() -> None:
     ):
         setattr(where, name, partial(lambda answer: answer, answer))
     torch.mps.manual_seed = lambda seed: None  # its numbers are the CPU's
+    torch.mps.get_rng_state = lambda device="mps": torch.get_rng_state()
+    torch.mps.set_rng_state = lambda new_state, device="mps": torch.set_rng_state(new_state)
+    defaults.MAC_SINCE = "0"  # and so are its sums
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ class Decoding(Verb):
     from_: str
     """Run, model or checkpoint folder."""
     device: str = "auto"
-    """auto (CUDA where there is a GPU), cpu, cuda or cuda:N."""
+    """auto (CUDA where there is a GPU), cpu, cuda, cuda:N or mps (the GPU of a Mac)."""
     dtype: Dtype | None = "saved"
     """Of the matrices: saved (as in the folder), fp32, bf16, fp16, int8 (a scale an output) or int4 (a scale and a zero for 32 inputs).
     null: the model as it was trained, with nothing fused."""

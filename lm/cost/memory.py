@@ -31,6 +31,7 @@ class Setting:
     context: int = 1  # ranks that share the tokens of a row
     tensor: int = 1  # of these ranks, those that share the matrices: 1 or all
     cpu: bool = False  # training runs on a CPU
+    fused: bool = True  # attention's kernel is fused, as on all but a Mac's GPU
     compiled: bool = False  # blocks are, and compute more again than autograd does
 
 
@@ -61,8 +62,7 @@ class Memory:
 
 
 def memory(model: LM, setting: Setting) -> Memory:
-    """Returns what training takes on each rank. The model may be on the meta device. Attention counts as in fused kernels; DDP's buckets
-    come on top.
+    """Returns what training takes on each rank. The model may be on the meta device. DDP's buckets come on top.
 
     Frozen weights have no gradient and no optimizer state; `self_updated` parameters stay in float32.
     """
@@ -173,7 +173,7 @@ def _ends(d: int) -> Activations:
 def _block(cfg: ModelConfig, parts: BlockParts, setting: Setting) -> Activations:
     """Counts what autograd saves of one token in a block, norms and residual branches included."""
     bias = [cfg.position.saved_activations(cfg.attention.n_heads, setting.seq_len)] if parts.slot in ATTENDING else []
-    scores = [mixer.saved_scores(setting.seq_len) for mixer in parts.mixers]
+    scores = [mixer.saved_scores(setting.seq_len, setting.fused) for mixer in parts.mixers]
     return sum_activations([cfg.block.saved_activations(parts), parts.saved_activations(), *bias, *scores, _exchanged(cfg, parts, setting)])
 
 

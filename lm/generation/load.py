@@ -20,7 +20,7 @@ from lm.generation.weights.prepare import prepare
 from lm.nn.stack import ModelConfig, model_config
 from lm.nn.transformer import LM, EncoderConfig, EncoderDecoderConfig, build_model
 from lm.ops.cache.cache import PerToken
-from lm.ops.defaults import default_kind, device_unset
+from lm.ops.defaults import default_kind, device_unset, why_not_mac
 from lm.plugins import used
 from lm.schema import Tree, did_you_mean
 from lm.storage.adapted import Adapted, read_apart, read_merged
@@ -40,10 +40,11 @@ def load(
 ) -> tuple[LM, Tokenizer]:
     """Returns the model of a run, model or checkpoint folder, in eval mode and in the dtype that was saved, and its tokenizer.
 
-    device: cpu, cuda, cuda:1 ..., or auto: CUDA where there is a GPU. merge: an adapter is merged into the weights; otherwise it computes
-    beside them. dtype: saved, fp32, bf16, fp16, int8 or int4: `prepare` makes the model ready to decode fast, with its matrices so; then it
-    cannot be trained, and its layers take no hooks. cache: bf16 or int8: how the keys and values of each token are held in decoding; None:
-    as they are computed. compile: with a dtype, compiles the decoding step of one row; on CUDA records that of all rows as a graph, too.
+    device: cpu, cuda, cuda:1 ..., mps, or auto: CUDA where there is a GPU. merge: an adapter is merged into the weights; otherwise it
+    computes beside them. dtype: saved, fp32, bf16, fp16, int8 or int4: `prepare` makes the model ready to decode fast, with its matrices
+    so; then it cannot be trained, and its layers take no hooks. cache: bf16 or int8: how the keys and values of each token are held in
+    decoding; None: as they are computed. compile: with a dtype, compiles the decoding step of one row; on CUDA records that of all rows as
+    a graph, too.
     Raises CheckpointError where config, weights and tokenizer do not fit each other, ConfigError for a dtype that the model cannot have,
     for a cache where no layer keeps anything of each token, and for a step that cannot be compiled.
     """
@@ -132,8 +133,10 @@ def pick_device(name: str) -> torch.device:
         device = None
     if device is None or device.type not in ("cpu", "cuda", "mps"):  # torch also knows meta, xla, ...
         raise ConfigError(f"device: {name!r} is not a device. Write auto, cpu, cuda or mps.")
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError("device: mps was asked for, and torch finds no GPU of a Mac here. Use device=auto or cpu.")
+    if device.type == "mps" and (reason := why_not_mac()) is not None:
+        raise ConfigError(f"device: {name} was asked for, and {reason}. Use device=auto or cpu.")
+    if device.type == "mps" and device.index:
+        raise ConfigError(f"device: {name} was asked for, and a Mac has one GPU. Use device=mps.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"device: {name} was asked for, and torch finds {torch.cuda.device_count()} GPUs here. Use device=auto or cpu.")
     return device

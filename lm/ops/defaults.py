@@ -5,10 +5,23 @@ from contextlib import ExitStack, contextmanager, nullcontext
 
 import torch
 
+MAC_SINCE = "2.14"
+"""The torch that a Mac's GPU needs. Before it products of over 32,768 terms, as for the gradient below the head of a large vocabulary, are
+wrong on an M1 and M2 (pytorch/pytorch#183535), and before 2.13 the fused AdamW takes steps that it is told to skip (#186360)."""
+
 
 def default_kind() -> str:
     """Returns the kind of device that `auto` stands for. A Mac's GPU has to be asked for: no test has run on one."""
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def why_not_mac() -> str | None:
+    """Returns why nothing can be computed on a Mac's GPU here; None where it can."""
+    if not torch.backends.mps.is_available():
+        return "torch finds no GPU of a Mac here"
+    if torch.__version__ < MAC_SINCE:
+        return f"torch before {MAC_SINCE} computes wrongly there, without a word, and this is {torch.__version__}"
+    return None
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from lm.errors import LmError, NumericsError, ResourceError, internal
 from lm.generation.engine import Engine, Event, Finish, Request
 from lm.generation.sampling import Logprob
 from lm.generation.text import Continuation
+from lm.nn.device_memory import out_of_memory
 from lm.printing import note
 from lm.serving.asked import Asked, Refusal
 from lm.serving.metrics import Metrics
@@ -146,9 +147,8 @@ class Worker(threading.Thread):
 
     def _lose(self, error: Exception) -> None:
         """Puts the error into all open tickets and empties the engine."""
-        memory = isinstance(error, MemoryError) or "alloc" in str(error).lower() or "out of memory" in str(error).lower()
         known = error if isinstance(error, LmError) else internal(error)
-        lost = ResourceError("server: an allocation failed. Ask for less, or serve with fewer rows.") if memory else known
+        lost = ResourceError("server: an allocation failed. Ask for less, or serve with fewer rows.") if out_of_memory(error) else known
         note(lost.sentence)
         self._engine.clear()
         for ticket in set(self._tickets.values()):

@@ -10,6 +10,7 @@ import re
 import secrets
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing.pool import ThreadPool
@@ -289,5 +290,8 @@ def sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+        if sys.platform == "darwin":  # whose fsync leaves it in the disk's own memory
+            with suppress(OSError):  # a file system that cannot do more
+                fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
     finally:
         os.close(descriptor)

@@ -1,6 +1,5 @@
 """Builds the LightningModule of a run, and checks and reports the memory that it needs."""
 
-import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,7 +9,7 @@ from lm import heap
 from lm.adapters.adapter import hold_bases
 from lm.data.store.prepare import Prepared
 from lm.errors import CheckpointError, ConfigError, ResourceError
-from lm.nn.device_memory import require_memory
+from lm.nn.device_memory import out_of_memory, require_memory
 from lm.nn.stack import ModelConfig
 from lm.nn.transformer import EncoderDecoderConfig, build_model
 from lm.storage.checkpoint import CheckpointReader
@@ -75,8 +74,7 @@ def memory_errors(cfg: TrainConfig) -> Iterator[None]:
         yield
     except (MemoryError, RuntimeError, OSError) as error:
         reason = str(error).splitlines()[0][:120] if str(error) else "MemoryError"
-        refused = "allocate" in str(error) or "out of memory" in str(error).lower() or getattr(error, "errno", None) == errno.ENOMEM
-        if not isinstance(error, MemoryError) and not refused:
+        if not out_of_memory(error):
             raise
         raise ResourceError(
             f"train: out of memory with trainer.micro_batch={cfg.trainer.micro_batch} and data.seq_len={cfg.data.seq_len} ({reason})."

@@ -68,7 +68,8 @@ def _report(cfg: TrainConfig, run: RunFolder, folder: Path, say: Callable[[str],
     pace = "at the pace of that step; those behind the first of a process are faster"
     taken = duration(steps * line["step_s"]) + cost(cfg, steps * line["step_s"])
     say(f"check: {counted(steps, 'step')} take {taken}, {pace}")
-    say(f"check: memory of {whose} is {peak} at its peak, with the program itself; by formula its tensors are {tensors}")
+    had = "reserved on the GPU" if cfg.trainer.device == "mps" else "at its peak, with the program itself"
+    say(f"check: memory of {whose} is {peak} {had}; by formula its tensors are {tensors}")
     say(f"check: {kept} checkpoints of {size:,} bytes are {kept * size:,}, and {free_bytes(folder):,} are free")
     require_space(folder, kept * size)
     say(f"check: saved, resumed, validated and {'sampled' if cfg.trainer.sample_prompts else 'exported'}; the run can start")

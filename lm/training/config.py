@@ -58,9 +58,10 @@ class TrainerConfig(Config):
     compile: bool = False
     """torch.compile the blocks; those that are alike are compiled once."""
     deterministic: bool = True
-    """On a GPU, sums are taken in a fixed order, so that a run repeats bit for bit; a CPU always does so. false: a little faster."""
+    """On CUDA, sums are taken in a fixed order, so that a run repeats bit for bit. A CPU always does so, a Mac's GPU never. false: a little
+    faster."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """auto: CUDA where there is a GPU, else the CPU. mps: the GPU of a Mac, which no test has run on."""
+    """auto: CUDA where there is a GPU, else the CPU. mps: the GPU of a Mac, from torch 2.14 on; no test has run on one."""
     ema_decay: float | None = Field(None, gt=0, lt=1)
     """Keep an exponential moving average of the weights; it is validated and exported. null: off."""
     early_stop: int | None = Field(None, gt=0)
@@ -124,7 +125,16 @@ class TrainSetup(Config):
         for name in ("compile", "float8"):
             if getattr(self.trainer, name):
                 return f"trainer.{name}=true is for CPUs and CUDA. Leave it out"
+        if self.trainer.recompute != "none" and (draws := self._draws()) is not None:
+            rule = f"trainer.recompute={self.trainer.recompute} would draw anew for {draws}, and torch cannot repeat draws there"
+            return f"{rule}. Set {draws.partition('=')[0]}=0, or trainer.recompute=none"
         return None
+
+    def _draws(self) -> str | None:
+        """Returns the first option, as key=value, for which a forward in training draws random numbers."""
+        trees = {"model": self.model.tree(), "adapter": self.adapter.tree() if self.adapter is not None else {}}
+        drawn = ("dropout", "jitter")
+        return next((f"{key}={value}" for key, value in flatten(trees).items() if key.endswith(drawn) and value), None)
 
     def _why_not_float8(self) -> str | None:
         """Returns why this run cannot compute in float8, with the remedy; None where it can."""
@@ -168,6 +178,7 @@ class TrainSetup(Config):
             context=self.launch.ranks_per_row,
             tensor=self.launch.tensor,
             cpu=(default_kind() if trainer.device == "auto" else trainer.device) == "cpu",
+            fused=trainer.device != "mps",
             compiled=trainer.compile,
         )
 
@@ -222,11 +233,6 @@ class TrainConfig(TrainSetup):
         """Returns the seeds for init, data and dropout."""
         return Seeds(init=self.seed, data=self.seed, dropout=self.seed) if isinstance(self.seed, int) else self.seed
 
-    def _dropout(self) -> str | None:
-        """Returns the first dropout that is not 0, as key=value."""
-        trees = {"model": self.model.tree(), "adapter": self.adapter.tree() if self.adapter is not None else {}}
-        return next((f"{key}={value}" for key, value in flatten(trees).items() if key.endswith("dropout") and value), None)
-
     def shared_steps(self, max_steps: int, every: int = 1) -> int:
         """Returns the number of first steps that are the same in this run and in one that differs only in trainer.max_steps.
 
@@ -268,10 +274,10 @@ class TrainConfig(TrainSetup):
             raise ValueError(f"objective={self.objective.kind} compares with the model that training starts from. Set init_from.")
         if self.objective.own_answers and self.init_from is None:
             raise ValueError(f"objective={self.objective.kind} learns from what the model answers, and a new one cannot. Set init_from.")
-        if self.objective.own_answers and (dropped := self._dropout()) is not None:
+        if self.objective.own_answers and (drawn := self._draws()) is not None:
             raise ValueError(
-                f"objective={self.objective.kind} learns from what the model itself has drawn, and {dropped} makes it another model in"
-                f" each step. Set {dropped.partition('=')[0]}=0."
+                f"objective={self.objective.kind} learns from what the model itself has drawn, and {drawn} makes it another model in"
+                f" each step. Set {drawn.partition('=')[0]}=0."
             )
         if self.init_optimizer and (self.init_from is None or self.adapter is not None):
             without = "there is no init_from" if self.adapter is None else f"adapter={self.adapter.kind} is new"

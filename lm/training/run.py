@@ -19,6 +19,7 @@ from lm.data.store.prepare import Prepared, prepare
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import Interrupted
 from lm.nn.transformer import build_model
+from lm.ops.defaults import why_not_mac
 from lm.ops.precision import multiplies_bf16
 from lm.progress import quiet
 from lm.schema import Tree
@@ -170,16 +171,16 @@ def _fit(module: "TrainModule", callbacks: Sequence["Callback"]) -> None:
         run.journal.console.say(multiply_in_float8(module.model))
     if cuda and cfg.trainer.precision.startswith("bf16") and not multiplies_bf16(torch.device("cuda")):
         run.journal.console.say("this GPU has no products in bf16, and torch imitates them: trainer.precision=fp16-mixed uses its own")
-    if cfg.trainer.device == "auto" and torch.backends.mps.is_available():
+    if cfg.trainer.device == "auto" and why_not_mac() is None:
         run.journal.console.say("on the CPU; trainer.device=mps tries this Mac's GPU")
     if cfg.trainer.compile:
         module.model.compile()
-    trainer = build_trainer(cfg, accumulation, module.strategy.lightning(), callbacks)
     with warnings.catch_warnings(), worker_faults(), deterministic(cuda and cfg.trainer.deterministic):
         warnings.filterwarnings("ignore", module="lightning")
         warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
         warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")  # autograd's thread makes the context at its first product
         warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")  # what is float32 beside bf16 is so on purpose
+        trainer = build_trainer(cfg, accumulation, module.strategy.lightning(), callbacks)
         with quiet(), run.signals.reaching_compiler():  # the console tells
             trainer.fit(module, train_dataloaders=loader)
     run.saver.wait()

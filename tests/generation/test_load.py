@@ -13,8 +13,10 @@ import lm
 from lm.data.kinds import BytesConfig
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import CheckpointError, ConfigError
+from lm.generation.load import pick_device
 from lm.nn.batch import Batch
 from lm.nn.transformer import DecoderLM, build_model
+from lm.ops import defaults
 from lm.schema import Tree
 from lm.storage.atomic import MANIFEST
 from lm.storage.checkpoint import Piece
@@ -144,13 +146,23 @@ def test_damaged_file_is_named(model_folder: Path) -> None:
         lm.load(model_folder, device="cpu")
 
 
+def test_a_mac_has_one_gpu_and_needs_a_torch_that_computes_right_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    for since, name, why in (("2.0", "mps:1", "a Mac has one GPU"), ("99.9", "mps", "torch before 99.9 computes wrongly there")):
+        monkeypatch.setattr(defaults, "MAC_SINCE", since)
+        with pytest.raises(ConfigError, match=f"{name} was asked for, and {why}"):
+            pick_device(name)
+    monkeypatch.setattr(defaults, "MAC_SINCE", "2.0")
+    assert pick_device("mps:0").type == "mps"
+
+
 def test_device_that_is_not_there_is_refused(model_folder: Path) -> None:
     untyped: Any = None
     for name in ("gpu", "meta", "xla:0", untyped):  # torch knows all but the first by name
         with pytest.raises(ConfigError, match=f"{name!r} is not a device"):
             lm.load(model_folder, device=name)
     if not torch.backends.mps.is_available():
-        with pytest.raises(ConfigError, match="mps was asked for"):
+        with pytest.raises(ConfigError, match="mps was asked for, and torch finds no GPU of a Mac here"):
             lm.load(model_folder, device="mps")
     missing = f"cuda:{torch.cuda.device_count()}"
     with pytest.raises(ConfigError, match=f"{missing} was asked for"):

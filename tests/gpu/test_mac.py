@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from lm.ops.defaults import why_not_mac
 from tests.training.conftest import TINY, read, results, settled, write_text
 
 HERE = torch.backends.mps.is_available()
+WHY_NOT = why_not_mac() if HERE else None if shutil.which("g++") else "needs a Mac or g++"
 START = [sys.executable, "-m", "lm"] if HERE else [sys.executable, str(Path(__file__).parents[2] / "tools" / "mac.py")]
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not HERE and shutil.which("g++") is None, reason="needs a Mac or g++")]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))]
 
 
 def lm(folder: Path, *args: str, **env: str) -> tuple[int, str]:
@@ -24,6 +26,7 @@ def lm(folder: Path, *args: str, **env: str) -> tuple[int, str]:
         [*START, *settled(*args)], cwd=folder, env=os.environ | {"PYTHONPATH": root} | env, capture_output=True, text=True, check=False
     )
     assert done.returncode in (0, -signal.SIGKILL), done.stderr
+    assert "ightning" not in done.stderr  # which asks for the GPU wherever there is one
     return done.returncode, done.stdout
 
 
@@ -38,16 +41,20 @@ def test_a_run_is_as_on_the_cpu_and_a_killed_one_goes_on_to_the_bit(precision: s
     killed = [*tiny, "run.name=killed", "trainer.device=mps"]
     assert lm(tmp_path, "train", *killed, LM_FAILPOINT="renamed:kill")[0] == -signal.SIGKILL
     assert lm(tmp_path, "train", *killed)[0] == 0
-    assert results(tmp_path / "killed") == results(tmp_path / "alone")
-    expected, found = (read(tmp_path / name / "metrics.jsonl") for name in ("cpu", "same"))
-    for key in ("loss", "val_loss"):
-        assert [line[key] for line in found if key in line] == pytest.approx([line[key] for line in expected if key in line], rel=near)
+    if not HERE:  # where an embedding's gradient is summed in no fixed order
+        assert results(tmp_path / "killed") == results(tmp_path / "alone")
+    for names in (("cpu", "same"), ("alone", "killed")):
+        expected, found = (read(tmp_path / name / "metrics.jsonl") for name in names)
+        for key in ("loss", "val_loss"):
+            assert [line[key] for line in found if key in line] == pytest.approx([line[key] for line in expected if key in line], rel=near)
 
 
 def test_text_is_continued_as_on_the_cpu(tmp_path: Path) -> None:
     write_text(tmp_path / "text.txt")
     lm(tmp_path, "train", *TINY, f"run.dir={tmp_path}", "data.files=text.txt", "run.name=run", "trainer.device=mps")
-    for how in (["temperature=0"], ["seed=3", "temperature=1.0", "n=2"], ["beams=2", "temperature=0"], ["lookup=2", "temperature=0"]):
+    filters = ["seed=1", "top_k=9", "top_p=0.9", "min_p=0.01", "repetition_penalty=1.1", "no_repeat_ngram=4", "cache=int8"]
+    greedy = (["temperature=0"], ["beams=2", "temperature=0"], ["lookup=2", "temperature=0"])
+    for how in (*greedy, ["seed=3", "temperature=1.0", "n=2"], filters):
         said = [lm(tmp_path, "generate", "from=run", f"device={device}", "prompt=data", *how)[1] for device in ("mps", "cpu")]
         assert said[0] == said[1] != ""
     told = [lm(tmp_path, "eval", "from=run", f"device={device}")[1] for device in ("mps", "cpu")]

@@ -116,7 +116,8 @@ def test_what_a_mac_cannot_do_is_told(tiny: list[str], capsys: pytest.CaptureFix
         ("strategy=fsdp", "trainer.device=mps: a Mac has one GPU, and strategy=fsdp is for several ranks. Use strategy=single."),
         ("trainer.compile=true", "trainer.device=mps: trainer.compile=true is for CPUs and CUDA. Leave it out."),
         ("trainer.float8=true", "trainer.device=mps: trainer.float8=true is for CPUs and CUDA. Leave it out."),
-        *([] if torch.backends.mps.is_available() else [("seed=0", "trainer.device=mps, but torch finds no GPU here.")]),
+        ("trainer.recompute=block", "trainer.recompute=block would draw anew for model.dropout=0.1, and torch cannot repeat draws there."),
+        *([] if torch.backends.mps.is_available() else [("seed=0", "trainer.device=mps, but torch finds no GPU of a Mac here.")]),
     ):
         assert main(settled("train", *tiny, "trainer.device=mps", override)) == 2
         assert why in capsys.readouterr().err.splitlines()[-1]

@@ -59,7 +59,7 @@ class Classify(Verb):
     merge: bool = True
     """An adapter becomes part of the weights; otherwise it computes beside them."""
     device: str = "auto"
-    """auto (CUDA where there is a GPU), cpu, cuda or cuda:N."""
+    """auto (CUDA where there is a GPU), cpu, cuda, cuda:N or mps (the GPU of a Mac)."""
     dtype: Dtype | None = None
     """As lm generate holds the matrices: saved, fp32, bf16, fp16, int8 or int4. null: as they were saved."""
     format: Literal["text", "json"] = "text"

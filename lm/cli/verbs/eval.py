@@ -46,7 +46,7 @@ class Eval(Verb):
     micro_batch: int = Field(8, gt=0)
     """Rows per forward."""
     device: str = "auto"
-    """auto (CUDA where there is a GPU), cpu, cuda or cuda:N."""
+    """auto (CUDA where there is a GPU), cpu, cuda, cuda:N or mps (the GPU of a Mac)."""
     dtype: Dtype | None = None
     """As lm generate holds the matrices: saved, fp32, bf16, fp16, int8 or int4. null: as they were trained."""
     tasks: str | None = None

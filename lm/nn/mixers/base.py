@@ -107,8 +107,9 @@ class MixerConfig(Config):
         """Returns the outputs of fused kernels for one token, which selective recomputation keeps; linear layers (nn.Linear) aside."""
         return Activations(0, 0)
 
-    def saved_scores(self, seq_len: int) -> Activations:
-        """Returns what autograd saves of one token and all of its row for the backward, where no fused kernel computes it."""
+    def saved_scores(self, seq_len: int, fused: bool) -> Activations:
+        """Returns what autograd saves of one token and all of its row for the backward, where no fused kernel computes it.  fused: whether
+        the device has such a kernel."""
         return Activations(0, 0)
 
     @abstractmethod
@@ -147,6 +148,10 @@ class AttentionConfig(SlotMixerConfig, Slot, group="model/attention"):
 
     n_heads: int = Field(gt=0, le=MOST)
     """Number of query heads."""
+
+    def saved_scores(self, seq_len: int, fused: bool) -> Activations:
+        """Of what is not fused: the weights of all heads, before and behind the zeros of queries that see no key, and the mask."""
+        return Activations(0, 0) if fused else Activations(self.n_heads * seq_len, self.n_heads * seq_len, seq_len)
 
     def why_not_context_parallel(self, n: int) -> str | None:
         if not self.by_heads:

@@ -141,9 +141,9 @@ class GQAConfig(GroupedConfig):
         looked_up = 0 if self.table(layer) is None else kv + 2 * (self.n_kv_heads or self.n_heads)
         return sum_activations([super().saved_activations(d_model, layer), Activations(gates, mixed + looked_up + twice + repeated)])
 
-    def saved_scores(self, seq_len: int) -> Activations:
+    def saved_scores(self, seq_len: int, fused: bool) -> Activations:
         """With forget, the weights of all heads: the bias needs a gradient, which no fused kernel computes."""
-        return Activations(0, self.n_heads * seq_len if self.forget else 0)
+        return Activations(0, self.n_heads * seq_len) if fused and self.forget else super().saved_scores(seq_len, fused)
 
     def kernel_outputs(self, d_model: int, layer: int) -> Activations:
         """With keep_first, attention outputs are twice as wide."""

@@ -10,7 +10,7 @@ import torch
 from torch import distributed
 
 from lm.errors import ConfigError, LmError
-from lm.ops.defaults import default_kind
+from lm.ops.defaults import default_kind, why_not_mac
 from lm.ops.ranks.ulysses import ShardedRows, Ulysses
 from lm.training.launch.config import LaunchConfig
 
@@ -150,8 +150,10 @@ def device_kind(device: str, devices: int) -> str:
     """Returns the kind of device that training is to run on, cpu, cuda or mps; ConfigError where it cannot.  device: of these, or auto.
     devices: how many."""
     kind = default_kind() if device == "auto" else device
-    if (kind == "cuda" and not torch.cuda.is_available()) or (kind == "mps" and not torch.backends.mps.is_available()):
-        raise ConfigError(f"trainer.device={kind}, but torch finds no GPU here. Use trainer.device=auto or cpu.")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("trainer.device=cuda, but torch finds no GPU here. Use trainer.device=auto or cpu.")
+    if kind == "mps" and (reason := why_not_mac()) is not None:
+        raise ConfigError(f"trainer.device=mps, but {reason}. Use trainer.device=auto or cpu.")
     if kind == "cuda" and (found := torch.cuda.device_count()) < devices:
         raise ConfigError(f"launch.devices={devices}, but torch finds {found} GPUs here. Use as many, or fewer.")
     return kind

@@ -31,7 +31,7 @@ def train(cfg: TrainConfig, callbacks: Sequence["Callback"] = (), command: str |
     if not cfg.strategy.launched:
         from lm.training import run
 
-        with _as_before() if command is None else nullcontext():  # the process of a command ends with it
+        with _as_before(cfg.trainer.device) if command is None else nullcontext():  # the process of a command ends with it
             run.train_rank(cfg, command, callbacks)
         return folder
     if callbacks:
@@ -44,18 +44,19 @@ def train(cfg: TrainConfig, callbacks: Sequence["Callback"] = (), command: str |
 
 
 @contextmanager
-def _as_before() -> Iterator[None]:
+def _as_before(device: str) -> Iterator[None]:
     """Within the block, torch is set as in the process of a command. Behind it, a process that goes on is as it was: with its own settings,
     a scheduler's environment variables, torch's own random numbers, and the memory and open files that the run held: Lightning's parts
     refer to each other, and would hold them until some later collection."""
     import torch
 
-    from lm.ops.defaults import unset
+    from lm.ops.defaults import unset, why_not_mac
 
     environment = dict(os.environ)
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # no GPU is woken up to be asked
+    kind = "mps" if device == "mps" and why_not_mac() is None else "cuda"
+    cuda = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # no GPU is woken up to be asked
     try:
-        with unset(), collector.nothing_left(), torch.random.fork_rng(devices):
+        with unset(), collector.nothing_left(), torch.random.fork_rng([0] if kind == "mps" else cuda, device_type=kind):
             yield
     finally:
         os.environ.update({name: value for name, value in environment.items() if name not in os.environ})

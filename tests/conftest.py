@@ -13,6 +13,9 @@ import pytest
 # Before torch is imported, here and in every process that a test starts: on tensors this small, threads cost more than they bring.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+for _own in ("LM_CONFIG_DIR", "LM_PLUGINS", "LM_FAILPOINT"):
+    os.environ.pop(_own, None)  # what whoever runs the tests has set for runs of their own
+
 gc.set_threshold(20_000, 50, 50)  # looking for cycles among all that is imported here took 4 % of the tests' time
 
 Lm = Callable[..., tuple[int, str, str]]
@@ -28,6 +31,26 @@ def started(args: Sequence[str], **options: Any) -> Iterator["subprocess.Popen[s
             yield process
         finally:
             process.kill()
+
+
+@contextmanager
+def unprivileged() -> Iterator[None]:
+    """Root, who may read and write everything, is nobody within the block."""
+    own = os.geteuid()
+    if own == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(own)
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """An empty folder that others may look into, unlike tmp_path."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-# Before torch is imported, here and in every process that a test starts: on tensors this small, threads cost more than they bring.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Before torch is imported, here and in every process that a test starts: on tensors this small, threads cost more than they bring (where
+# two were set on two busy cores, the tests took many times as long).
+os.environ["OMP_NUM_THREADS"] = "1"
 
 for _own in ("LM_CONFIG_DIR", "LM_PLUGINS", "LM_FAILPOINT"):
     os.environ.pop(_own, None)  # what whoever runs the tests has set for runs of their own
@@ -47,10 +48,18 @@ def unprivileged() -> Iterator[None]:
 
 @pytest.fixture
 def public() -> Iterator[Path]:
-    """An empty folder that others may look into, unlike tmp_path."""
-    with tempfile.TemporaryDirectory() as folder:
-        os.chmod(folder, 0o755)
-        yield Path(folder)
+    """An empty folder that others may look into, unlike tmp_path, and into what is made there."""
+    mask = os.umask(0o022)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            os.chmod(folder, 0o755)
+            with unprivileged():
+                seen = os.access(folder, os.R_OK, effective_ids=os.access in os.supports_effective_ids)
+            if not seen:
+                pytest.skip("others do not see the folder of temporary files")
+            yield Path(folder)
+    finally:
+        os.umask(mask)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -300,19 +300,20 @@ def test_a_cache_that_can_only_be_read_serves_for_what_is_in_it(public: Path) ->
     """Seen to fail: refused, though all was there."""
     cfg = TextConfig(files=str(write(public / "a.txt", TEXT)), cache_dir=str(public / "cache"))
     made = prepare(cfg, BytesConfig(), log=lambda line: None)
-    for memo in (public / "cache" / "hashes").iterdir():
-        memo.chmod(0o600)  # by a umask of 077
     other = cfg.replace(files=str(write(public / "b.txt", TEXT * 2)))
+    inside = [public / "cache", *(public / "cache").rglob("*")]
+    for path in (public / "a.txt", public / "b.txt", *inside):
+        path.chmod(0o555 if path.is_dir() else 0 if path.parent.name == "hashes" else 0o444)
     with unprivileged():
         assert prepare(cfg, BytesConfig(), log=lambda line: None).train.n_tokens == made.train.n_tokens
         with pytest.raises(ResourceError, match=r"^data\.cache_dir: .* cannot be written \(Permission denied\)\. Make it writable or set"):
             prepare(other, BytesConfig(), log=lambda line: None)
     (public / "cache").chmod(0)
-    with (
-        unprivileged(),
-        pytest.raises(ResourceError, match=r"^data\.cache_dir=.*/cache: it cannot be written \(Permission denied\)\. Choose"),
-    ):
+    refused = r"^data\.cache_dir=.*/cache: it cannot be written \(Permission denied\)\. Choose"
+    with unprivileged(), pytest.raises(ResourceError, match=refused):
         prepare(cfg, BytesConfig(), log=lambda line: None)
+    for path in inside:
+        path.chmod(0o755)
 
 
 def test_a_full_disk_is_a_resource_error_that_leaves_nothing(prepare_text: Prepare, tmp_path: Path) -> None:

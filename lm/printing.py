@@ -132,6 +132,7 @@ def open_door() -> None:
     log = logging.getLogger("lm")
     if not log.handlers:
         log.addHandler(_Notes())
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # where the home folder is read-only it says in two lines where its cache is
 
 
 def shut_door() -> None:

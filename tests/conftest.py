@@ -10,8 +10,12 @@ from typing import Any
 
 import pytest
 
-# Before torch is imported, here and in every process that a test starts: on tensors this small, threads cost more than they bring.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Before torch is imported, here and in every process that a test starts: on tensors this small, threads cost more than they bring (where
+# two were set on two busy cores, the tests took many times as long).
+os.environ["OMP_NUM_THREADS"] = "1"
+
+for _own in ("LM_CONFIG_DIR", "LM_PLUGINS", "LM_FAILPOINT"):
+    os.environ.pop(_own, None)  # what whoever runs the tests has set for runs of their own
 
 gc.set_threshold(20_000, 50, 50)  # looking for cycles among all that is imported here took 4 % of the tests' time
 
@@ -28,6 +32,34 @@ def started(args: Sequence[str], **options: Any) -> Iterator["subprocess.Popen[s
             yield process
         finally:
             process.kill()
+
+
+@contextmanager
+def unprivileged() -> Iterator[None]:
+    """Root, who may read and write everything, is nobody within the block."""
+    own = os.geteuid()
+    if own == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(own)
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """An empty folder that others may look into, unlike tmp_path, and into what is made there."""
+    mask = os.umask(0o022)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            os.chmod(folder, 0o755)
+            with unprivileged():
+                seen = os.access(folder, os.R_OK, effective_ids=os.access in os.supports_effective_ids)
+            if not seen:
+                pytest.skip("others do not see the folder of temporary files")
+            yield Path(folder)
+    finally:
+        os.umask(mask)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -200,3 +200,13 @@ def test_on_a_terminal_a_line_of_progress_makes_way_for_the_next() -> None:
     os.close(ours)
     first, second, last = shown.split("\r\x1b[K")
     assert first == "10 %" and len(second) == 79 and last == "done\r\n"
+
+
+def test_a_home_that_cannot_be_written_is_no_matter_of_matplotlibs() -> None:
+    """Seen to fail: two lines before each training on where its cache is."""
+    program = "from lm.printing import open_door; open_door(); import matplotlib"
+    environment = {name: value for name, value in os.environ.items() if name not in ("MPLCONFIGDIR", "XDG_CONFIG_HOME", "XDG_CACHE_HOME")}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment | {"HOME": "/dev/null"}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")

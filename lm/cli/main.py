@@ -45,6 +45,13 @@ _ELSEWHERE = {
 
 _ASKS = ("-h", "--help")
 
+_REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EROFS), "Free space, or write elsewhere"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "Change its permissions, or give another file or folder"),
+    errno.EFBIG: "Raise the limit (ulimit -f), or write elsewhere",
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "Raise the limit (ulimit -n)"),
+}  # of errors of the system that are nobody's bug
+
 _EXAMPLES = """\
   lm train                                                   the tiny default
   lm train recipes=pretrain/gpt2_124m trainer=gpu            a recipe
@@ -164,12 +171,16 @@ def _fail(args: Sequence[str], error: LmError, code: int) -> int:
 
 def _unexpected(args: Sequence[str], error: Exception) -> int:
     """Prints an error that is no LmError, of the file system or a bug, and returns the exit code."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
+    if isinstance(error, OSError) and error.errno in _REMEDIES:
         printing.drop_answers()
-        found = LmError(f"{error.filename or 'output'}: {error.strerror}. Free space, or write elsewhere.")
+        found = LmError(f"{error.filename or 'output'}: {error.strerror}. {_REMEDIES[error.errno]}.")
         return _fail(args, found, ResourceError.exit_code)
     if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
         return _fail(args, ConfigError(f"{error.filename}: {error.strerror}. Give the path of a file or folder."), ConfigError.exit_code)
+    try:
+        _require_folder()
+    except ConfigError as gone:  # since the command started
+        return _fail(args, gone, gone.exit_code)
     return _fail(args, internal(error), 1)
 
 

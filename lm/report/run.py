@@ -18,6 +18,7 @@ import numpy as np
 
 from lm.errors import ConfigError
 from lm.schema import Tree, from_tree
+from lm.storage.reading import closed, require_open
 from lm.storage.run_folder import RunFolder, nearest_run
 
 if TYPE_CHECKING:
@@ -164,8 +165,9 @@ class Run:
 
 
 def read_run(path: Path) -> Run:
-    """Reads a run. Raises ConfigError where `path` is no run or has no metrics yet, CheckpointError naming a damaged file."""
+    """Reads a run. Raises ConfigError where `path` is no run or has no metrics yet, CheckpointError naming what is damaged or closed."""
     folder = RunFolder(path)
+    require_open(path)
     if not os.path.isdir(path):
         raise ConfigError(f"{path}: there is no such run folder. {nearest_run(path)}")
     if not folder.exists():
@@ -177,12 +179,15 @@ def read_run(path: Path) -> Run:
 
 
 def run_folders(path: Path) -> list[Path]:
-    """Returns the folder itself where it is a run, and all runs below it, as in a sweep's folder; for a glob those of all matches."""
-    if not path.exists() and glob.has_magic(str(path)):
+    """Returns the folder itself where it is a run, and all runs below it, as in a sweep's folder; for a glob those of all matches. What
+    cannot be read is among them."""
+    if not os.path.exists(path) and glob.has_magic(str(path)):
         return [found for name in sorted(glob.glob(str(path))) for found in run_folders(Path(name))]
-    if not path.is_dir():
+    if closed(path) or not path.is_dir():
         return [path]
-    found = [run for child in sorted(path.iterdir()) if child.is_dir() for run in run_folders(child) if RunFolder(run).exists()]
+    found = [
+        run for child in sorted(path.iterdir()) if child.is_dir() for run in run_folders(child) if closed(run) or RunFolder(run).exists()
+    ]
     return [path, *found] if RunFolder(path).exists() or not found else found
 
 

@@ -5,6 +5,7 @@ import errno
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import re
 import secrets
@@ -27,6 +28,7 @@ TEMPORARY = ".tmp-"  # prefix of what is unfinished or on its way out
 _REPLACED = ".old-"  # prefix of what a folder of the same name is about to replace, where two names cannot be swapped
 _EXCHANGE = 2  # RENAME_EXCHANGE of Linux
 _AT_ONCE = 8  # files to hash
+log = logging.getLogger("lm")
 
 
 def failpoint(point: str) -> None:
@@ -211,8 +213,11 @@ def clean(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
+    """Removes a file or a folder. Of a folder that stays, as another user's does, a warning is all."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
+        if path.is_dir():
+            log.warning("%s: nothing needs this folder any more, but it cannot be removed. Remove it, or let its owner.", path)
     else:
         path.unlink(missing_ok=True)
 

@@ -18,7 +18,7 @@ from lm.storage.atomic import MANIFEST, verify, verify_file, write_json
 from lm.storage.checkpoint import META, CheckpointReader, checkpoints, read_meta, require_finite
 from lm.storage.formats import FORMAT, current
 from lm.storage.out import out_folder
-from lm.storage.reading import read_json
+from lm.storage.reading import read_json, require_open
 from lm.storage.run_folder import RunFolder, nearest_run
 
 if TYPE_CHECKING:
@@ -136,6 +136,7 @@ def resolve_model(path: str) -> Path:
     """Returns the folder that `read_model` takes: of a model or checkpoint folder itself, of a run folder or its checkpoints/ the run's
     model/; `latest` and patterns stand for what `meant` returns. Raises CheckpointError where there is none."""
     folder = Path(os.path.expanduser(meant(path)))
+    require_open(folder)
     if not folder.exists():
         where = "" if folder.is_absolute() else f" in {Path.cwd()}"
         raise CheckpointError(f"{path}: does not exist{where}, but a run, model or checkpoint folder is needed. {nearest_run(folder)}")

@@ -54,6 +54,23 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         raise CheckpointError(f"{path}: cannot be read ({reason}). Check the path and its permissions.") from None
 
 
+def closed(folder: Path) -> str | None:
+    """Returns why the system shows nothing of what is in a folder, which then seems to be empty; None where it does, or there is none."""
+    try:
+        os.stat(os.path.join(folder, "."))  # a Path would drop the dot
+    except PermissionError as error:
+        return error.strerror
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def require_open(folder: Path) -> None:
+    """Raises CheckpointError for a folder that is `closed`."""
+    if reason := closed(folder):
+        raise CheckpointError(f"{folder}: cannot be read ({reason}). Check the path and its permissions.")
+
+
 def _require_size(path: Path, size: int, most_mib: int) -> None:
     if size > most_mib * MIB:
         raise CheckpointError(f"{path}: the file is over {most_mib} MiB, and such files are smaller. Restore the one that lm wrote.")

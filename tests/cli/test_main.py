@@ -1,5 +1,6 @@
 """The outermost layer: help in any position, speed, pipes, signals, unexpected errors."""
 
+import errno
 import json
 import os
 import re
@@ -180,7 +181,10 @@ def test_full_output_is_exit_code_5_and_one_sentence() -> None:
     [
         (KeyboardInterrupt(), 130, "interrupted"),
         (MemoryError(), 5, "memory"),
-        (PermissionError(13, "Permission denied", "runs/x"), 5, "runs/x: Permission denied"),
+        (PermissionError(13, "Permission denied", "runs/x"), 5, "runs/x: Permission denied. Change its permissions"),
+        (OSError(errno.ENOSPC, "No space left on device"), 5, "output: No space left on device. Free space"),
+        (OSError(errno.EFBIG, "File too large"), 5, "output: File too large. Raise the limit (ulimit -f)"),
+        (OSError(errno.EMFILE, "Too many open files", "runs/x"), 5, "runs/x: Too many open files. Raise the limit (ulimit -n)"),
         (ZeroDivisionError("division\nby zero"), 1, "internal error: ZeroDivisionError: division by zero"),
     ],
 )
@@ -197,6 +201,17 @@ def test_unexpected_errors_end_with_one_sentence(
     assert err.count("\n") == 1
     assert main(["train", "traceback=true"]) == code
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_current_folder_that_is_deleted_meanwhile_is_no_internal_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Seen to fail: `internal error: FileNotFoundError: [Errno 2] No such file or directory`."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    monkeypatch.setattr(main_module, "_dispatch", lambda args: (tmp_path / "gone").rmdir() or Path("x").absolute())
+    assert main(["train"]) == 2
+    assert capsys.readouterr().err.startswith("current folder: it has been deleted")
 
 
 def test_the_prompt_that_a_training_names_ends_before_what_is_no_text(tmp_path: Path) -> None:

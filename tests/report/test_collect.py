@@ -8,6 +8,7 @@ import pytest
 from lm.errors import ConfigError
 from lm.report.collect import Comparison, collect
 from lm.units import counted, duration, shown, si, sized
+from tests.conftest import unprivileged
 
 WriteRun = Callable[..., Path]
 
@@ -85,6 +86,16 @@ def test_a_run_without_bits_per_byte_turns_the_comparison_to_the_loss(tmp_path: 
     summary = folders[1] / "summary.json"
     summary.write_text(summary.read_text().replace('"val_bits_per_byte"', '"unused"'))
     assert collect(folders).metric == "val_loss"
+
+
+def test_a_run_that_cannot_be_read_is_left_out_with_why(public: Path, write_run: WriteRun) -> None:
+    """Seen to fail: one run of somebody else's ended the comparison of a folder, with the advice to free space."""
+    write_run(public / "runs" / "mine")
+    write_run(public / "runs" / "theirs").chmod(0)
+    with unprivileged():
+        comparison = collect([public / "runs"])
+    assert [row.name for row in comparison.rows] == ["mine"]
+    assert comparison.notes[0] == f"Left out: {public}/runs/theirs: cannot be read (Permission denied). Check the path and its permissions."
 
 
 def test_a_run_that_has_not_validated_comes_last(tmp_path: Path, write_run: WriteRun) -> None:

@@ -11,6 +11,7 @@ from lm.storage.checkpoint import Piece, step_folder
 from lm.storage.formats import FORMAT
 from lm.storage.model_folder import read_config, read_model, require_same_shapes, resolve_model, save_model
 from lm.storage.run_folder import RunFolder
+from tests.conftest import unprivileged
 from tests.runs import save_checkpoint
 
 WEIGHTS = {"embed": torch.arange(6.0).view(3, 2), "head": torch.tensor([1.5, -2.0]).bfloat16()}
@@ -110,6 +111,18 @@ def test_other_paths_are_refused_with_what_was_found(tmp_path: Path) -> None:
     for path, message in {"run": "no model/ yet", "file": "is a file", "nothing": "does not exist", ".": "no run or model folder"}.items():
         with pytest.raises(CheckpointError, match=message):
             resolve_model(str(tmp_path / path))
+
+
+def test_a_folder_that_cannot_be_read_is_refused_as_such(public: Path) -> None:
+    """Seen to fail: `runs/x/config.json: Permission denied. Free space, or write elsewhere.`"""
+    save(public / "runs" / "x" / "model")
+    for closed in (public / "runs" / "x", public / "runs"):
+        closed.chmod(0)
+        with (
+            unprivileged(),
+            pytest.raises(CheckpointError, match=rf"^{public}/runs/x: cannot be read \(Permission denied\)\. Check the path"),
+        ):
+            resolve_model(str(public / "runs" / "x"))
 
 
 @pytest.mark.parametrize(

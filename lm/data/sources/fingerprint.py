@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from lm.errors import ConfigError
+from lm.errors import ConfigError, ResourceError
 from lm.storage.atomic import replace_file, sha256_of
 
 _Stat = tuple[str, int, int, int, int]
@@ -124,13 +124,14 @@ def _hashes(stats: list[_Stat], paths: Sequence[Path], cache: Path) -> list[str]
     if memo.is_file():
         try:
             known = json.loads(memo.read_bytes())
-        except ValueError:
+        except (ValueError, OSError):  # torn, or another user's own
             known = None
         if isinstance(known, list) and len(known) == len(paths) and all(isinstance(sha, str) for sha in known):
             return known
     found = [sha256_of(path) for path in paths]
-    memo.parent.mkdir(exist_ok=True)
-    replace_file(memo, json.dumps(found))
+    with suppress(OSError, ResourceError):  # a cache that cannot be written: then they are hashed again the next time
+        memo.parent.mkdir(exist_ok=True)
+        replace_file(memo, json.dumps(found))
     return found
 
 

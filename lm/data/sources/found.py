@@ -8,20 +8,26 @@ from pathlib import Path
 from lm.data.sources.compressed import PACKED
 from lm.data.sources.hub import is_saved
 from lm.errors import ConfigError
+from lm.storage.reading import closed
 from lm.units import counted
 
 _TEXT = (".txt", ".md", ".rst", ".py")  # each such file is one document
 _KINDS = (*_TEXT, ".jsonl", ".json", ".csv", ".tsv", ".parquet")
 _TABLES = (".arrow", ".feather", ".orc", ".avro", ".ndjson", ".xlsx")
 _PAPERS = (".html", ".xml", ".tex", ".pdf", ".epub", ".docx")
+_OPEN = "Make it readable or leave it out."
 _ARCHIVES = (".zip", ".tar", ".tgz", ".7z", ".xz", ".bz2", ".lz4", *PACKED)
 
 
 def find_files(given: str | list[str], key: str) -> list[Path]:
     """Returns the files that files, folders and globs name, each once, sorted. Of a folder those with a known ending below it, without
-    dot-files and linked folders. Raises ConfigError where there is none.  key: the option that gave them."""
+    dot-files and linked folders. Raises ConfigError where there is none, and for a folder that cannot be read.  key: the option that gave
+    them."""
     patterns = [given] if isinstance(given, str) else given
-    named = sorted({path for pattern in patterns for path in _matches(pattern, key)})
+    try:
+        named = sorted({path for pattern in patterns for path in _matches(pattern, key)})
+    except OSError as error:
+        raise ConfigError(f"{key}: {error.filename} cannot be read ({error.strerror}). {_OPEN}") from None
     found = {(os.path.realpath(path.parent), path.name): path for path in reversed(named)}  # a file may be named in several ways
     if not found:
         folders = [folder for pattern in patterns for folder in _named(pattern)]
@@ -56,6 +62,9 @@ def kind_of(path: Path) -> str:
 def _matches(pattern: str, key: str) -> Iterator[Path]:
     paths = _named(pattern)
     if not paths:
+        for parent in reversed(Path(os.path.expanduser(pattern)).absolute().parents):
+            if reason := closed(parent):
+                raise ConfigError(f"{key}: {parent} cannot be read ({reason}). {_OPEN}")
         raise ConfigError(f"{key}: {pattern} does not exist. Give a file, a folder or a glob that matches something.")
     for each in paths:
         if each.is_dir():
@@ -85,8 +94,8 @@ def _first(paths: Sequence[Path]) -> str:
 
 def _below(root: Path) -> Iterator[Path]:
     """Yields the files below a folder, without hidden ones."""
-    for folder, below, names in os.walk(root):
-        below[:] = [name for name in below if not name.startswith(".")]
+    for folder, below, names in os.walk(root, onerror=_refuse):
+        below[:] = [name for name in below if not name.startswith(".") and name != "lost+found"]  # the latter is root's, on each disk
         yield from (Path(folder, name) for name in names if not name.startswith("."))
 
 
@@ -98,6 +107,10 @@ def _is_read(path: Path) -> bool:
 def _is_known(path: Path) -> bool:
     kind = kind_of(path)
     return kind in _KINDS and (kind != ".parquet" or path.suffix.lower() == kind)  # parquet packs its own columns
+
+
+def _refuse(error: OSError) -> None:
+    raise error
 
 
 def _endings(but: str = "") -> str:

@@ -16,14 +16,20 @@ from lm.data.sources.base import Source
 from lm.data.sources.fingerprint import short_hash
 from lm.errors import ConfigError, ResourceError
 from lm.schema import Slot
-from lm.storage.atomic import sync
+from lm.storage.atomic import free_bytes, sync
 from lm.storage.lock import locked
+from lm.storage.reading import closed
 
 Log = Callable[[str], None]
 ROOMS = ("sources", "records", "tokenizer", "store", "order")  # modules below lm/data that decide the tokens
 CACHE_DIR: str = DataConfig.model_fields["cache_dir"].default
 
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_REMEDIES = {
+    **dict.fromkeys(_FULL, "Free space"),
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "Make it writable"),
+    errno.EFBIG: "Raise the limit (ulimit -f)",
+}
 
 
 def code_version(*foreign: object) -> str:
@@ -62,11 +68,11 @@ def _plugin_file(cls: type) -> Path | None:
 
 
 def cache_root(cache_dir: str, log: Log) -> Path:
-    """Creates and returns the cache folder. If the default one cannot be created (a read-only home), one for this user below the system's
-    temporary folder.
+    """Creates and returns the cache folder; one that can only be read serves for what is in it. If the default one cannot be written (a
+    read-only home), one for this user below the system's temporary folder.
 
-    Raises ConfigError for a URL; ResourceError where a folder other than the default cannot be created: machines that share a cache must
-    not each use a cache of their own.
+    Raises ConfigError for a URL; ResourceError where a folder other than the default cannot be created or read: machines that share a
+    cache must not each use a cache of their own.
     """
     if "://" in cache_dir:
         raise ConfigError(f"data.cache_dir={cache_dir}: tokens are read from a folder. Write data.remote={cache_dir} instead.")
@@ -77,6 +83,8 @@ def cache_root(cache_dir: str, log: Log) -> Path:
             return root
     except OSError as error:
         if cache_dir != CACHE_DIR:
+            if root.is_dir() and not closed(root):
+                return root  # others have filled it: what is in it can be read, and only what is not would be written
             raise ResourceError(f"data.cache_dir={cache_dir}: it cannot be written ({error.strerror}). Choose a folder that can.") from None
         spare = Path(tempfile.gettempdir()) / f"lm-cache-{os.getuid()}"
         log(f"data.cache_dir: {root} cannot be written ({error.strerror}); using {spare}.")
@@ -103,11 +111,11 @@ def build_once(folder: Path, build: Callable[[Path], None], log: Log, resume: bo
             if not folder.is_dir():
                 _build(folder, build, resume)
     except OSError as error:
-        if error.errno not in _DISK:
+        if error.errno not in _REMEDIES:
             raise
-        free = shutil.disk_usage(folder.parent).free
-        fault = f"{error.strerror}; {free:,} bytes free"
-        raise ResourceError(f"data.cache_dir: {folder} cannot be written ({fault}). Free space or set data.cache_dir.") from None
+        free = f"; {free_bytes(folder):,} bytes free" if error.errno in _FULL else ""
+        remedy = f"{_REMEDIES[error.errno]} or set data.cache_dir"
+        raise ResourceError(f"data.cache_dir: {folder} cannot be written ({error.strerror}{free}). {remedy}.") from None
     return folder
 
 

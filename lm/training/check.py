@@ -10,6 +10,7 @@ from lm.storage.checkpoint import checkpoints
 from lm.storage.model_folder import read_config
 from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
+from lm.training.launch.ranks import device_kind
 from lm.training.plan import cost, estimate, plan, steps_of
 from lm.units import counted, duration
 
@@ -68,7 +69,8 @@ def _report(cfg: TrainConfig, run: RunFolder, folder: Path, say: Callable[[str],
     pace = "at the pace of that step; those behind the first of a process are faster"
     taken = duration(steps * line["step_s"]) + cost(cfg, steps * line["step_s"])
     say(f"check: {counted(steps, 'step')} take {taken}, {pace}")
-    say(f"check: memory of {whose} is {peak} at its peak, with the program itself; by formula its tensors are {tensors}")
+    held = "the program itself" if device_kind(cfg.trainer.device, cfg.launch.devices) == "cpu" else "what torch keeps for later"
+    say(f"check: memory of {whose} is {peak} at its peak, with {held}; by formula its tensors are {tensors}")
     say(f"check: {kept} checkpoints of {size:,} bytes are {kept * size:,}, and {free_bytes(folder):,} are free")
     require_space(folder, kept * size)
     say(f"check: saved, resumed, validated and {'sampled' if cfg.trainer.sample_prompts else 'exported'}; the run can start")

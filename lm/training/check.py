@@ -10,10 +10,17 @@ from lm.storage.checkpoint import checkpoints
 from lm.storage.model_folder import read_config
 from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
+from lm.training.launch.ranks import device_kind
 from lm.training.plan import cost, estimate, plan, steps_of
 from lm.units import counted, duration
 
 _SAMPLE_TOKENS = 8
+_HELD = {
+    "cpu": "at its peak, with the program itself",
+    "cuda": "at its peak, with what torch keeps for later",
+    "mps": "reserved on the GPU",
+}
+"""What `memory_gib` tells, by the kind of device."""
 
 
 def check(cfg: TrainConfig, run: Callable[[TrainConfig], object], say: Callable[[str], None]) -> None:
@@ -68,8 +75,8 @@ def _report(cfg: TrainConfig, run: RunFolder, folder: Path, say: Callable[[str],
     pace = "at the pace of that step; those behind the first of a process are faster"
     taken = duration(steps * line["step_s"]) + cost(cfg, steps * line["step_s"])
     say(f"check: {counted(steps, 'step')} take {taken}, {pace}")
-    had = "reserved on the GPU" if cfg.trainer.device == "mps" else "at its peak, with the program itself"
-    say(f"check: memory of {whose} is {peak} {had}; by formula its tensors are {tensors}")
+    kind = device_kind(cfg.trainer.device, cfg.launch.devices)
+    say(f"check: memory of {whose} is {peak} {_HELD[kind]}; by formula its tensors are {tensors}")
     say(f"check: {kept} checkpoints of {size:,} bytes are {kept * size:,}, and {free_bytes(folder):,} are free")
     require_space(folder, kept * size)
     say(f"check: saved, resumed, validated and {'sampled' if cfg.trainer.sample_prompts else 'exported'}; the run can start")

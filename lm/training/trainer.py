@@ -1,6 +1,7 @@
 """The Lightning Trainer of a run, with its callbacks."""
 
 import logging
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,10 +63,12 @@ def build_trainer(cfg: TrainConfig, accumulation: int, strategy: Any, callbacks:
         heap.keep_freed()
     precision = "32-true" if cfg.trainer.precision == "fp32" else cfg.trainer.precision
     computes: Any = {"plugins": [Half(device)]} if precision == "fp16-mixed" else {"precision": precision}
-    return Trainer(
-        accelerator=device, devices=cfg.launch.devices, num_nodes=cfg.launch.nodes, strategy=strategy,
-        **computes, max_steps=-1, max_epochs=-1, min_epochs=0,
-        accumulate_grad_batches=accumulation, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, callbacks=[*(ours() for ours in CALLBACKS), *added],
-        num_sanity_val_steps=0, limit_val_batches=0, use_distributed_sampler=False,
-    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="lightning")  # of a GPU that is left alone
+        return Trainer(
+            accelerator=device, devices=cfg.launch.devices, num_nodes=cfg.launch.nodes, strategy=strategy,
+            **computes, max_steps=-1, max_epochs=-1, min_epochs=0,
+            accumulate_grad_batches=accumulation, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+            enable_model_summary=False, callbacks=[*(ours() for ours in CALLBACKS), *added],
+            num_sanity_val_steps=0, limit_val_batches=0, use_distributed_sampler=False,
+        )  # fmt: skip

@@ -87,6 +87,23 @@ def test_a_check_uses_the_real_strategy(tiny: list[str], capfd: pytest.CaptureFi
     assert time.monotonic() - begun < 60
 
 
+@pytest.mark.parametrize(
+    ("device", "held"),
+    [
+        ("cpu", "at its peak, with the program itself"),
+        ("cuda", "at its peak, with what torch keeps for later"),
+        ("mps", "reserved on the GPU"),
+    ],
+)
+def test_a_check_tells_whose_memory_it_is(
+    device: str, held: str, tiny: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A GPU's is torch's alone."""
+    monkeypatch.setattr("lm.training.check.device_kind", lambda name, devices: device)
+    assert main(["train", *tiny, "check=true"]) == 0
+    assert f"{held}; by formula" in capsys.readouterr().out
+
+
 def test_a_disk_too_small_for_the_checkpoints_is_told_by_the_check(
     tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

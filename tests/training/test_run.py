@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.callbacks import LambdaCallback
 
 from lm.cli.main import main
@@ -199,3 +200,12 @@ def test_a_run_on_the_rows_of_one_step_reads_them_at_every_step(
     unlimited, limited = losses
     assert ", 4 steps, 4 epochs" in capsys.readouterr().out
     assert max(limited) - min(limited) < 1e-5 < max(unlimited) - min(unlimited) and limited[0] == unlimited[0]
+
+
+def test_a_gpu_that_is_left_alone_is_not_warned_of(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Lightning would, when its Trainer is made."""
+    monkeypatch.setattr(CUDAAccelerator, "is_available", staticmethod(lambda: True))
+    train_rank(configure("trainer.max_steps=1", "schedule.warmup_steps=0"))
+    assert [str(each.message) for each in recwarn if "GPU" in str(each.message)] == []

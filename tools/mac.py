@@ -50,7 +50,7 @@ def built() -> Path:
     """Returns the compiled SOURCE, of this torch, from the folder of temporary files if it is there."""
     of = hashlib.sha256(SOURCE.read_bytes() + torch.__version__.encode()).hexdigest()[:16]
     library = Path(tempfile.gettempdir()) / f"lm-mac-{os.getuid()}-{of}.so"
-    if not library.exists():
+    if not library.exists() or library.stat().st_uid != os.getuid():  # of somebody else: it would be run as this user
         new = library.with_suffix(f".{os.getpid()}")
         search = [f"-I{path}" for path in include_paths()]
         linked = [f"-L{LIBRARIES}", "-lc10", "-ltorch_cpu", "-ltorch"]

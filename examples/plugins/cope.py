@@ -35,6 +35,10 @@ class CoPEConfig(AttentionConfig):
     def saved_activations(self, d_model: int, layer: int) -> Activations:
         return Activations(0, 4 * d_model + self.n_heads * self.places)
 
+    def saved_scores(self, seq_len: int, fused: bool) -> Activations:
+        """Of all pairs: gates, places (as numbers of 8 bytes), what is read there, weights."""
+        return Activations(0, 11 * self.n_heads * seq_len, 3 * seq_len)
+
     def state(self, d_model: int, layer: int) -> PerToken:
         return PerToken(((self.n_heads, self.rotary_width(d_model)),) * 2)
 

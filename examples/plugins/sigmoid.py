@@ -34,6 +34,10 @@ class SigmoidConfig(AttentionConfig):
     def saved_activations(self, d_model: int, layer: int) -> Activations:
         return Activations(0, 4 * d_model)
 
+    def saved_scores(self, seq_len: int, fused: bool) -> Activations:
+        """Of all pairs: the sigmoids and what is left of them."""
+        return Activations(0, 2 * self.n_heads * seq_len, seq_len)
+
     def state(self, d_model: int, layer: int) -> PerToken:
         return PerToken(((self.n_heads, self.rotary_width(d_model)),) * 2)
 

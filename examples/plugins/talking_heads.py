@@ -32,6 +32,10 @@ class TalkingHeadsConfig(AttentionConfig):
     def saved_activations(self, d_model: int, layer: int) -> Activations:
         return Activations(0, 4 * d_model)
 
+    def saved_scores(self, seq_len: int, fused: bool) -> Activations:
+        """Of all pairs: scores and weights, each before and after they are mixed."""
+        return Activations(0, 4 * self.n_heads * seq_len, 2 * seq_len)
+
     def state(self, d_model: int, layer: int) -> PerToken:
         return PerToken(((self.n_heads, self.rotary_width(d_model)),) * 2)
 

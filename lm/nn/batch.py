@@ -67,9 +67,10 @@ class Batch:
         if self.source_documents is not None and self.source_positions is None:
             raise ValueError("batch.source_documents was given without batch.source_positions. Give both.")
 
-    def to(self, device: torch.device) -> "Batch":
+    def to(self, device: torch.device | str) -> "Batch":
         """The same batch on another device, copied without waiting where its memory is pinned."""
-        moved = self._each(lambda x: x.to(device, non_blocking=device.type == "cuda"))  # a Mac's copy would be read too early
+        cuda = torch.device(device).type == "cuda"  # a Mac's copy would be read too early
+        moved = self._each(lambda x: x.to(device, non_blocking=cuda))
         moved.beside = [each.to(device) for each in self.beside]
         if self.labels is not None and moved.labels is not None and self.labels.is_cpu and not moved.labels.is_cpu:
             moved.counted = moved.labels, int((self.labels != IGNORED).sum())

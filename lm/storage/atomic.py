@@ -34,11 +34,10 @@ log = logging.getLogger("lm")
 def failpoint(point: str) -> None:
     """Kills the process (`kill`) or raises as a full disk does (`enospc`) where LM_FAILPOINT=<point>:<action> says so; tests use it."""
     name, _, action = os.environ.get("LM_FAILPOINT", "").partition(":")
-    if name != point:
-        return
-    if action == "kill":
+    if name == point and action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    if name == point:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def free_bytes(path: Path) -> int:
@@ -58,8 +57,7 @@ def disk_errors(path: Path, needed_bytes: int = 0) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        code = _errno(error)
-        if code == errno.EFBIG:
+        if (code := _errno(error)) == errno.EFBIG:
             size = f" of {needed_bytes:,} bytes" if needed_bytes else ""
             rule = "is larger than one may be here (ulimit -f, or the file system)"
             raise ResourceError(f"{path}: a file{size} {rule}. Raise the limit, or choose another folder.") from error

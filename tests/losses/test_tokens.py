@@ -66,7 +66,7 @@ def test_chunked_loss_equals_plain_loss_with_gradients(options: dict[str, float]
 def test_the_head_reads_few_places_that_have_no_label(learning: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever the labels are counted: by the loss, or by the batch that was moved to a device."""
     labels = torch.where(torch.rand(6, 200) < 0.15, torch.randint(0, 97, (6, 200)), IGNORED)
-    moved, n = Batch(labels, labels).to(torch.device("meta")), int((labels != IGNORED).sum())
+    moved, n = Batch(labels, labels).to("meta"), int((labels != IGNORED).sum())
     assert moved.labels is not None and moved.n_labels(moved.labels) == n and moved.n_labels(labels) is None
     monkeypatch.setattr("lm.nn.head.product", lambda x, *others: (read.append(len(x)), product(x, *others))[1])
     for device, most in (("cpu", None), ("meta", n), ("meta", None)):

@@ -19,7 +19,7 @@ log = logging.getLogger("lm")
 
 
 class Logger(Protocol):
-    """A further destination for the records of metrics.jsonl and the samples. No method raises, and close takes at most `CLOSE_S`.
+    """A further destination for the records of metrics.jsonl and the samples. No method raises, and close takes ten seconds at most.
 
     go_back: the run goes on from this step, and will repeat the steps since.  close: with the final numbers of the run, as in summary.json;
     with None where it has not reached its end.
@@ -98,16 +98,15 @@ class TensorBoard:
     def __init__(self, folder: Path, config: Tree, step: int) -> None:
         self._writer: Any = None
         with self._guarded():
-            self._writer = self._opened(folder / "tensorboard", step)
+            self._writer = self._opened(folder / "tensorboard", step + 1 if step else 0)  # 0: the run begins anew, with a step 0 of its own
             self._writer.add_text("config", f"```json\n{json.dumps(config, indent=1)}\n```", step)
 
     @staticmethod
     def _opened(folder: Path, step: int) -> Any:
-        """Returns a writer that purges what the files have of later steps; of step 0 too where the run begins anew, as after a kill before
-        its first checkpoint."""
+        """Returns a writer that purges what the files have of this step and later ones, as of a process that was killed."""
         from torch.utils.tensorboard import SummaryWriter
 
-        return SummaryWriter(str(folder), purge_step=step + 1 if step else 0)
+        return SummaryWriter(str(folder), purge_step=step)
 
     def log(self, record: Tree) -> None:
         with self._guarded():
@@ -124,7 +123,7 @@ class TensorBoard:
         with self._guarded():
             if self._writer is not None:
                 self._writer.close()
-                self._writer = self._opened(Path(self._writer.log_dir), step)
+                self._writer = self._opened(Path(self._writer.log_dir), step + 1)
 
     def close(self, summary: Tree | None) -> None:
         with self._guarded():

@@ -108,6 +108,8 @@ def wandb_process() -> None:
     run.define_metric("*", step_metric="step")
     complete = False
     for line in sys.stdin:
+        if not line.endswith("\n"):  # torn, since the run was killed
+            break
         record = json.loads(line)
         if numbers := record.get("numbers"):
             run.log(numbers | {"step": record["step"]})

@@ -68,6 +68,16 @@ def test_tensorboard_files_read_back_and_a_resume_purges_repeated_steps(tmp_path
     assert scalars(tmp_path) == {"train/loss": [(1, 0.5), (2, 8.0)]}
 
 
+def test_a_rollback_to_the_weights_before_the_first_step_leaves_their_validation(tmp_path: Path) -> None:
+    """As with checkpoint.keep_steps=[0] and init_from. Seen to fail: tensorboard had lost it, and the config."""
+    (logger,) = TensorBoardLoggerConfig().build(tmp_path, {}, 0)
+    for step in (0, 1):
+        logger.log({"step": step, "val_loss": 0.5})
+    logger.go_back(0)
+    logger.close(None)
+    assert scalars(tmp_path) == {"val/loss": [(0, 0.5)]} and events(tmp_path).Tags()["tensors"] == ["config/text_summary"]
+
+
 def test_a_run_that_was_killed_before_its_first_checkpoint_stands_in_tensorboard_once(tmp_path: Path) -> None:
     """Seen: 420 losses of 300 steps."""
     for loss in (0.5, 0.25):
@@ -257,6 +267,19 @@ def test_a_wandb_run_has_each_figure_by_step_and_says_whether_it_reached_its_end
     assert [one.metric.step_metric for one in records if one.metric.glob_name == "*"] == ["step", "step"]
     assert [one.exit.exit_code for one in records if one.HasField("exit")] == [1, 0]
     assert ("parameters", "1234") in [(item.key, item.value_json) for one in records for item in one.summary.update]
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_in_the_middle_of_a_line_has_the_lines_before_it(tmp_path: Path, wandb_env: pytest.MonkeyPatch) -> None:
+    """Seen to fail: wandb's process ended with an error before it had finished the run."""
+    wandb_env.setenv("WANDB_MODE", "offline")
+    first = {"options": WandbLoggerConfig().tree(), "folder": str(tmp_path), "name": "run", "config": {}, "pid": os.getpid()}
+    del first["options"]["kind"]
+    sent = "\n".join([json.dumps(first), json.dumps({"step": 1, "numbers": {"train/loss": 1.5}}), '{"step": 2, "numb'])
+    call = [sys.executable, "-c", "from lm.training.callbacks.wandb_ import wandb_process; wandb_process()"]
+    subprocess.run(call, input=sent, text=True, check=True, capture_output=True)
+    assert rows(kept(tmp_path)) == [{"step": 1, "train/loss": 1.5}]
+    assert [one.exit.exit_code for one in kept(tmp_path) if one.HasField("exit")] == [1]
 
 
 @pytest.mark.slow

@@ -23,9 +23,6 @@ class CoPEConfig(AttentionConfig):
         if d_model % self.n_heads:
             raise ValueError(f"n_heads={self.n_heads} does not divide d_model={d_model}. Choose a divisor.")
 
-    def rotary_width(self, d_model: int) -> int:
-        return d_model // self.n_heads
-
     def build(self, norm: NormConfig, d_model: int, layer: int) -> Mixer:
         return CoPE(self, d_model, layer)
 
@@ -36,8 +33,7 @@ class CoPEConfig(AttentionConfig):
         return Activations(0, 4 * d_model + self.n_heads * self.places)
 
     def saved_scores(self, seq_len: int, fused: bool) -> Activations:
-        """Of all pairs: gates, places (as numbers of 8 bytes), what is read there, weights."""
-        return Activations(0, 11 * self.n_heads * seq_len, 3 * seq_len)
+        return Activations(0, 11 * self.n_heads * seq_len, 3 * seq_len)  # gates, places (8 bytes each), what is read there, weights
 
     def state(self, d_model: int, layer: int) -> PerToken:
         return PerToken(((self.n_heads, self.rotary_width(d_model)),) * 2)

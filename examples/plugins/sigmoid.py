@@ -22,9 +22,6 @@ class SigmoidConfig(AttentionConfig):
         if d_model % self.n_heads:
             raise ValueError(f"n_heads={self.n_heads} does not divide d_model={d_model}. Choose a divisor.")
 
-    def rotary_width(self, d_model: int) -> int:
-        return d_model // self.n_heads
-
     def build(self, norm: NormConfig, d_model: int, layer: int) -> Mixer:
         return SigmoidAttention(self, d_model, layer)
 

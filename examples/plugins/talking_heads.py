@@ -20,9 +20,6 @@ class TalkingHeadsConfig(AttentionConfig):
         if d_model % self.n_heads:
             raise ValueError(f"n_heads={self.n_heads} does not divide d_model={d_model}. Choose a divisor.")
 
-    def rotary_width(self, d_model: int) -> int:
-        return d_model // self.n_heads
-
     def build(self, norm: NormConfig, d_model: int, layer: int) -> Mixer:
         return TalkingHeads(self, d_model, layer)
 
@@ -33,8 +30,7 @@ class TalkingHeadsConfig(AttentionConfig):
         return Activations(0, 4 * d_model)
 
     def saved_scores(self, seq_len: int, fused: bool) -> Activations:
-        """Of all pairs: scores and weights, each before and after they are mixed."""
-        return Activations(0, 4 * self.n_heads * seq_len, 2 * seq_len)
+        return Activations(0, 4 * self.n_heads * seq_len, 2 * seq_len)  # scores and weights, each before and after they are mixed
 
     def state(self, d_model: int, layer: int) -> PerToken:
         return PerToken(((self.n_heads, self.rotary_width(d_model)),) * 2)

@@ -99,6 +99,8 @@ class TrainSetup(Config):
 
     def why_not(self) -> str | None:
         """Returns why the strategy cannot train this, as one sentence with the remedy; None where it can."""
+        if self.trainer.device == "mps" and (reason := self._why_not_mps()) is not None:
+            return f"trainer.device=mps: {reason}."
         if (reason := self.strategy.why_not(self)) is not None:
             return f"strategy={self.strategy.kind}: {reason}"
         if self.strategy.stage and isinstance(self.adapter, LoRAConfig) and self.adapter.base != "saved":
@@ -106,8 +108,6 @@ class TrainSetup(Config):
                 f"strategy={self.strategy.kind}: its engine cuts weights into slices or casts them, and adapter.base={self.adapter.base}"
                 " has whole matrices of other numbers. Use strategy=single or ddp."
             )
-        if self.trainer.device == "mps" and (reason := self._why_not_mps()) is not None:
-            return f"trainer.device=mps: {reason}."
         if self.trainer.float8 and (reason := self._why_not_float8()) is not None:
             return f"trainer.float8=true: {reason}."
         if (reason := self._why_not_context_parallel()) is not None:
@@ -120,6 +120,8 @@ class TrainSetup(Config):
 
     def _why_not_mps(self) -> str | None:
         """Returns why this run cannot use the GPU of a Mac, with the remedy; None where it can."""
+        if self.launch.world > 1:
+            return f"a Mac has one GPU, and there are {self.launch.world} ranks. Set launch.devices=1 and launch.nodes=1"
         if self.strategy.kind != "single":
             return f"a Mac has one GPU, and strategy={self.strategy.kind} is for several ranks. Use strategy=single"
         for name in ("compile", "float8"):

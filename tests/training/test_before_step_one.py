@@ -114,6 +114,7 @@ def test_a_missing_gpu_is_told_before_the_data_are_prepared(tiny: list[str], tmp
 def test_what_a_mac_cannot_do_is_told(tiny: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     for override, why in (
         ("strategy=fsdp", "trainer.device=mps: a Mac has one GPU, and strategy=fsdp is for several ranks. Use strategy=single."),
+        ("launch.devices=2", "trainer.device=mps: a Mac has one GPU, and there are 2 ranks. Set launch.devices=1 and launch.nodes=1."),
         ("trainer.compile=true", "trainer.device=mps: trainer.compile=true is for CPUs and CUDA. Leave it out."),
         ("trainer.float8=true", "trainer.device=mps: trainer.float8=true is for CPUs and CUDA. Leave it out."),
         ("trainer.recompute=block", "trainer.recompute=block would draw anew for model.dropout=0.1, and torch cannot repeat draws there."),

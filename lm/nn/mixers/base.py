@@ -164,9 +164,9 @@ class AttentionConfig(SlotMixerConfig, Slot, group="model/attention"):
         """Returns why n ranks cannot hold the matrices in slices, with the remedy; None where they can."""
         return f"attention={self.kind} has matrices that no rank can hold a slice of. Use attention=gqa"
 
-    @abstractmethod
     def rotary_width(self, d_model: int) -> int:
-        """Returns how many dimensions of a head may rotate."""
+        """Returns how many dimensions of a head may rotate: those of a head, where the heads together are as wide as the model."""
+        return d_model // self.n_heads
 
     def whence(self, d_model: int) -> str:
         """Returns what has made a head as wide as it is, in brackets; "" where a key says its width."""

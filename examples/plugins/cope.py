@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from lm.kinds import Activations, AttentionConfig, Context, Linear, Mixer, NormConfig, Out, PerToken, PositionConfig
+from lm.kinds import Activations, AttentionConfig, Context, Linear, Mixer, NormConfig, Out, PerToken
 
 
 class CoPEConfig(AttentionConfig):
@@ -18,10 +18,6 @@ class CoPEConfig(AttentionConfig):
     kind: Literal["cope"] = "cope"
     places: int = Field(64, gt=1)
     """Places that can be told apart; what is further away is at the last one."""
-
-    def require(self, d_model: int, position: PositionConfig) -> None:
-        if d_model % self.n_heads:
-            raise ValueError(f"n_heads={self.n_heads} does not divide d_model={d_model}. Choose a divisor.")
 
     def build(self, norm: NormConfig, d_model: int, layer: int) -> Mixer:
         return CoPE(self, d_model, layer)

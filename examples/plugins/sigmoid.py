@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lm.kinds import Activations, AttentionConfig, Context, Linear, Mixer, NormConfig, Out, PerToken, PositionConfig
+from lm.kinds import Activations, AttentionConfig, Context, Linear, Mixer, NormConfig, Out, PerToken
 
 
 class SigmoidConfig(AttentionConfig):
@@ -17,10 +17,6 @@ class SigmoidConfig(AttentionConfig):
     kind: Literal["sigmoid"] = "sigmoid"
     offset: float = 0.0
     """Added to every score."""
-
-    def require(self, d_model: int, position: PositionConfig) -> None:
-        if d_model % self.n_heads:
-            raise ValueError(f"n_heads={self.n_heads} does not divide d_model={d_model}. Choose a divisor.")
 
     def build(self, norm: NormConfig, d_model: int, layer: int) -> Mixer:
         return SigmoidAttention(self, d_model, layer)

@@ -8,17 +8,13 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lm.kinds import Activations, AttentionConfig, Context, Linear, Mixer, NormConfig, Out, PerToken, PositionConfig
+from lm.kinds import Activations, AttentionConfig, Context, Linear, Mixer, NormConfig, Out, PerToken
 
 
 class TalkingHeadsConfig(AttentionConfig):
     """after softmax(before q k / sqrt(c)) v, where two learned matrices mix the heads; at first they leave them alone."""
 
     kind: Literal["talking_heads"] = "talking_heads"
-
-    def require(self, d_model: int, position: PositionConfig) -> None:
-        if d_model % self.n_heads:
-            raise ValueError(f"n_heads={self.n_heads} does not divide d_model={d_model}. Choose a divisor.")
 
     def build(self, norm: NormConfig, d_model: int, layer: int) -> Mixer:
         return TalkingHeads(self, d_model, layer)

@@ -9,6 +9,7 @@ import torch
 
 from lm.errors import ConfigError
 from lm.nn.batch import Batch
+from lm.nn.mixers.base import AttentionConfig
 from lm.nn.stack import ModelConfig, model_config
 from lm.nn.transformer import build_model
 from lm.schema import Config, Tree, variants
@@ -261,3 +262,11 @@ def test_what_few_families_need_names_one_of_them() -> None:
     described = dict(pair for cls in variants(ModelConfig).values() for pair in fields(cls))
     assert len(described) >= 80
     assert {name: described[name] for name, family in OF_A_FAMILY.items() if family not in described[name]} == {}
+
+
+def test_heads_of_an_attention_of_ones_own_make_up_the_width_unless_it_says_otherwise() -> None:
+    cfg = model_config(with_kinds(BASE))
+    AttentionConfig.require(cfg.attention, 3 * cfg.attention.n_heads, cfg.position)
+    assert AttentionConfig.rotary_width(cfg.attention, 3 * cfg.attention.n_heads) == 3
+    with pytest.raises(ValueError, match=rf"d_model=25 is not a multiple of n_heads={cfg.attention.n_heads}\. Change one\."):
+        AttentionConfig.require(cfg.attention, 25, cfg.position)

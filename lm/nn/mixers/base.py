@@ -165,7 +165,7 @@ class AttentionConfig(SlotMixerConfig, Slot, group="model/attention"):
         return f"attention={self.kind} has matrices that no rank can hold a slice of. Use attention=gqa"
 
     def rotary_width(self, d_model: int) -> int:
-        """Returns how many dimensions of a head may rotate: those of a head, where the heads together are as wide as the model."""
+        """Returns how many dimensions of a head may rotate: all, where the heads together are as wide as the model."""
         return d_model // self.n_heads
 
     def whence(self, d_model: int) -> str:
@@ -177,7 +177,9 @@ class AttentionConfig(SlotMixerConfig, Slot, group="model/attention"):
         return self.rotary_width(d_model)
 
     def require(self, d_model: int, position: PositionConfig) -> None:
-        """Raises ValueError where this width or this position does not fit."""
+        """Raises ValueError where this width or this position does not fit: by itself, where the heads cannot be as wide as the model."""
+        if d_model % self.n_heads:
+            raise ValueError(f"d_model={d_model} is not a multiple of n_heads={self.n_heads}. Change one.")
 
     def require_layers(self, layers: Sequence[int], drafts: bool) -> None:
         """Raises ValueError where this kind does not fit the layers.  layers: those that attend; drafts: blocks beyond the last layer draft

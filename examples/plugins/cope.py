@@ -28,7 +28,7 @@ class CoPEConfig(AttentionConfig):
     def saved_activations(self, d_model: int, layer: int) -> Activations:
         return Activations(0, 4 * d_model + self.n_heads * self.places)
 
-    def saved_scores(self, seq_len: int, fused: bool) -> Activations:
+    def saved_scores(self, seq_len: int, device: str) -> Activations:
         return Activations(0, 11 * self.n_heads * seq_len, 3 * seq_len)  # gates, places (8 bytes each), what is read there, weights
 
     def state(self, d_model: int, layer: int) -> PerToken:

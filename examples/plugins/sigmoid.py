@@ -27,7 +27,7 @@ class SigmoidConfig(AttentionConfig):
     def saved_activations(self, d_model: int, layer: int) -> Activations:
         return Activations(0, 4 * d_model)
 
-    def saved_scores(self, seq_len: int, fused: bool) -> Activations:
+    def saved_scores(self, seq_len: int, device: str) -> Activations:
         """Of all pairs: the sigmoids and what is left of them."""
         return Activations(0, 2 * self.n_heads * seq_len, seq_len)
 

@@ -25,7 +25,7 @@ class TalkingHeadsConfig(AttentionConfig):
     def saved_activations(self, d_model: int, layer: int) -> Activations:
         return Activations(0, 4 * d_model)
 
-    def saved_scores(self, seq_len: int, fused: bool) -> Activations:
+    def saved_scores(self, seq_len: int, device: str) -> Activations:
         return Activations(0, 4 * self.n_heads * seq_len, 2 * seq_len)  # scores and weights, each before and after they are mixed
 
     def state(self, d_model: int, layer: int) -> PerToken:

@@ -30,8 +30,7 @@ class Setting:
     world: int = 1  # ranks that share the slices
     context: int = 1  # ranks that share the tokens of a row
     tensor: int = 1  # of these ranks, those that share the matrices: 1 or all
-    cpu: bool = False  # training runs on a CPU
-    fused: bool = True  # attention's kernel is fused, as on all but a Mac's GPU
+    device: str = "cuda"  # training runs on: cpu, cuda or mps
     compiled: bool = False  # blocks are, and compute more again than autograd does
 
 
@@ -95,7 +94,7 @@ def _of_logits(logits: int, setting: Setting) -> int:
     narrow = setting.precision != "fp32"
     if setting.tensor > 1:
         return logits * (8 + (2 if narrow else 0))
-    return logits * (2 if narrow else 4) + (min(logits, WIDE_CPU) * 4 * narrow if setting.cpu else 0)
+    return logits * (2 if narrow else 4) + (min(logits, WIDE_CPU) * 4 * narrow if setting.device == "cpu" else 0)
 
 
 def _gathered(model: LM, tensor: int) -> int:
@@ -173,7 +172,7 @@ def _ends(d: int) -> Activations:
 def _block(cfg: ModelConfig, parts: BlockParts, setting: Setting) -> Activations:
     """Counts what autograd saves of one token in a block, norms and residual branches included."""
     bias = [cfg.position.saved_activations(cfg.attention.n_heads, setting.seq_len)] if parts.slot in ATTENDING else []
-    scores = [mixer.saved_scores(setting.seq_len, setting.fused) for mixer in parts.mixers]
+    scores = [mixer.saved_scores(setting.seq_len, setting.device) for mixer in parts.mixers]
     return sum_activations([cfg.block.saved_activations(parts), parts.saved_activations(), *bias, *scores, _exchanged(cfg, parts, setting)])
 
 

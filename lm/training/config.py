@@ -179,8 +179,7 @@ class TrainSetup(Config):
             world=self.strategy.sharing(self.launch.world),
             context=self.launch.ranks_per_row,
             tensor=self.launch.tensor,
-            cpu=(default_kind() if trainer.device == "auto" else trainer.device) == "cpu",
-            fused=trainer.device != "mps",
+            device=default_kind() if trainer.device == "auto" else trainer.device,
             compiled=trainer.compile,
         )
 

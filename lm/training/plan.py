@@ -28,7 +28,7 @@ def plan(cfg: TrainConfig, say: Callable[[str], None]) -> None:
     counts, built = counts_of(cfg, model), on_meta(cfg, model)
     float8 = multiply_in_float8(built) if cfg.trainer.float8 else None
     step_s, how = _step_s(cfg, counts), cfg.setting()
-    how = how if cfg.budget.gpu is None else replace(how, cpu=False)
+    how = how if cfg.budget.gpu is None else replace(how, device="cuda")
     say(f"plan: {_size(cfg, counts, step_s)}")
     say(f"plan: {_time(cfg, counts, step_s)}")
     needed = replace(memory(built, how), frozen=frozen_bytes(cfg, model))

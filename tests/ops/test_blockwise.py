@@ -84,6 +84,14 @@ def test_the_blockwise_backward_is_taken_for_bf16_alone(monkeypatch: pytest.Monk
     assert not faster(*qkv, None, 0.0)
 
 
+def test_written_out_scores_are_in_float32_under_autocast_too() -> None:
+    q, k, v = (20 * x.detach().bfloat16() for x in inputs((6, 6)))
+    mask, how = Mask(ROW, ROW), Scoring(0.3, softcap=50.0)
+    expected = reference(q, k, v, mask, None, how)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert reference(q, k, v, mask, None, how).equal(expected)
+
+
 @pytest.mark.slow
 def test_compiled_attention_has_the_same_gradients_by_one_operation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blockwise, "NATIVE", True)  # products of bf16 are right on every CPU, if not fast

@@ -179,3 +179,19 @@ def test_a_prefix_is_cached_as_it_is_seen_in_full(attention: dict[str, object]) 
 def test_the_backend_for_sinks_says_why() -> None:
     assert choose(CPU, 64, Scoring(1.0), sinks=True) is sdpa
     assert choose(CPU, 64, Scoring(1.0, softcap=3.0), sinks=True) is reference
+
+
+@pytest.mark.parametrize("width", [5, 13])
+@pytest.mark.parametrize("square", [True, False])
+def test_values_of_another_width_than_keys_have_the_fused_kernel_too(width: int, square: bool) -> None:
+    """A CPU's takes equal widths alone; for others torch writes all scores."""
+    q, k, _ = inputs((4, 2))
+    v = torch.randn(2, 2, 9, width, requires_grad=True)
+    mask = Mask(at := arange_positions(9, CPU), at, square=True) if square else Mask(LEFT, LEFT)
+    fast, plain = (attend(q, k, v, mask, None, Scoring(0.3)) for attend in (sdpa, reference))
+    assert fast.shape == (2, 4, 9, width)
+    torch.testing.assert_close(fast, plain, **CLOSE)
+    torch.testing.assert_close(gradients(fast, [q, k, v]), gradients(plain, [q, k, v]), **CLOSE)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        sdpa(q, k, v, mask, None, Scoring(0.3))
+    assert "aten::_scaled_dot_product_flash_attention_for_cpu" in {event.name for event in profiler.events()}

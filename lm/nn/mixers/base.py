@@ -107,9 +107,9 @@ class MixerConfig(Config):
         """Returns the outputs of fused kernels for one token, which selective recomputation keeps; linear layers (nn.Linear) aside."""
         return Activations(0, 0)
 
-    def saved_scores(self, seq_len: int, fused: bool) -> Activations:
-        """Returns what autograd saves of one token and all of its row for the backward, where no fused kernel computes it.  fused: whether
-        the device has such a kernel."""
+    def saved_scores(self, seq_len: int, device: str) -> Activations:
+        """Returns what autograd saves of one token and all of its row for the backward, where no fused kernel of this device (cpu, cuda,
+        mps) computes it."""
         return Activations(0, 0)
 
     @abstractmethod
@@ -140,6 +140,19 @@ class SlotMixerConfig(MixerConfig):
         return (self.state(d_model, layer),)
 
 
+def saved_weights(
+    n_heads: int, seq_len: int, device: str, *, softcap: bool = False, dropout: bool = False, learned: bool = False
+) -> Activations:
+    """Returns what autograd saves of one token's weights by the backend that `choose` gives.  learned: a bias has a gradient, which no
+    fused kernel computes."""
+    pairs = n_heads * seq_len
+    if device == "mps" or (softcap and (device == "cpu" or dropout)):
+        return Activations((1 + softcap + dropout) * pairs, pairs, seq_len)  # behind each step, as the values' dtype, and the mask
+    if device == "cpu":
+        return Activations(3 * pairs if dropout else pairs * learned, 0)
+    return Activations(0, pairs * learned)
+
+
 class AttentionConfig(SlotMixerConfig, Slot, group="model/attention"):
     """How tokens read each other by scores of all pairs."""
 
@@ -149,9 +162,8 @@ class AttentionConfig(SlotMixerConfig, Slot, group="model/attention"):
     n_heads: int = Field(gt=0, le=MOST)
     """Number of query heads."""
 
-    def saved_scores(self, seq_len: int, fused: bool) -> Activations:
-        """Of what is not fused: the weights of all heads, before and behind the zeros of queries that see no key, and the mask."""
-        return Activations(0, 0) if fused else Activations(self.n_heads * seq_len, self.n_heads * seq_len, seq_len)
+    def saved_scores(self, seq_len: int, device: str) -> Activations:
+        return saved_weights(self.n_heads, seq_len, device)
 
     def why_not_context_parallel(self, n: int) -> str | None:
         if not self.by_heads:

@@ -40,8 +40,8 @@ class BothConfig(MixerConfig):
     def kernel_outputs(self, d_model: int, layer: int) -> Activations:
         return sum_activations([part.kernel_outputs(d_model, layer) for part in self.parts])
 
-    def saved_scores(self, seq_len: int, fused: bool) -> Activations:
-        return sum_activations([part.saved_scores(seq_len, fused) for part in self.parts])
+    def saved_scores(self, seq_len: int, device: str) -> Activations:
+        return sum_activations([part.saved_scores(seq_len, device) for part in self.parts])
 
     def states(self, d_model: int, layer: int) -> tuple[State, ...]:
         return self.attention.state(d_model, layer), self.recurrent.state(d_model, layer)

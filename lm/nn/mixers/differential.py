@@ -45,9 +45,9 @@ class DifferentialConfig(GroupedConfig):
         q = self.n_heads * self.width(d_model)
         return sum_activations([super().saved_activations(d_model, layer), Activations(0, self.kv_width(d_model) + 5 * q)])
 
-    def saved_scores(self, seq_len: int, fused: bool) -> Activations:
+    def saved_scores(self, seq_len: int, device: str) -> Activations:
         """Attention runs once for each half of the values."""
-        return sum_activations([super().saved_scores(seq_len, fused)] * 2)
+        return sum_activations([super().saved_scores(seq_len, device)] * 2)
 
     def kernel_outputs(self, d_model: int, layer: int) -> Activations:
         """Attention runs once for each half of the values."""

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from lm.nn.activation_memory import Activations, sum_activations
 from lm.nn.context import Context
 from lm.nn.init import halves
-from lm.nn.mixers.base import Mixer
+from lm.nn.mixers.base import Mixer, saved_weights
 from lm.nn.mixers.behind_rotation import GrowingGQA, GrowingL2NormGQA, L2NormGQA, RotatedNormGQA
 from lm.nn.mixers.forgetting import ForgettingGQA
 from lm.nn.mixers.grouped import GQA, GroupedConfig, QueryGrowth
@@ -141,9 +141,9 @@ class GQAConfig(GroupedConfig):
         looked_up = 0 if self.table(layer) is None else kv + 2 * (self.n_kv_heads or self.n_heads)
         return sum_activations([super().saved_activations(d_model, layer), Activations(gates, mixed + looked_up + twice + repeated)])
 
-    def saved_scores(self, seq_len: int, fused: bool) -> Activations:
-        """With forget, the weights of all heads: the bias needs a gradient, which no fused kernel computes."""
-        return Activations(0, self.n_heads * seq_len) if fused and self.forget else super().saved_scores(seq_len, fused)
+    def saved_scores(self, seq_len: int, device: str) -> Activations:
+        softcap, learned = self.softcap is not None, self.forget or self.gpt_oss_sinks
+        return saved_weights(self.n_heads, seq_len, device, softcap=softcap, dropout=self.dropout > 0, learned=learned)
 
     def kernel_outputs(self, d_model: int, layer: int) -> Activations:
         """With keep_first, attention outputs are twice as wide."""

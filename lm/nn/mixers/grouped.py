@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lm.nn.activation_memory import Activations
 from lm.nn.context import Context
 from lm.nn.linear import Linear, Out
-from lm.nn.mixers.base import Attention, AttentionConfig
+from lm.nn.mixers.base import Attention, AttentionConfig, saved_weights
 from lm.nn.norm import NormConfig, build_within, require_within
 from lm.nn.position.base import PositionConfig
 from lm.ops.attention.attend import Scoring
@@ -120,6 +120,9 @@ class GroupedConfig(AttentionConfig):
         window = self.layer_window(layer)
         chunked = self.chunked and window is not None
         return Scoring(self.scale or 1 / math.sqrt(self.width(d_model)), window, self.softcap, chunked=chunked)
+
+    def saved_scores(self, seq_len: int, device: str) -> Activations:
+        return saved_weights(self.n_heads, seq_len, device, softcap=self.softcap is not None, learned=self.gpt_oss_sinks)
 
     def flops(self, d_model: int, layer: int, seq_len: int) -> int:
         """Counts scores and weighted values."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from lm.nn.activation_memory import Activations
 from lm.nn.context import Context
 from lm.nn.linear import AskedLinear, Linear, Out
-from lm.nn.mixers.base import Attention, AttentionConfig, Mixer
+from lm.nn.mixers.base import Attention, AttentionConfig, Mixer, saved_weights
 from lm.nn.norm import NormConfig, RMSNorm
 from lm.nn.position.base import PositionConfig
 from lm.ops.attention.attend import Scoring
@@ -62,9 +62,12 @@ class MLAConfig(AttentionConfig):
         return 2 * self.n_heads * (self.nope_dim + self.rope_dim + self.v_dim) * seq_len
 
     def saved_activations(self, d_model: int, layer: int) -> Activations:
-        """Counts latents twice (before and after their norm), q, k, v and the weighted values."""
+        """Counts latents twice (before and after their norm), q, k, v, and the weighted values before and after heads are joined."""
         latents, width = (self.q_rank or 0) + self.kv_rank, self.n_heads * (self.nope_dim + self.rope_dim)
-        return Activations(0, 2 * latents + 2 * width + 2 * self.n_heads * self.v_dim, 0, d_model)
+        return Activations(0, 2 * latents + 2 * width + 3 * self.n_heads * self.v_dim, 0, d_model)
+
+    def saved_scores(self, seq_len: int, device: str) -> Activations:
+        return saved_weights(self.n_heads, seq_len, device, dropout=self.dropout > 0)
 
     def kernel_outputs(self, d_model: int, layer: int) -> Activations:
         """Counts the weighted values, and a logsumexp of each head."""

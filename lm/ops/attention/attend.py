@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from lm.ops.attention.blockwise import Blockwise, faster
 from lm.ops.attention.mask import Mask
+from lm.ops.precision import without_autocast
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ class Preparing(Protocol):
 def weights(q: Tensor, k: Tensor, mask: Mask, bias: Tensor | None, how: Scoring, sinks: Tensor | None = None) -> Tensor:
     """softmax(q k^T), (b, h, q, k), in float32; a query that sees no key has zeros, and with sinks a row adds up to less than 1."""
     k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)  # (b, g, k, c) -> (b, h, k, c)
-    scores = (q.float() @ k.float().transpose(-1, -2)) * how.scale  # (b, h, q, k)
+    with without_autocast(q.device):
+        scores = (q.float() @ k.float().transpose(-1, -2)) * how.scale  # (b, h, q, k)
     if how.softcap is not None:
         scores = how.softcap * torch.tanh(scores / how.softcap)
     if bias is not None:
@@ -80,7 +82,12 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, how: 
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, shown: Tensor | None, causal: bool, how: Scoring) -> Tensor:
-    """shown: what is added to the scores."""
+    """shown: what is added to the scores. A CPU's kernel takes values as wide as keys alone, so that those of MLA get zeros."""
+    width, wide = v.shape[-1], max(q.shape[-1], v.shape[-1])
+    unequal = q.shape[-1] != width and v.device.type == "cpu" and not how.dropout
+    if unequal and (q.shape[2] > 1 or v.dtype == torch.float32):  # for one query in bf16, copies of all values take longer
+        q, k, v = (F.pad(x, (0, wide - x.shape[-1])) for x in (q, k, v))
+        return _fused(q, k, v, shown, causal, how)[..., :width]
     if faster(q, k, v, shown, how.dropout):
         found: Tensor = Blockwise.apply(q, k, v, shown, causal, how.scale)
         return found

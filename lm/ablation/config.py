@@ -55,8 +55,8 @@ class RunsConfig(Config):
 
     @property
     def figure(self) -> str:
-        """Returns the metric's name without its split and length: loss of test_loss/512."""
-        return self.metric.partition("/")[0].partition("_")[2]
+        """Returns the metric's name without its split and length."""
+        return figure_of(self.metric)
 
     def tuning_metric(self, of_text: bool, learned: str) -> str:
         """Returns the metric by which a tuned setting is chosen: on validation text where variants are judged on test text.  of_text:
@@ -129,6 +129,11 @@ class StudyConfig(RunsConfig):
     def moved(self) -> str | None:
         """Returns the setting that is moved to match each variant with the baseline; None where nothing is matched."""
         return _STEPS if self.match in ("flops", "time") and self.knob is None else self.knob
+
+
+def figure_of(metric: str) -> str:
+    """Returns a metric's name without its split and length: loss of test_loss/512."""
+    return metric.partition("/")[0].partition("_")[2]
 
 
 def refuse_own(overrides: list[str]) -> list[str]:

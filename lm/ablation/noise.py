@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import Field
 
 from lm.ablation.runs import Asked, Job, Runs
-from lm.ablation.variants import plain_config, refuse_equal
+from lm.ablation.variants import plain_config, refuse_equal, refuse_other_figures
 from lm.errors import ConfigError
 from lm.report.noise import split_noise
 from lm.report.statistics import ALPHA, pairing, seeds_needed
@@ -67,10 +67,11 @@ class NoiseRuns(Runs):
 def noise_runs(folder: Path, configs: Mapping[str, TrainConfig], threads: int, metric: str) -> dict[str, NoiseRuns]:
     """Returns the runs of each config by name: of the first, the baseline, in this folder, of each variant in a folder below it.
 
-    threads: of each run.  Raises ConfigError where two configs are the same, or the runs would not have the metric.
+    threads: of each run.  Raises ConfigError where two configs are the same, or the runs would not have the metric, or each another one.
     """
     plain = {name: plain_config(f"variants.{name}", config, metric) for name, config in configs.items()}
     refuse_equal(plain)
+    refuse_other_figures(plain, next(iter(plain)), metric)
     folders = {name: folder / "variants" / name if at else folder for at, name in enumerate(plain)}
     return {name: NoiseRuns(folders[name], AskedNoise(threads=threads, config=config), metric) for name, config in plain.items()}
 

@@ -10,7 +10,7 @@ from lm.ablation.matching import matched
 from lm.ablation.probe import measured
 from lm.ablation.runs import Asked, Job
 from lm.ablation.tuning import TunedRuns
-from lm.ablation.variants import plain_config, refuse_equal
+from lm.ablation.variants import plain_config, refuse_equal, refuse_other_figures
 from lm.errors import ConfigError
 from lm.report.statistics import Difference, differences
 from lm.training.config import TrainConfig
@@ -99,8 +99,7 @@ def new_study(folder: Path, config: StudyConfig, variants: Mapping[str, TrainCon
     """
     plain = {name: plain_config(f"variants.{name}", cfg, config.metric) for name, cfg in variants.items()}
     refuse_equal(plain, config.tune)
-    _refuse_other_tokens(config, plain)
-    _refuse_other_losses(config, plain)
+    refuse_other_figures(plain, config.baseline, config.metric)
     step_s = begun.step_s if begun is not None else {}
     if config.match == "time" and begun is None:
         step_s = measured(folder / "probe", plain, config.threads)
@@ -117,28 +116,3 @@ def read_study(folder: Path) -> Study:
     if (asked := AskedStudy.read(folder)) is None:
         raise ConfigError(f"{folder}: there is no study here. Start one, such as lm ablate study=ablation/ffn.")
     return Study(folder, asked)
-
-
-def _refuse_other_tokens(config: StudyConfig, variants: Mapping[str, TrainConfig]) -> None:
-    """Raises ConfigError where the metric is per token but the variants have different tokenizers."""
-    of_baseline = variants[config.baseline].tokenizer
-    for name, cfg in variants.items():
-        per_token = cfg.objective.measure(None).of_text and config.figure not in ("bits_per_byte", "error")
-        if per_token and cfg.tokenizer != of_baseline:
-            given = f"metric={config.metric} is per token, and variants.{name} has other tokens than {config.baseline}"
-            raise ConfigError(f"{given}, so that they do not compare. Say metric=test_bits_per_byte.")
-
-
-def _refuse_other_losses(config: StudyConfig, variants: Mapping[str, TrainConfig]) -> None:
-    """Raises ConfigError where the metric is another figure in each variant: a loss that depends on the objective's options, or that is of
-    labels, pairs or numbers in one and not in another."""
-    base = variants[config.baseline].objective
-    ours = base.measure(None)
-    for name, cfg in variants.items():
-        measure = cfg.objective.measure(None)
-        of_other = config.figure != "error" and type(measure) is not type(ours) and not (measure.of_text and ours.of_text)
-        if of_other or (config.figure == ours.learned != "loss" and cfg.objective != base):
-            given = f"metric={config.metric} is another figure in variants.{name} than in {config.baseline}, whose objective differs"
-            shared = [each for each in ours.less if each in measure.less and each not in ("ece", ours.learned)]
-            remedy = f"Say metric=test_{shared[0]}" if shared else "Vary one objective at a time"
-            raise ConfigError(f"{given}, so that they do not compare. {remedy}.")

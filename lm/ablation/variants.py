@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 
-from lm.ablation.config import TEST
+from lm.ablation.config import TEST, figure_of
 from lm.ablation.matching import moved
 from lm.errors import ConfigError
 from lm.schema import did_you_mean, flatten
@@ -63,3 +63,21 @@ def refuse_equal(variants: Mapping[str, TrainConfig], tuned: str | None = None) 
             rule = f"it changes nothing against {seen[tree]} that is not matched or tuned, seeds left aside"
             raise ConfigError(f"variants.{name}: {rule}. Change something else, or leave it out; seeds=5 says how many seeds.")
         seen[tree] = name
+
+
+def refuse_other_figures(variants: Mapping[str, TrainConfig], baseline: str, metric: str) -> None:
+    """Raises ConfigError where the metric is another figure in a variant than in the baseline: per token of another tokenizer, a loss that
+    depends on the objective's options, or one that is of labels, pairs or numbers in one and not in the other."""
+    base, figure = variants[baseline], figure_of(metric)
+    ours = base.objective.measure(None)
+    for name, cfg in variants.items():
+        measure = cfg.objective.measure(None)
+        if measure.of_text and figure not in ("bits_per_byte", "error") and cfg.tokenizer != base.tokenizer:
+            given = f"metric={metric} is per token, and variants.{name} has other tokens than {baseline}"
+            raise ConfigError(f"{given}, so that they do not compare. Say metric={metric.partition('_')[0]}_bits_per_byte.")
+        of_other = figure != "error" and type(measure) is not type(ours) and not (measure.of_text and ours.of_text)
+        if of_other or (figure == ours.learned != "loss" and cfg.objective != base.objective):
+            given = f"metric={metric} is another figure in variants.{name} than in {baseline}, whose objective differs"
+            shared = [each for each in ours.less if each in measure.less and each not in ("ece", ours.learned)]
+            remedy = f"Say metric=test_{shared[0]}" if shared else "Vary one objective at a time"
+            raise ConfigError(f"{given}, so that they do not compare. {remedy}.")

@@ -55,3 +55,5 @@ def test_pairing_is_measured_on_the_square_of_differences(lm: Lm, corpus: list[s
     assert code == 2 and "its runs have begun" in err.splitlines()[-1]
     code, _, err = lm(*call, "optim.lr=0.1,0.10")
     assert code == 2 and "it changes nothing against 0" in err.splitlines()[-1]
+    code, _, err = lm(*(part for part in call if part != "name=ffn"), "name=tokens", "tokenizer.size=300,280")
+    assert code == 2 and "metric=val_loss is per token" in err.splitlines()[-1] and "Say metric=val_bits_per_byte" in err

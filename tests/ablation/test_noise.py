@@ -9,6 +9,7 @@ import pytest
 
 from lm.ablation.noise import noise_runs
 from lm.cli.compose.compose import compose_config
+from lm.errors import ConfigError
 from lm.report.statistics import seeds_needed
 from tests.ablation.conftest import end
 from tests.conftest import Lm
@@ -55,5 +56,8 @@ def test_pairing_is_measured_on_the_square_of_differences(lm: Lm, corpus: list[s
     assert code == 2 and "its runs have begun" in err.splitlines()[-1]
     code, _, err = lm(*call, "optim.lr=0.1,0.10")
     assert code == 2 and "it changes nothing against 0" in err.splitlines()[-1]
-    code, _, err = lm(*(part for part in call if part != "name=ffn"), "name=tokens", "tokenizer.size=300,280")
-    assert code == 2 and "metric=val_loss is per token" in err.splitlines()[-1] and "Say metric=val_bits_per_byte" in err
+    others = {
+        kind: compose_config([*(part for part in corpus if part != "tokenizer=bytes"), f"tokenizer={kind}"]) for kind in ("bytes", "bpe")
+    }
+    with pytest.raises(ConfigError, match=r"metric=val_loss is per token, and variants.bpe .* Say metric=val_bits_per_byte"):
+        noise_runs(tmp_path / "tokens", others, 1, "val_loss")

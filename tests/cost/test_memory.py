@@ -25,10 +25,12 @@ SMALL = "model.vocab_size=96 model.d_model=128 model.n_layers=4 model.max_seq_le
 SETTING = Setting(micro_batch=2, seq_len=64, chunk=16, device="cpu")
 LONG = SMALL.replace("=64", "=512")
 ROW = replace(SETTING, micro_batch=1, seq_len=512)
-FUSED = {  # none has a soft-cap, dropout of weights, sinks or forget gates, for which no kernel on a CPU is fused
+FUSED = {  # none has a soft-cap, dropout of weights or forget gates, for which no kernel on a CPU is fused
     "tiny": "",
     "llama_tiny": "model.attention.n_heads=4 model.ffn.hidden=256",
     "gpt2": "model.attention.n_heads=4",
+    "gpt_oss_20b": "model.attention.n_heads=4 model.attention.n_kv_heads=4 model.attention.head_dim=32 model.attention.window=null"
+    " model.ffn.expert.hidden=128 model.ffn.n_experts=4 model.ffn.top_k=2 model.attention.global_every=null",
     "bert_base": "objective=mlm model.attention.n_heads=4 model.attention.dropout=0",
     "bart_base": "objective=seq2seq data=stdlib_docstrings model.attention.n_heads=4 model.attention.dropout=0 model.ffn.dropout=0",
     "transformer_base": "objective=seq2seq data=stdlib_docstrings model.attention.n_heads=4",
@@ -148,9 +150,7 @@ def test_what_is_multiplied_by_learned_numbers_is_kept(preset: str, option: str)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
-@pytest.mark.parametrize(
-    "option", ["forget=true", "gpt_oss_sinks=true", "softcap=30", "dropout=0.1", "softcap=9 model.attention.dropout=0.1"]
-)
+@pytest.mark.parametrize("option", ["forget=true", "softcap=30", "dropout=0.1", "softcap=9 model.attention.dropout=0.1"])
 def test_attention_without_a_fused_kernel_keeps_the_weights_of_all_pairs(option: str, precision: Precision) -> None:
     """Some numbers of a token's own are left out: those of the gates, and under autocast queries, keys and values in float32."""
     found, held = [], []

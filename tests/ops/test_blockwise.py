@@ -46,14 +46,16 @@ def test_blockwise_gradients_equal_those_of_the_reference(
     monkeypatch.setattr(blockwise, "QUERIES", 8)
     monkeypatch.setattr(blockwise, "SCORES", scores)
     monkeypatch.setattr(backends, "faster", lambda *given: True)
+    monkeypatch.setattr(blockwise, "multiplied", lambda v: True)
     mask, window = MASKS[name]
     n_k = mask.k_positions.shape[1]
     qkv, how = inputs(heads, n_k), Scoring(0.7, window)
-    for bias in (None, -torch.rand(1, heads[0], N, n_k)):
-        fast, plain = (attend(*qkv, mask, bias, how) for attend in (sdpa, reference))
+    for bias, sinks in ((None, None), (-torch.rand(1, heads[0], N, n_k), torch.randn(heads[0], requires_grad=True))):
+        fast, plain = (attend(*qkv, mask, bias, how, sinks) for attend in (sdpa, reference))
+        wanted = qkv if sinks is None else [*qkv, sinks]
         torch.testing.assert_close(fast, plain, **CLOSE)
-        expected = gradients(plain, qkv)
-        torch.testing.assert_close(gradients(fast, qkv), expected, **CLOSE)
+        expected = gradients(plain, wanted)
+        torch.testing.assert_close(gradients(fast, wanted), expected, **CLOSE)
         assert all(g.isfinite().all() and g.abs().max() > 0 for g in expected)
 
 
@@ -64,6 +66,7 @@ def test_in_bf16_the_gradients_are_as_near_to_the_truth_as_those_of_torch(monkey
     far = []
     for taken, dtype in ((False, torch.float64), (False, torch.bfloat16), (True, torch.bfloat16)):
         monkeypatch.setattr(backends, "faster", lambda *given, taken=taken: taken)
+        monkeypatch.setattr(blockwise, "multiplied", lambda v, taken=taken: taken)
         qkv = [x.to(dtype).requires_grad_() for x in exact]
         far.append(torch.cat([g.double().flatten() for g in gradients(sdpa(*qkv, Mask(ROW, ROW, square=True), None, how), qkv)]))
     truth, torchs, ours = far
@@ -96,11 +99,12 @@ def test_written_out_scores_are_in_float32_under_autocast_too() -> None:
 def test_compiled_attention_has_the_same_gradients_by_one_operation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blockwise, "NATIVE", True)  # products of bf16 are right on every CPU, if not fast
     qkv = [x.detach().bfloat16().requires_grad_() for x in inputs((6, 2))]
+    sinks = torch.randn(6, requires_grad=True)
     mask, how = MASKS["plain"][0], Scoring(0.7, None)
     found, operations = [], []
     for attend_ in (sdpa, torch.compile(sdpa, fullgraph=True)):
         with torch.profiler.profile() as seen:
-            found.append(gradients(attend_(*qkv, mask, None, how), qkv))
+            found.append(gradients(attend_(*qkv, mask, None, how, sinks), [*qkv, sinks]))
         operations.append({event.name for event in seen.events()})
     torch.testing.assert_close(*found, atol=1e-2, rtol=2e-2)
     assert ["lm::blockwise_backward" in names for names in operations] == [False, True]

@@ -142,8 +142,8 @@ class GQAConfig(GroupedConfig):
         return sum_activations([super().saved_activations(d_model, layer), Activations(gates, mixed + looked_up + twice + repeated)])
 
     def saved_scores(self, seq_len: int, device: str) -> Activations:
-        softcap, learned = self.softcap is not None, self.forget or self.gpt_oss_sinks
-        return saved_weights(self.n_heads, seq_len, device, softcap=softcap, dropout=self.dropout > 0, learned=learned)
+        softcap, dropout, sinks = self.softcap is not None, self.dropout > 0, self.gpt_oss_sinks
+        return saved_weights(self.n_heads, seq_len, device, softcap=softcap, dropout=dropout, sinks=sinks, forget=self.forget)
 
     def kernel_outputs(self, d_model: int, layer: int) -> Activations:
         """With keep_first, attention outputs are twice as wide."""

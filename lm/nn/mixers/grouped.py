@@ -122,7 +122,7 @@ class GroupedConfig(AttentionConfig):
         return Scoring(self.scale or 1 / math.sqrt(self.width(d_model)), window, self.softcap, chunked=chunked)
 
     def saved_scores(self, seq_len: int, device: str) -> Activations:
-        return saved_weights(self.n_heads, seq_len, device, softcap=self.softcap is not None, learned=self.gpt_oss_sinks)
+        return saved_weights(self.n_heads, seq_len, device, softcap=self.softcap is not None, sinks=self.gpt_oss_sinks)
 
     def flops(self, d_model: int, layer: int, seq_len: int) -> int:
         """Counts scores and weighted values."""

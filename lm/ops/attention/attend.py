@@ -65,31 +65,33 @@ def reference(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, 
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, how: Scoring, sinks: Tensor | None = None) -> Tensor:
-    """torch's fused kernels. A sink is one more key of zeros, whose score is its bias, and whose value is zero."""
+    """torch's fused kernels. A sink is one more key of zeros, whose score is its bias, and whose value is zero; on a CPU, where that would
+    have scores written for the gradient of the bias, it stands beside the kernel."""
     q, k = q.to(v.dtype), k.to(v.dtype)  # under autocast a norm of the heads may have returned float32
-    plain = mask.plain(how.window) if bias is None and sinks is None else None
+    beside = sinks is not None and v.device.type == "cpu" and not how.dropout and (bias is None or not bias.requires_grad)
+    plain = mask.plain(how.window) if bias is None and (beside or sinks is None) else None
     if plain is not None:
-        return _fused(q, k, v, None, plain == "causal", how)
+        return _fused(q, k, v, None, plain == "causal", how, sinks)
     shown = mask.additive(how.window, q.dtype, how.first, how.chunked)
     if bias is not None:
         shown = shown + bias.to(q.dtype)
-    if sinks is not None:
+    if sinks is not None and not beside:
         k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))  # (b, g, k, c) -> (b, g, k+1, c)
         sink = sinks.to(q.dtype)[:, None, None]
         shown = torch.cat([shown.expand(-1, len(sinks), -1, -1), sink.expand(len(shown), -1, shown.shape[2], 1)], dim=-1)
-    out, blind = _fused(q, k, v, shown, False, how), mask.blind(how.window, how.first, how.chunked)
+    out, blind = _fused(q, k, v, shown, False, how, sinks if beside else None), mask.blind(how.window, how.first, how.chunked)
     return out if blind is None else out.masked_fill(blind, 0.0)
 
 
-def _fused(q: Tensor, k: Tensor, v: Tensor, shown: Tensor | None, causal: bool, how: Scoring) -> Tensor:
+def _fused(q: Tensor, k: Tensor, v: Tensor, shown: Tensor | None, causal: bool, how: Scoring, sinks: Tensor | None) -> Tensor:
     """shown: what is added to the scores. A CPU's kernel takes values as wide as keys alone, so that those of MLA get zeros."""
     width, wide = v.shape[-1], max(q.shape[-1], v.shape[-1])
     unequal = q.shape[-1] != width and v.device.type == "cpu" and not how.dropout
-    if unequal and (q.shape[2] > 1 or v.dtype == torch.float32):  # for one query in bf16, copies of all values take longer
+    if unequal and (q.shape[2] > 1 or v.dtype == torch.float32 or sinks is not None):  # in bf16, one query is slower with such copies
         q, k, v = (F.pad(x, (0, wide - x.shape[-1])) for x in (q, k, v))
-        return _fused(q, k, v, shown, causal, how)[..., :width]
-    if faster(q, k, v, shown, how.dropout):
-        found: Tensor = Blockwise.apply(q, k, v, shown, causal, how.scale)
+        return _fused(q, k, v, shown, causal, how, sinks)[..., :width]
+    if sinks is not None or faster(q, k, v, shown, how.dropout):
+        found: Tensor = Blockwise.apply(q, k, v, shown, sinks, causal, how.scale)
         return found
     gqa = q.shape[1] != k.shape[1]
     return F.scaled_dot_product_attention(q, k, v, shown, dropout_p=how.dropout, is_causal=causal, scale=how.scale, enable_gqa=gqa)

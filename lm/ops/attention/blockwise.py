@@ -1,6 +1,6 @@
-"""softmax(q k^T) v by torch's fused kernel, and its gradient by products of matrices, block by block.
+"""softmax(q k^T) v by torch's fused kernel on a CPU, with sinks, and its gradient by products of matrices, block by block.
 
-On CPUs that multiply bf16 such products are faster than the backward of the fused kernel, as long as the scores of a block stay in
+Where a CPU multiplies bf16, such products are faster than the backward of the fused kernel, as long as the scores of a block stay in
 the cache. Nothing more is kept for the backward than the kernel keeps.
 """
 
@@ -20,32 +20,59 @@ SCORES = 2**21  # of one block and thread, 4 MiB
 def faster(q: Tensor, k: Tensor, v: Tensor, shown: Tensor | None, dropout: float) -> bool:
     """Whether a gradient is needed that `Blockwise` computes faster. By types and shapes alone, so that a resumed run takes the same
     path."""
-    if not NATIVE or v.device.type != "cpu" or v.dtype != torch.bfloat16 or dropout or q.shape[-1] != v.shape[-1]:
+    if not multiplied(v) or dropout or q.shape[-1] != v.shape[-1]:
         return False
     wanted = q.requires_grad or k.requires_grad or v.requires_grad
     return wanted and torch.is_grad_enabled() and (shown is None or not shown.requires_grad)
 
 
+def multiplied(v: Tensor) -> bool:
+    """Whether this CPU has products of bf16, and these are such."""
+    return NATIVE and v.device.type == "cpu" and v.dtype == torch.bfloat16
+
+
 class Blockwise(torch.autograd.Function):
-    """F.scaled_dot_product_attention with a backward that recomputes the scores.
+    """F.scaled_dot_product_attention, with sinks, and with a backward that recomputes the scores.
 
     q: (b, h, q, c); k, v: (b, g, k, c) with g dividing h, all of one dtype.  shown: what is added to the scores, broadcasting to (b, h, q,
-    k).  causal: as many keys as queries, and the lower triangle in place of `shown`.
+    k).  sinks: (h,), as in `Attend`: outputs shrink by a sink's part of the softmax, and so do weights whose logsumexp it is added to.
+    causal: as many keys as queries, and the lower triangle in place of `shown`.
     """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, shown: Tensor | None, causal: bool, scale: float) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, shown: Tensor | None, sinks: Tensor | None, causal: bool, scale: float
+    ) -> Tensor:
         out, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=shown, scale=scale)
-        ctx.save_for_backward(q, k, v, shown, out, logsumexp)
+        if sinks is not None:
+            of_keys, logsumexp = logsumexp, torch.logaddexp(logsumexp, sinks.to(logsumexp.dtype)[:, None])  # (b, h, q)
+            out = out * (of_keys - logsumexp).exp().to(out.dtype).unsqueeze(-1)
+        ctx.save_for_backward(q, k, v, shown, sinks, out, logsumexp)
         ctx.causal, ctx.scale = causal, scale
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        backward = _one_operation if torch.compiler.is_compiling() else _backward
-        q, k, v, shown, out, logsumexp = ctx.saved_tensors
-        return *backward(grad, q, k, v, shown, out, logsumexp, ctx.causal, ctx.scale), None, None, None
+        q, k, v, shown, sinks, out, logsumexp = ctx.saved_tensors
+        backward = _of_kernel if not multiplied(v) else _one_operation if torch.compiler.is_compiling() else _backward
+        found = backward(grad, q, k, v, shown, out, logsumexp, ctx.causal, ctx.scale)
+        of_sinks = None if sinks is None else _of_sinks(grad, sinks, out, logsumexp)
+        return *found, None, of_sinks, None, None
+
+
+def _of_sinks(grad: Tensor, sinks: Tensor, out: Tensor, logsumexp: Tensor) -> Tensor:
+    """A sink's value is zero, so that a part of the softmax which goes to it is taken from the output."""
+    parts = (sinks.to(logsumexp.dtype)[:, None] - logsumexp).exp()  # (b, h, q)
+    return -(parts * (grad.to(parts.dtype) * out).sum(-1)).sum((0, 2)).to(sinks.dtype)
+
+
+def _of_kernel(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, shown: Tensor | None, out: Tensor, logsumexp: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    found: tuple[Tensor, Tensor, Tensor] = backward(grad, q, k, v, out, logsumexp, 0.0, causal, attn_mask=shown, scale=scale)
+    return found
 
 
 def _backward(

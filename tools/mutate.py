@@ -49,7 +49,7 @@ MUTATIONS = [
     ("an explicit mask is forgotten", "ops/attention/mask.py", "return seen if self.explicit is None else seen & self.explicit", "return seen", STACKS),
     ("a prefix is taken for a plain row", "ops/attention/mask.py", "self.k_prefix is not None or self.explicit is not None", "self.explicit is not None", MASKS),
     ("the prefix is of the queries", "ops/attention/mask.py", "earlier | self.k_prefix.unsqueeze(-2)", "earlier | self.k_prefix.unsqueeze(-1)", MASKS),
-    ("a bidirectional plain row becomes causal", "ops/attention/attend.py", 'None, plain == "causal", how)', "None, True, how)", [*GRID, *STACKS]),
+    ("a bidirectional plain row becomes causal", "ops/attention/attend.py", 'None, plain == "causal", how, sinks)', "None, True, how, sinks)", [*GRID, *STACKS]),
     ("rows that see nothing are not numbers", "ops/attention/attend.py", "scores.softmax(-1)[..., : k.shape[2]].masked_fill(~allowed.any(-1, keepdim=True), 0.0)", "scores.softmax(-1)[..., : k.shape[2]]", MASKS),
     ("the sink's weight goes to the last key", "ops/attention/attend.py", "scores.softmax(-1)[..., : k.shape[2]]", "scores.softmax(-1)[..., 1:] if sinks is not None else scores.softmax(-1)", MASKS),
     ("the fused sink is capped at nothing", "ops/attention/attend.py", "sink = sinks.to(q.dtype)[:, None, None]", "sink = 0 * sinks.to(q.dtype)[:, None, None]", MASKS),

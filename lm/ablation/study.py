@@ -112,10 +112,12 @@ def new_study(folder: Path, config: StudyConfig, variants: Mapping[str, TrainCon
     return study
 
 
-def read_study(folder: Path) -> Study:
-    """Returns the study of a folder as it was frozen. Raises ConfigError where there is none."""
-    if (asked := AskedStudy.read(folder)) is None:
+def read_study(folder: Path, frozen: Path | None = None) -> Study:
+    """Returns the study of a folder as it was frozen there, or in the folder `frozen`. Raises ConfigError where there is none, or another
+    one has begun in `folder`."""
+    if (asked := AskedStudy.read(frozen or folder)) is None:
         raise ConfigError(f"{folder}: there is no study here. Start one, such as lm ablate study=ablation/ffn.")
+    asked.agree(folder)
     return Study(folder, asked)
 
 

@@ -29,6 +29,7 @@ def tree(runs: Runs, least_effect: float = 0.01, tried: Tree | None = None, seed
     tuned = {"key": "optim.lr", "metric": "val_bits_per_byte", "value": 0.00225, "at_edge": False, "tried": tried} if tried else None
     rows = {
         name: {
+            "overrides": [f"model/ffn={name}"],
             "runs": {str(seed): value if math.isfinite(value) else None for seed, value in sorted(values.items())},
             "diverged": sum(map(math.isinf, values.values())),
             "mean": None,
@@ -61,6 +62,10 @@ def tree(runs: Runs, least_effect: float = 0.01, tried: Tree | None = None, seed
         "give_up_after": None,
         "level": 0.05,
         "exchange": exchange,
+        "overrides": ["recipes=ablation/base", "data.files=a b.txt"],
+        "plugins": {"mine": "0" * 64},
+        "copies": ["plugins/mine.py"],
+        "made_by": {"device": ["x86_64 CPU"], "torch": ["2.13.0"], "version": ["0.1.0"], "commit": []},
         "variants": rows,
         "warnings": ["Say a=b."],
     }

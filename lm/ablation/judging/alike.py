@@ -24,11 +24,16 @@ def unlike(study: Study) -> list[str]:
             notes.append(
                 f"Unfair: {name}: its teacher or reward model was made anew between its runs, so that they learned from different ones."
             )
-    for key in _MADE_BY:
-        known = {shown(each[key]) for summaries in found.values() for each in summaries if each.get(key) is not None}
+    for key, known in made_by(study).items():
         if len(known) > 1:
-            notes.append(f"The runs differ in more than their configs: {key} ({', '.join(sorted(known))}).")
+            notes.append(f"The runs differ in more than their configs: {key} ({', '.join(known)}).")
     return notes
+
+
+def made_by(study: Study) -> dict[str, list[str]]:
+    """Returns the devices, and the versions of torch and of `lm`, of the compared runs that have ended."""
+    summaries = [RunFolder(study.folder / job.name).summary() for name in study.variants for job in study.ended(name)]
+    return {key: sorted({shown(each[key]) for each in summaries if each.get(key) is not None}) for key in _MADE_BY}
 
 
 def _parent(run: RunFolder) -> str | None:

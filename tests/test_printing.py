@@ -202,6 +202,23 @@ def test_on_a_terminal_a_line_of_progress_makes_way_for_the_next() -> None:
     assert first == "10 %" and len(second) == 79 and last == "done\r\n"
 
 
+@pytest.mark.parametrize(
+    ("env", "shown"),
+    [
+        ({"TERM": "xterm", "NO_COLOR": ""}, "\x1b[32mgood\x1b[0m\r\n10 %\r\x1b[Kdone\r\n"),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, "good\r\n10 %\r\x1b[Kdone\r\n"),
+        ({"TERM": "dumb", "NO_COLOR": ""}, "good\r\n10 %\r\ndone\r\n"),
+    ],
+)
+def test_styles_and_lines_that_make_way_are_for_terminals_that_know_them(env: dict[str, str], shown: str) -> None:
+    ours, theirs = pty.openpty()
+    program = "from lm import printing as p; p.say('good', 'green'); p.status('10 %'); p.note('done')"
+    subprocess.run([sys.executable, "-c", program], stdout=theirs, stderr=theirs, check=True, env=os.environ | env)
+    os.close(theirs)
+    assert os.read(ours, 4096).decode() == shown
+    os.close(ours)
+
+
 def test_a_home_that_cannot_be_written_is_no_matter_of_matplotlibs() -> None:
     """Seen to fail: two lines before each training on where its cache is."""
     program = "from lm.printing import open_door; open_door(); import matplotlib"

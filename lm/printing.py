@@ -110,6 +110,11 @@ def moves() -> bool:
     return on_terminal(sys.stderr) and not _dumb()
 
 
+def width() -> int | None:
+    """Returns the columns of the terminal that stdout is; None where it is none, and lines may have any length."""
+    return _columns(sys.stdout) if on_terminal(sys.stdout) else None
+
+
 def silent_s() -> float:
     """Returns the seconds since something was printed."""
     return time.monotonic() - _last.at

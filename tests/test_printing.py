@@ -6,6 +6,7 @@ import os
 import pty
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from lm.errors import ConfigError
 from lm.printing import one_line, plain
 from lm.progress import _due, progress, quiet
 from lm.schema import Config, from_tree
+from lm.units import fitted
 from tests.conftest import Lm
 
 STEERS = [
@@ -200,6 +202,21 @@ def test_on_a_terminal_a_line_of_progress_makes_way_for_the_next() -> None:
     os.close(ours)
     first, second, last = shown.split("\r\x1b[K")
     assert first == "10 %" and len(second) == 79 and last == "done\r\n"
+
+
+def test_a_table_that_a_terminal_is_too_narrow_for_is_a_list_of_each_row() -> None:
+    rows = [("variant", "loss", "verdict"), ("a", "1.0", "baseline"), ("bcd", "2.0", "cannot tell")]
+    lines = fitted(rows, None).split("\n")
+    assert fitted(rows, len(lines[-1])).split("\n") == lines and len(lines) == 3
+    narrow = "a\n  loss     1.0\n  verdict  baseline\nbcd\n  loss     2.0\n  verdict  cannot tell"
+    assert fitted(rows, len(lines[-1]) - 1) == narrow
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 57))
+    program = "from lm import printing as p; p.say(str(p.width()))"
+    subprocess.run([sys.executable, "-c", program], stdout=theirs, check=True)
+    assert os.read(ours, 99) == b"57\r\n" and printing.width() is None
+    for end in (ours, theirs):
+        os.close(end)
 
 
 @pytest.mark.parametrize(

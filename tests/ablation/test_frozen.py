@@ -214,6 +214,14 @@ def test_differences_are_told_in_tokens_once_the_baseline_ran_at_other_lengths(s
     assert "read off the baseline's runs at half and at twice its tokens" in said
 
 
+def test_an_option_of_the_baseline_that_a_variant_has_not_is_told(study: NewStudy) -> None:
+    lacks = {"full": ["model/attention=mha", "model.attention.qk_norm=head"], "low": ["model/attention=mla"]}
+    said = [note for note in verdict(study(seeds=2, variants=lacks, baseline="full"))["warnings"] if "differ in more" in note]
+    assert said == ["low: it has no model.attention.qk_norm=head, as full has, so that the two differ in more than was asked."]
+    alike = {"full": ["model/attention=mha", "model.attention.qk_norm=none"], "low": ["model/attention=mla"]}
+    assert not any("differ in more than was" in note for note in verdict(study(seeds=2, variants=alike, baseline="full"))["warnings"])
+
+
 def test_runs_that_were_not_made_alike_are_told_so(study: NewStudy) -> None:
     made = study(seeds=2)
     for job in made.missing():

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from lm.ablation.exchange import LENGTHS, branched
 from lm.ablation.judging.again import HOW, asked, command, made, ran
-from lm.ablation.judging.alike import unlike
+from lm.ablation.judging.alike import lacking, unlike
 from lm.ablation.judging.text import covers, of_text, other_texts, sampled
 from lm.ablation.judging.verdict_schema import Found
 from lm.ablation.judging.worth import in_tokens, percent, short_of
@@ -187,7 +187,7 @@ def _warnings(study: Study, rows: Tree, found: dict[str, Difference], exchange: 
             and abs(difference.mean) < (difference.near[1] - difference.near[0]) / 2
         ):
             notes.append(f"{name}: the difference is within the noise of {len(difference.pairs)} seeds.")
-    notes += [*other_texts(study), *unlike(study)]
+    notes += [*lacking(study), *other_texts(study), *unlike(study)]
     notes += short_of(config, exchange, rows)
     notes.append(f"Shown at {si(base['parameters'])} parameters and {si(base['tokens'])} tokens; rankings are known to change with both.")
     return notes

@@ -16,9 +16,9 @@ from lm.cli.compose.sizes import sizes
 from lm.cli.compose.variants import check, composed
 from lm.cli.verb import Verb
 from lm.errors import ConfigError
-from lm.printing import answer, note, say
+from lm.printing import answer, note, say, width
 from lm.schema import Tree, did_you_mean, from_tree, members
-from lm.units import table
+from lm.units import fitted, table
 
 if TYPE_CHECKING:
     from lm.ablation.running.jobs import Place
@@ -158,7 +158,7 @@ class Ablate(Verb):
             run_missing(study, self._place())
         found = write_report(study)
         ledger.note(study, found)
-        for line in table(cells(found), "").split("\n"):
+        for line in fitted(cells(found), width()).split("\n"):
             say(line)
         say(f"report: {folder / 'report.md'}, {folder / 'report.html'}")
 

@@ -7,8 +7,9 @@ from lm.ablation.matching import size
 from lm.ablation.probe import Tried
 from lm.ablation.study import Study
 from lm.ablation.tuning import FACTORS
+from lm.printing import width
 from lm.schema import flatten
-from lm.units import counted, duration, si, table
+from lm.units import counted, duration, fitted, si
 
 
 def plan(study: Study, tried: Mapping[str, Tried]) -> str:
@@ -40,7 +41,7 @@ def plan(study: Study, tried: Mapping[str, Tried]) -> str:
     said = f"{counted(runs, 'run')}: {variants} x ({tuned}{study.config.seeds} seeds){branches}"
     after = study.config.give_up_after
     less = f", less where a variant is given up after {after} seeds" if after is not None else ""
-    return f"{table(rows, '')}\n\n{_timed(study, steps, runs, tried)}{said}, {si(total)}FLOPs in all{less}"
+    return f"{fitted(rows, width())}\n\n{_timed(study, steps, runs, tried)}{said}, {si(total)}FLOPs in all{less}"
 
 
 def _timed(study: Study, steps: Mapping[str, int], runs: int, tried: Mapping[str, Tried]) -> str:

@@ -128,7 +128,8 @@ def test_a_run_that_diverges_is_an_outcome(python: None, ablate: Ablate, tmp_pat
         (["optim.lr=0.1,0.2", "tune=optim.lr"], "variants.0.2: it changes nothing against 0.1"),
         ([FFN, "tune=data.global_batch"], "tune=data.global_batch: variant swiglu has no such positive number, or one that must be whole"),
         (["model/ffn=swiglu,gelu", "strategy=ddp", "launch.devices=2", "optim=adamw"], "strategy=ddp starts ranks"),
-        (["study=nothing"], "no recipe of this name has a study"),
+        (["study=nothing"], "no recipe of this name has a study, and none has begun in such a folder"),
+        (["report", FFN, "name=gelo"], "gelo: there is no study here. Did you mean 'gelu'?"),
         (["study=nope.yaml"], "study=nope.yaml: there is no such file"),
         (["study=number.yaml"], "number.yaml: this is not readable yaml (there must be key: value pairs)"),
         (["study=variants.yaml"], "variants.yaml: variants: 5 does not fit. The value must be an object."),
@@ -148,7 +149,7 @@ def test_a_run_that_diverges_is_an_outcome(python: None, ablate: Ablate, tmp_pat
         ([FFN, "metric=test_loss/64", "eval.seq_len=16,48"], "Options: "),
         (["noise", "seeds=3"], "seeds: lm ablate noise runs every config with seeds of its own"),
         (["study=ablation/fnn"], "Did you mean 'ablation/ffn'?"),
-        (["report", FFN], "ffn: there is no study here"),
+        (["report", FFN], "ffn: there is no study here. Options: gelu."),
         (["frobnicate", "model/ffn=swiglu,gelu"], "'frobnicate' is nothing to do with a study"),
     ],
 )
@@ -158,6 +159,8 @@ def test_a_study_that_cannot_be_is_refused_before_anything_runs(args: list[str],
     for name, tree in files.items():
         (tmp_path / f"{name}.yaml").parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / f"{name}.yaml").write_text(json.dumps(tree))
+    (tmp_path / "gelu").mkdir()
+    (tmp_path / "gelu/study.json").touch()
     code, _, err = ablate(*args)
     assert code == 2 and said in err.splitlines()[-1], err
     assert not (tmp_path / "ffn").exists()

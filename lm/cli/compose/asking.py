@@ -39,7 +39,8 @@ def asked(study: str | None, overrides: list[str]) -> tuple[str, Tree | None]:
     if found is None and not overrides and "/" not in study:
         return name, None
     if found is None:
-        raise ConfigError(f"study={study}: no recipe of this name has a study. {did_you_mean(study, catalog.studies())}")
+        rule = "no recipe of this name has a study, and none has begun in such a folder"
+        raise ConfigError(f"study={study}: {rule}. {did_you_mean(study, catalog.studies())}")
     return name, extended(found, [f"recipes={study}"], overrides)
 
 

@@ -148,8 +148,7 @@ def _short(layers: Sequence[Layer], spoken: Layer) -> Layer | None:
     before = values.get("schedule.warmup_steps")
     if not isinstance(steps, int) or not isinstance(before, int) or before < steps or "schedule.warmup_steps" in spoken.values:
         return None
-    why = f"a tenth of the {steps} steps, since a warm-up of {before} would not end within them"
-    return Layer("short run", why, {"schedule.warmup_steps": steps // 10})
+    return Layer("short run", f"a tenth of the {steps} steps, as {before} would not end in them", {"schedule.warmup_steps": steps // 10})
 
 
 def _of_parent(found: Composition, parent: str, gentle: Mapping[str, str | None]) -> list[str]:

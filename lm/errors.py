@@ -76,7 +76,7 @@ def expect(name: str, given: object, wanted: type | tuple[type, ...], remedy: st
 
 def internal(error: Exception) -> LmError:
     """Returns what is told of an error that should not have come up."""
-    said = " ".join(str(error).split())
+    said = " ".join(str(error).split()).rstrip(".")
     plugins = [*filter(None, os.environ.get("LM_PLUGINS", "").split(os.pathsep))]  # files, as lm.plugins leaves them to other processes
     places = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename in plugins]
     if places:
@@ -85,5 +85,5 @@ def internal(error: Exception) -> LmError:
     remedy = "Run again with traceback=true to see where, and report it"
     if plugins:  # a method that is called as it is not defined, or returns what it should not, breaks in our lines
         names = ", ".join(map(os.path.basename, plugins))
-        remedy = f"If it is about what {names} defines, mend it there (lm.testing.check_kind tests it). Else report it, with traceback=true"
+        remedy = f"If it is about what {names} defines, mend it there (python -m lm.testing tests it). Else report it, with traceback=true"
     return LmError(f"internal error: {type(error).__name__}: {said}. {remedy}.")

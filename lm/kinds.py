@@ -2,7 +2,7 @@
 
     from lm.kinds import NormConfig
 
-docs/plugins.md says for each slot what to answer, and `lm.testing.check_kind` whether the answers hold.
+docs/plugins.md says for each slot what to answer, and `python -m lm.testing` whether the answers hold.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -117,6 +117,12 @@ def _used(config: Config) -> list[Plugin]:
     return [plugin for _, plugin in sorted(_loaded.items()) if any(map(plugin.defines, kinds))]
 
 
+def parts(config: Config) -> list[Slot]:
+    """Returns the parts of a config, at any depth, whose kinds are of plugins; equal ones once."""
+    found = [part for part in _parts(config) if isinstance(part, Slot) and any(each.defines(type(part)) for each in _loaded.values())]
+    return [part for number, part in enumerate(found) if part not in found[:number]]
+
+
 def require(tree: Tree, where: object) -> None:
     """Raises ConfigError unless the plugins that a saved tree records under `plugins` are loaded, and the same."""
     named = tree.get("plugins") or {}

@@ -2,7 +2,8 @@
 
 What a name, a config or a model brings along cannot steer a terminal or start a line of its own: control characters, marks that turn
 the direction of text, lone surrogates and what the stream's encoding lacks come out as escapes such as \\x1b. A stream that is closed or
-full ends the printing, and nothing else; `answer` and `raw` alone fail with it, since what they print is what the command is for.
+full ends the printing, and nothing else; `answer` and `raw` alone fail with it, since what they print is what the command is for. A dumb
+terminal (TERM=dumb) gets plain lines, and NO_COLOR (https://no-color.org) turns styles off.
 """
 
 import contextlib
@@ -106,7 +107,12 @@ def on_terminal(stream: TextIO | None) -> bool:
 
 def moves() -> bool:
     """Whether a status replaces the one before."""
-    return on_terminal(sys.stderr)
+    return on_terminal(sys.stderr) and not _dumb()
+
+
+def width() -> int | None:
+    """Returns the columns of the terminal that stdout is; None where it is none, and lines may have any length."""
+    return _columns(sys.stdout) if on_terminal(sys.stdout) else None
 
 
 def silent_s() -> float:
@@ -177,9 +183,14 @@ def _silence(stream: TextIO | None) -> None:
 
 
 def _styled(text: str, style: str, stream: TextIO | None) -> str:
-    if not style or not on_terminal(stream):
+    if not style or not on_terminal(stream) or _dumb() or os.environ.get("NO_COLOR"):
         return text
     return "".join(_STYLES[word] for word in style.split()) + text + _END
+
+
+def _dumb() -> bool:
+    """Whether the terminal knows no escapes, so that they would stand in the text."""
+    return os.environ.get("TERM") == "dumb"
 
 
 def _columns(stream: TextIO) -> int:

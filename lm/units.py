@@ -68,3 +68,12 @@ def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> str:
     rows = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
     return "\n".join(indent + "  ".join([*map(str.ljust, row, widths), row[-1]]).rstrip() for row in rows)
+
+
+def fitted(rows: Sequence[Sequence[str]], width: int | None) -> str:
+    """Returns a table, its head first, or where it is wider than `width` each row as a list of its cells below the first."""
+    made = table(rows, "")
+    if width is None or max(map(len, made.split("\n"))) <= width:
+        return made
+    head, *others = rows
+    return "\n".join(f"{row[0]}\n{table(list(zip(head[1:], row[1:], strict=True)), '  ')}" for row in others)

@@ -6,6 +6,7 @@ import os
 import pty
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from lm.errors import ConfigError
 from lm.printing import one_line, plain
 from lm.progress import _due, progress, quiet
 from lm.schema import Config, from_tree
+from lm.units import fitted
 from tests.conftest import Lm
 
 STEERS = [
@@ -200,6 +202,38 @@ def test_on_a_terminal_a_line_of_progress_makes_way_for_the_next() -> None:
     os.close(ours)
     first, second, last = shown.split("\r\x1b[K")
     assert first == "10 %" and len(second) == 79 and last == "done\r\n"
+
+
+def test_a_table_that_a_terminal_is_too_narrow_for_is_a_list_of_each_row() -> None:
+    rows = [("variant", "loss", "verdict"), ("a", "1.0", "baseline"), ("bcd", "2.0", "cannot tell")]
+    lines = fitted(rows, None).split("\n")
+    assert fitted(rows, len(lines[-1])).split("\n") == lines and len(lines) == 3
+    narrow = "a\n  loss     1.0\n  verdict  baseline\nbcd\n  loss     2.0\n  verdict  cannot tell"
+    assert fitted(rows, len(lines[-1]) - 1) == narrow
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 57))
+    program = "from lm import printing as p; p.say(str(p.width()))"
+    subprocess.run([sys.executable, "-c", program], stdout=theirs, check=True)
+    assert os.read(ours, 99) == b"57\r\n" and printing.width() is None
+    for end in (ours, theirs):
+        os.close(end)
+
+
+@pytest.mark.parametrize(
+    ("env", "shown"),
+    [
+        ({"TERM": "xterm", "NO_COLOR": ""}, "\x1b[32mgood\x1b[0m\r\n10 %\r\x1b[Kdone\r\n"),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, "good\r\n10 %\r\x1b[Kdone\r\n"),
+        ({"TERM": "dumb", "NO_COLOR": ""}, "good\r\n10 %\r\ndone\r\n"),
+    ],
+)
+def test_styles_and_lines_that_make_way_are_for_terminals_that_know_them(env: dict[str, str], shown: str) -> None:
+    ours, theirs = pty.openpty()
+    program = "from lm import printing as p; p.say('good', 'green'); p.status('10 %'); p.note('done')"
+    subprocess.run([sys.executable, "-c", program], stdout=theirs, stderr=theirs, check=True, env=os.environ | env)
+    os.close(theirs)
+    assert os.read(ours, 4096).decode() == shown
+    os.close(ours)
 
 
 def test_a_home_that_cannot_be_written_is_no_matter_of_matplotlibs() -> None:

@@ -66,9 +66,11 @@ class Asked(Config):
         return digest({key: value for key, value in flatten(self.tree()).items() if key != self.grows})
 
     def freeze(self, folder: Path) -> None:
-        """Writes the file where there is none, or where the value that may grow has grown. Raises as `agree` does."""
+        """Writes the file where there is none, or where the value that may grow has grown, with copies of the plugins that the configs
+        need. Raises as `agree` does."""
         self.agree(folder)
         if self.read(folder) != self:
+            RunFolder(folder).write_plugins(plugins.files(self))
             replace_file(folder / self.file, json.dumps(_file(self.hash, self.tree()).tree(), indent=1))
 
     def agree(self, folder: Path) -> None:

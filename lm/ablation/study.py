@@ -13,6 +13,7 @@ from lm.ablation.tuning import TunedRuns
 from lm.ablation.variants import plain_config, refuse_equal, refuse_other_figures
 from lm.errors import ConfigError
 from lm.report.statistics import Difference, differences
+from lm.schema import did_you_mean
 from lm.training.config import TrainConfig
 
 
@@ -111,8 +112,12 @@ def new_study(folder: Path, config: StudyConfig, variants: Mapping[str, TrainCon
     return study
 
 
-def read_study(folder: Path) -> Study:
-    """Returns the study of a folder as it was frozen. Raises ConfigError where there is none."""
-    if (asked := AskedStudy.read(folder)) is None:
-        raise ConfigError(f"{folder}: there is no study here. Start one, such as lm ablate study=ablation/ffn.")
+def read_study(folder: Path, frozen: Path | None = None) -> Study:
+    """Returns the study of a folder as it was frozen there, or in the folder `frozen`. Raises ConfigError where there is none, or another
+    one has begun in `folder`."""
+    if (asked := AskedStudy.read(frozen or folder)) is None:
+        begun = sorted(file.parent.name for file in folder.parent.glob(f"*/{AskedStudy.file}"))
+        remedy = did_you_mean(folder.name, begun) if begun else "Start one, such as lm ablate study=ablation/ffn."
+        raise ConfigError(f"{folder}: there is no study here. {remedy}")
+    asked.agree(folder)
     return Study(folder, asked)

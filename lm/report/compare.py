@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from lm.errors import ConfigError, expect
 from lm.report.collect import collect
-from lm.report.curves import comparison_png, unplotted
+from lm.report.curves import AXES, comparison_png, unplotted
 from lm.report.run import Axis
 from lm.report.tables import FORMATS, in_markdown, markdown
 from lm.schema import did_you_mean
@@ -55,7 +55,11 @@ def compare(
     elif out is not None:
         with out_folder(require_free(out, overwrite), overwrite) as folder:
             comparison_png(comparison, folder / "compare.png")
-            pieces = (markdown(comparison, []), "![curves](compare.png)\n", "".join(f"- {in_markdown(note)}\n" for note in notes))
+            pieces = (
+                markdown(comparison, []),
+                f"![{comparison.title} against {AXES[x]}, a curve for each run](compare.png)\n",
+                "".join(f"- {in_markdown(note)}\n" for note in notes),
+            )
             (folder / "compare.md").write_text("\n".join(filter(None, pieces)), encoding="utf-8", errors="backslashreplace")
     return FORMATS[format](comparison, notes).rstrip("\n")
 

@@ -3,6 +3,7 @@
 import re
 import statistics
 from collections.abc import Callable, Sequence
+from html import escape
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import numpy as np
 
 from lm.report.collect import Comparison, Row, texts
 from lm.report.run import Axis, Run
+from lm.report.svg import from_to, in_words
 from lm.units import duration, fixed, si
 
 if TYPE_CHECKING:
@@ -70,7 +72,7 @@ def _compare(figure: "Figure", comparison: Comparison) -> None:
     for number, row in enumerate(comparison.rows):
         look: dict[str, Any] = {"color": f"C{number % 10}", "zorder": 3 - number / 1000}
         x, y, error = _mean(row, comparison.metric, comparison.x)
-        style = ("-", "--", ":", "-.")[number // 10 % 4]
+        style = ("-", "--", ":", "-.")[number % 4]  # so that no two of twenty share colour and dash, and neighbours neither
         axes.plot(x, y, linewidth=1.6, marker=_marker(x), markersize=4, linestyle=style, label=_label(row, comparison), **look)
         low, high = ([value + sign * off for value, off in zip(y, error, strict=True)] for sign in (-1, 1))
         if any(error):
@@ -121,7 +123,8 @@ def _with_held_out(axes: "Axes", run: Run, key: str) -> None:
     seen = settled(*run.series(key), 0.02)
     x, y = run.series(f"val_{run.measure.learned if key == 'loss' else key}")
     if x:
-        axes.plot(x, y, color=SECOND, linewidth=1.2, marker=_marker(x, 30), markersize=3.5, label="validation")
+        look: dict[str, Any] = {"color": SECOND, "linewidth": 1.2, "linestyle": "--", "marker": _marker(x, 30), "markersize": 3.5}
+        axes.plot(x, y, label="validation", **look)
     _limit(axes, seen + settled(x, y, 0.02))
     axes.legend(frameon=False)
 
@@ -204,4 +207,6 @@ def _svg(title: str, draw: "Callable[[Axes, Run, str], None]", run: Run, key: st
     svg = re.sub(r"font-family: [^;]*; ", "", svg)
     for stand_in, colour in PAGE.items():
         svg = svg.replace(stand_in, colour)
-    return re.sub(r'width="[^"]*" height="[^"]*"|height="[^"]*" width="[^"]*"', f'role="img" aria-label="{title}"', svg, count=1)
+    told = {"this run": run.series(key), "validation": run.series(f"val_{run.measure.learned if key == 'loss' else key}")}
+    label = escape(in_words(f"{title}, by step", (from_to(name, [*zip(*xy, strict=True)]) for name, xy in told.items())))
+    return re.sub(r'width="[^"]*" height="[^"]*"|height="[^"]*" width="[^"]*"', f'role="img" aria-label="{label}"', svg, count=1)

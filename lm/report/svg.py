@@ -4,7 +4,7 @@ Series n has its colour from the page's class `hue{n}`, and also a dash and a sy
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -118,14 +118,34 @@ def sample(look: int) -> str:
 
 
 def line_chart(label: str, lines: Sequence[Line], x: Scale, y: Scale) -> str:
-    """Returns a chart with numbers on both axes; the page adds the axes' titles.  label: text for screen readers."""
+    """Returns a chart with numbers on both axes; the page adds the axes' titles.  label: text for screen readers, which are told of each
+    series too."""
     grid = [
         tag("line", x1=0, x2="100%", y1=_down(y, value), y2=_down(y, value), class_="grid")
         + tag("text", text, x=-8, y=_short(float(_down(y, value)) + 4), text_anchor="end")
         for value, text in y.ticks()
     ]
     drawn = [_drawn(line, x, y) for line in lines]
-    return tag("svg", *grid, ticks(x, HEIGHT), *drawn, class_="chart", height=HEIGHT + 24, role="img", aria_label=label)
+    told = in_words(label, map(_told, lines))
+    return tag("svg", *grid, ticks(x, HEIGHT), *drawn, class_="chart", height=HEIGHT + 24, role="img", aria_label=told)
+
+
+def in_words(label: str, series: Iterable[str]) -> str:
+    """Returns the text of a chart for those who do not see it."""
+    return ": ".join(filter(None, [label, "; ".join(filter(None, series))]))
+
+
+def from_to(name: str, points: Sequence[tuple[float, float]]) -> str:
+    """Returns where a series begins and ends, in words; '' of none.  points: (x, y)."""
+    ends = [f"{value:.4g} at {si(at)}" for at, value in (points[:1] if len(points) < 2 else (points[0], points[-1]))]
+    return f"{name} {'from ' if len(ends) > 1 else ''}{' to '.join(ends)}" if ends else ""
+
+
+def _told(line: Line) -> str:
+    middle = [(at, mean) for at, mean, _, _ in line.points] or list(line.dots or ())
+    chosen = f"{line.name}: {line.chosen:g} was chosen" if line.chosen is not None else ""
+    lost = f"{line.name}: {len(line.lost)} diverged" if line.lost else ""
+    return "; ".join(filter(None, [from_to(line.name, middle), chosen, lost]))
 
 
 def ticks(x: Scale, height: float) -> str:

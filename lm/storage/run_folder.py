@@ -78,7 +78,7 @@ class RunFolder:
         """Writes copies of the code of plugins, which nothing reads by itself."""
         for name, code in files.items():
             with disk_errors(self.path):
-                (self.path / COPIES).mkdir(exist_ok=True)
+                (self.path / COPIES).mkdir(parents=True, exist_ok=True)
             replace_file(self.path / COPIES / name, code)
 
     def summary(self) -> Tree:

@@ -17,6 +17,7 @@ from lm.ablation.judging.page import page
 from lm.ablation.judging.verdict import cells, report, verdict
 from lm.ablation.matching import moved
 from lm.ablation.noise import NoiseRuns, noise_runs
+from lm.ablation.probe import Tried
 from lm.ablation.runs import Asked, _file
 from lm.ablation.study import AskedStudy, Study, new_study, read_study
 from lm.cli.compose.compose import compose_config
@@ -192,7 +193,9 @@ def test_where_all_are_given_up_the_baseline_gets_no_more_seeds_either(study: Ne
 
 def test_differences_are_told_in_tokens_once_the_baseline_ran_at_other_lengths(study: NewStudy) -> None:
     made = study(seeds=3, exchange=True, variants={ffn: [f"model/ffn={ffn}", "trainer.max_steps=8"] for ffn in ("swiglu", "gelu")})
-    assert "+ 2 x 3 of swiglu at 0.5 and 2 times its tokens" in plan(made)
+    assert "+ 2 x 3 of swiglu at 0.5 and 2 times its tokens" in plan(made, {})
+    took = {"swiglu": Tried(2.0, 0.5, 3.0), "gelu": Tried(1.0, 0.5, 3.0)}  # 3 x (8 + 4 - 3 + 16 - 5) steps of swiglu, 3 x 8 of gelu
+    assert "all steps take 2 min 24 s, 12 starts 36.0 s" in plan(made, took)
     rounds = []
     for ends in ({"swiglu": 4.0, "gelu": 3.95}, {"swiglu@0.5": 4.1, "swiglu@2": 3.9}):
         rounds.append([(job.name, job.trunk) for job in made.missing()])
@@ -209,6 +212,14 @@ def test_differences_are_told_in_tokens_once_the_baseline_ran_at_other_lengths(s
     said = report(found)
     assert "+41 % [+41 %, +41 %]" in said and "It is worth 41 % more tokens (Holm-corrected 95 % interval +41 % to +41 %)." in said
     assert "read off the baseline's runs at half and at twice its tokens" in said
+
+
+def test_an_option_of_the_baseline_that_a_variant_has_not_is_told(study: NewStudy) -> None:
+    lacks = {"full": ["model/attention=mha", "model.attention.qk_norm=head"], "low": ["model/attention=mla"]}
+    said = [note for note in verdict(study(seeds=2, variants=lacks, baseline="full"))["warnings"] if "differ in more" in note]
+    assert said == ["low: it has no model.attention.qk_norm=head, as full has, so that the two differ in more than was asked."]
+    alike = {"full": ["model/attention=mha", "model.attention.qk_norm=none"], "low": ["model/attention=mla"]}
+    assert not any("differ in more than was" in note for note in verdict(study(seeds=2, variants=alike, baseline="full"))["warnings"])
 
 
 def test_runs_that_were_not_made_alike_are_told_so(study: NewStudy) -> None:

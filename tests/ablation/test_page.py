@@ -29,6 +29,7 @@ def tree(runs: Runs, least_effect: float = 0.01, tried: Tree | None = None, seed
     tuned = {"key": "optim.lr", "metric": "val_bits_per_byte", "value": 0.00225, "at_edge": False, "tried": tried} if tried else None
     rows = {
         name: {
+            "overrides": [f"model/ffn={name}"],
             "runs": {str(seed): value if math.isfinite(value) else None for seed, value in sorted(values.items())},
             "diverged": sum(map(math.isinf, values.values())),
             "mean": None,
@@ -61,6 +62,10 @@ def tree(runs: Runs, least_effect: float = 0.01, tried: Tree | None = None, seed
         "give_up_after": None,
         "level": 0.05,
         "exchange": exchange,
+        "overrides": ["recipes=ablation/base", "data.files=a b.txt"],
+        "plugins": {"mine": "0" * 64},
+        "copies": ["plugins/mine.py"],
+        "made_by": {"device": ["x86_64 CPU"], "torch": ["2.13.0"], "version": ["0.1.0"], "commit": []},
         "variants": rows,
         "warnings": ["Say a=b."],
     }
@@ -88,7 +93,7 @@ def charts(html: str) -> list[ElementTree.Element]:
 
 
 def labelled(html: str, label: str) -> ElementTree.Element:
-    return next(chart for chart in charts(html) if chart.get("aria-label") == label)
+    return next(chart for chart in charts(html) if chart.get("aria-label", "").startswith(f"{label}: "))
 
 
 def percent(element: ElementTree.Element, name: str) -> float:
@@ -193,6 +198,50 @@ def test_a_variant_reaches_across_to_the_tokens_at_which_the_baseline_is_as_good
     assert own == pytest.approx(middle, abs=0.01) == pytest.approx((left + right) / 2, abs=0.01)
     assert there == pytest.approx(own + (left - own) * math.log2(1 / 0.8), abs=0.01)
     assert "in tokens -20 % [under -50 %, +10 %]" in Page(html).text
+
+
+def test_who_does_not_see_a_chart_is_told_its_ends_what_was_chosen_and_what_diverged() -> None:
+    runs = noisy(["plain", "a"], 3, spread=0)
+    html = page(tree(runs, tried={"0.001": 4.1, "0.002": 4.05, "0.008": None}), falling({name: {0: 4.0} for name in runs}))
+    told = labelled(html, "Validation against training tokens").attrib["aria-label"]
+    assert re.search(r": plain from [67][.]\d+ at 10 to 4[.]\d+ at 100; a from [67][.]\d+ at 10 to 4[.]\d+ at 100$", told), told
+    told = labelled(html, "Tuning optim.lr").attrib["aria-label"]
+    assert "a from 4.1 at 0.001 to 4.05 at 0.002; a: 0.00225 was chosen; a: 1 diverged" in told
+
+
+def test_a_page_is_read_by_its_headings_and_the_heads_of_its_tables() -> None:
+    runs = noisy(["plain", "a"], 3)
+    html = page(tree(runs), falling(runs))
+    read = Page(html)
+    levels = [int(tag[1]) for tag in read.tags if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1 and levels.count(1) == 1 and set(levels[1:]) == {2} and read.tags.count("main") == 1
+    assert read.tags.count("th") == sum(name == "scope" for name, _ in read.attributes) > 0
+    assert all(role in html for role in ('lang="en"', '<th scope="row" data-of="variant">plain</th>', '<th scope="row">every run</th>'))
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_text_is_legible_on_every_ground_and_so_are_lines(dark: bool) -> None:
+    """WCAG 2.2: 4.5 to 1 of text (1.4.3), 3 to 1 of what a chart draws (1.4.11)."""
+    style = page(tree(noisy(["plain", "a"], 2)), {}).partition("</style>")[0]
+    schemes = re.findall(r"(@media \(prefers-color-scheme: dark\) \{\s*)?:root \{([^}]*)\}", style)
+    assert len(schemes) == 4, "of each of two templates a light and a dark one"
+    found = {name: colour for only, said in schemes if dark or not only for name, colour in re.findall(r"--(\w+): (#\w+)", said)}
+    for ground in ("page", "panel"):
+        assert all(contrast(found[name], found[ground]) >= 4.5 for name in ("text", "soft"))
+        drawn = [name for name in found if name.startswith("hue") or name in ("first", "second")]
+        assert len(drawn) == 7
+        assert {name: round(contrast(found[name], found[ground]), 2) for name in drawn if contrast(found[name], found[ground]) < 3} == {}
+
+
+def contrast(one: str, other: str) -> float:
+    """The ratio of two colours' relative luminances, WCAG 2.2."""
+    lights = []
+    for colour in (one, other):
+        digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+        parts = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        lights.append(0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2])
+    return (max(lights) + 0.05) / (min(lights) + 0.05)
 
 
 LONG = [f"variant-{i:02d}-{'x' * 49}" for i in range(12)]

@@ -1,8 +1,11 @@
 """Studies of runs of a second: planned, run, killed, gone on with, refused."""
 
 import csv
+import html
 import json
 import random
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -12,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from lm import plugins
 from lm.ablation.config import StudyConfig
 from lm.ablation.exchange import branch_off, branched, leaves, trunk
 from lm.ablation.judging.verdict import verdict as judge
@@ -24,6 +28,7 @@ from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
 from lm.training.run import train_rank
 from tests.ablation.conftest import Ablate, NewStudy
+from tests.cli.test_plugins import norm
 from tests.conftest import Lm
 from tests.training.conftest import results
 
@@ -123,7 +128,8 @@ def test_a_run_that_diverges_is_an_outcome(python: None, ablate: Ablate, tmp_pat
         (["optim.lr=0.1,0.2", "tune=optim.lr"], "variants.0.2: it changes nothing against 0.1"),
         ([FFN, "tune=data.global_batch"], "tune=data.global_batch: variant swiglu has no such positive number, or one that must be whole"),
         (["model/ffn=swiglu,gelu", "strategy=ddp", "launch.devices=2", "optim=adamw"], "strategy=ddp starts ranks"),
-        (["study=nothing"], "no recipe of this name has a study"),
+        (["study=nothing"], "no recipe of this name has a study, and none has begun in such a folder"),
+        (["report", FFN, "name=gelo"], "gelo: there is no study here. Did you mean 'gelu'?"),
         (["study=nope.yaml"], "study=nope.yaml: there is no such file"),
         (["study=number.yaml"], "number.yaml: this is not readable yaml (there must be key: value pairs)"),
         (["study=variants.yaml"], "variants.yaml: variants: 5 does not fit. The value must be an object."),
@@ -131,7 +137,7 @@ def test_a_run_that_diverges_is_an_outcome(python: None, ablate: Ablate, tmp_pat
         (["study=variant.yaml"], "variant.yaml: variants.a: 5 does not fit. The value must be a list"),
         (["study=x/broken", "--config-dir", "own"], "own/recipes/x/broken.yaml: study must be key: value pairs"),
         ([FFN, "name=../../x"], "name: '../../x' cannot name a run folder"),
-        ([FFN, "check=true"], "variants.swiglu: check=true trains nothing"),
+        ([FFN, "check=true"], "check=true: it tries what was planned"),
         ([FFN, "seeds=3", "give_up_after=3"], "give_up_after=3 leaves out none of 3 seeds"),
         ([FFN, "metric=test_ec"], "metric=test_ec: no run of variants.swiglu tells such a figure"),
         ([FFN, "metric=test_accuracy"], "of which less is better"),
@@ -143,7 +149,7 @@ def test_a_run_that_diverges_is_an_outcome(python: None, ablate: Ablate, tmp_pat
         ([FFN, "metric=test_loss/64", "eval.seq_len=16,48"], "Options: "),
         (["noise", "seeds=3"], "seeds: lm ablate noise runs every config with seeds of its own"),
         (["study=ablation/fnn"], "Did you mean 'ablation/ffn'?"),
-        (["report", FFN], "ffn: there is no study here"),
+        (["report", FFN], "ffn: there is no study here. Options: gelu."),
         (["frobnicate", "model/ffn=swiglu,gelu"], "'frobnicate' is nothing to do with a study"),
     ],
 )
@@ -153,6 +159,8 @@ def test_a_study_that_cannot_be_is_refused_before_anything_runs(args: list[str],
     for name, tree in files.items():
         (tmp_path / f"{name}.yaml").parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / f"{name}.yaml").write_text(json.dumps(tree))
+    (tmp_path / "gelu").mkdir()
+    (tmp_path / "gelu/study.json").touch()
     code, _, err = ablate(*args)
     assert code == 2 and said in err.splitlines()[-1], err
     assert not (tmp_path / "ffn").exists()
@@ -200,6 +208,38 @@ def test_a_plan_matches_the_parameters_and_runs_nothing(ablate: Ablate, tmp_path
     sizes = [int(line.split()[1].replace(",", "")) for line in out.splitlines()[1:3]]
     assert abs(sizes[1] / sizes[0] - 1) <= 0.005
     assert not (tmp_path / "ffn").exists()
+
+
+def test_a_plan_that_is_tried_tells_time_and_memory_and_leaves_nothing(python: None, ablate: Ablate, tmp_path: Path) -> None:
+    code, out, err = ablate("plan", FFN, "seeds=2", "check=true")
+    assert code == 0 and re.search(r"^gelu takes 0\.\d+ s a step, measured, and 0\.\d+ GiB at its peak$", out, re.MULTILINE), err
+    assert re.search(r"^all steps take \d\.\d s, 4 starts \d+\.\d s, one run after another", out, re.MULTILINE)
+    assert {path.name for path in tmp_path.iterdir()} <= {"python"}
+
+
+def test_a_study_is_asked_once_more_from_the_folder_of_another(
+    python: None, ablate: Ablate, lm: Lm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugins, "_loaded", {})
+    (tmp_path / "own.py").write_text(norm("own"))
+    assert ablate("model/norm=rms,own", "seeds=2", "plugins=own.py")[0] == 0
+    (again,) = [line.strip() for line in (tmp_path / "ffn/report.md").read_text().splitlines() if line.startswith("    lm ablate")]
+    assert again in html.unescape((tmp_path / "ffn/report.html").read_text())
+    (tmp_path / "own.py").unlink()
+    for run in tmp_path.glob("ffn/*-seed-*"):
+        shutil.rmtree(run)
+    monkeypatch.setattr(plugins, "_loaded", {})
+    monkeypatch.setenv("LM_PLUGINS", "")
+    code, _, err = lm("ablate", "report", "study=ffn/study.json")
+    assert code == 2 and "Give its file, as in plugins=ffn/plugins/own.py" in err
+    code, _, err = lm(*shlex.split(again)[1:], "dir=.")
+    assert code == 0, err
+    first, second = (json.loads((tmp_path / name / "verdict.json").read_text()) for name in ("ffn", "ffn-again"))
+    assert first["variants"] == second["variants"] and first["hash"] == second["hash"]
+    code, _, err = lm("ablate", "study=ffn-again/study.json", "seeds=3", "plugins=ffn/plugins/own.py")
+    assert code == 2 and "seeds: ffn-again goes on as it was asked for" in err
+    code, _, err = lm("ablate", "study=ffn-again/study.json", "optim.lr=1", "plugins=ffn/plugins/own.py")
+    assert code == 2 and "optim.lr=1: ffn-again goes on as it was asked for" in err
 
 
 def test_what_variants_have_in_common_is_told_once(ablate: Ablate) -> None:

@@ -7,6 +7,7 @@ import shutil
 import statistics
 import subprocess
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -190,6 +191,16 @@ def test_a_curve_stands_by_steps_tokens_flops_or_the_time_of_its_steps(sweep: Pa
         pictures.add((tmp_path / "c" / "compare.png").read_bytes())
     assert len(pictures) == 4
     assert lm("compare", str(sweep), "x=epochs")[0] == 2
+
+
+def test_runs_are_told_apart_without_colours_in_the_picture(sweep: Path, tmp_path: Path) -> None:
+    figure = Figure()
+    comparison = collect([sweep])
+    _compare(figure, comparison)
+    dashes = [line.get_linestyle() for line in figure.axes[0].lines[: len(comparison.rows)]]
+    assert len(dashes) > 1 and all(one != other for one, other in pairwise(dashes))
+    compare(sweep, tmp_path / "c")
+    assert "![val bits/byte against tokens, a curve for each run](compare.png)" in (tmp_path / "c/compare.md").read_text()
 
 
 def test_one_unfinished_run_alone_has_a_picture(sweep: Path, tmp_path: Path) -> None:

@@ -76,6 +76,18 @@ def test_report_needs_nothing_from_outside(tmp_path: Path, write_run: WriteRun) 
     assert not re.search(r"https?://|@import|url\((?!#)", (folder / "report.html").read_text())
 
 
+def test_who_does_not_see_a_curve_is_told_where_it_begins_and_ends(tmp_path: Path, write_run: WriteRun) -> None:
+    folder = write_run(tmp_path / "tiny")
+    lines = [
+        {"step": 1, "loss": 8.25, "tokens": 64},
+        {"step": 10, "loss": 4.5, "tokens": 640},
+        {"step": 10, "val_loss": 4.75, "tokens": 640},
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    labels = [value for name, value in page_of(folder).attributes if name == "aria-label"]
+    assert labels == ["Loss, nats/token, by step: this run from 8.25 at 1 to 4.5 at 10; validation 4.75 at 10"]
+
+
 def test_report_escapes_what_the_run_wrote(tmp_path: Path, write_run: WriteRun) -> None:
     folder = write_run(tmp_path / "tiny")
     with (folder / "metrics.jsonl").open("a") as file:

@@ -3,6 +3,7 @@
 import os
 
 from lm.ablation.study import Study
+from lm.schema import Slot, flatten
 from lm.storage.reading import read_json
 from lm.storage.run_folder import RunFolder
 from lm.units import shown
@@ -24,11 +25,29 @@ def unlike(study: Study) -> list[str]:
             notes.append(
                 f"Unfair: {name}: its teacher or reward model was made anew between its runs, so that they learned from different ones."
             )
-    for key in _MADE_BY:
-        known = {shown(each[key]) for summaries in found.values() for each in summaries if each.get(key) is not None}
+    for key, known in made_by(study).items():
         if len(known) > 1:
-            notes.append(f"The runs differ in more than their configs: {key} ({', '.join(sorted(known))}).")
+            notes.append(f"The runs differ in more than their configs: {key} ({', '.join(known)}).")
     return notes
+
+
+def lacking(study: Study) -> list[str]:
+    """Returns a warning where the baseline's model has options, at other values than their defaults, that a variant's kinds do not have:
+    the two differ in these beside what was asked."""
+    base = study.config.baseline
+    slots = {slot: part.model_dump(exclude_defaults=True) for slot, part in study.variants[base].model if isinstance(part, Slot)}
+    chosen = flatten({slot: values for slot, values in slots.items() if values})
+    notes = []
+    for name, cfg in study.variants.items():
+        if lost := [f"model.{key}={shown(value)}" for key, value in chosen.items() if key not in flatten(cfg.model.tree())]:
+            notes.append(f"{name}: it has no {', '.join(lost)}, as {base} has, so that the two differ in more than was asked.")
+    return notes
+
+
+def made_by(study: Study) -> dict[str, list[str]]:
+    """Returns the devices, and the versions of torch and of `lm`, of the compared runs that have ended."""
+    summaries = [RunFolder(study.folder / job.name).summary() for name in study.variants for job in study.ended(name)]
+    return {key: sorted({shown(each[key]) for each in summaries if each.get(key) is not None}) for key in _MADE_BY}
 
 
 def _parent(run: RunFolder) -> str | None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
+from lm.ablation.judging.again import HOW, asked, command, ran
 from lm.ablation.judging.verdict import CURVES, Row, method, report, rows, sentences, verdict
 from lm.ablation.study import Study
 from lm.report.curves import settled
@@ -53,13 +54,13 @@ def page(found: Tree, drawn: Curves) -> str:
     """Returns report.html.  found: content of verdict.json; drawn: from `curves`."""
     looks = {name: look for look, name in enumerate(sorted(found["variants"], key=lambda name: name != found["baseline"]))}
     ended = sum(len(row["runs"]) for row in found["variants"].values())
-    asked = [
+    expected = [
         len(told["pairs"]) if told["given_up"] else found["seeds"] for row in found["variants"].values() if (told := row["difference"])
     ]
     return render(
         TEMPLATE,
         found=found,
-        progress=f"{ended} of {sum(asked) + max(asked)} runs have ended",
+        progress=f"{ended} of {sum(expected) + max(expected)} runs have ended",
         unit=_told_in(found, found["metric"]),
         legend=[(name, sample(look)) for name, look in looks.items()],
         forest=_forest(found, looks) if ended else None,
@@ -67,6 +68,7 @@ def page(found: Tree, drawn: Curves) -> str:
         charts=[chart for chart in (_rates(found, looks), _lengths(found, looks), *_losses(found, looks, drawn)) if chart is not None],
         matched=_matched(found),
         method=method(found),
+        reproduce={"asked": asked(found), "ran": ran(found), "how": HOW, "command": command(found)},
     )
 
 

@@ -5,14 +5,15 @@ from dataclasses import asdict
 from typing import NamedTuple
 
 from lm.ablation.exchange import LENGTHS, branched
-from lm.ablation.judging.alike import unlike
+from lm.ablation.judging.again import HOW, asked, command, made, ran
+from lm.ablation.judging.alike import lacking, unlike
 from lm.ablation.judging.text import covers, of_text, other_texts, sampled
 from lm.ablation.judging.verdict_schema import Found
 from lm.ablation.judging.worth import in_tokens, percent, short_of
 from lm.ablation.matching import size
 from lm.ablation.study import Study
 from lm.report.statistics import ALPHA, Difference, Worth, worth
-from lm.report.tables import in_pipes
+from lm.report.tables import in_markdown, in_pipes
 from lm.schema import Tree, flatten, from_tree
 from lm.storage.run_folder import without_nan
 from lm.units import counted, si
@@ -29,8 +30,8 @@ def verdict(study: Study) -> Tree:
     lengths = {1.0: results[config.baseline], **{factor: study.results(jobs) for factor, jobs in study.branches().items()}}
     worths = {name: worth(lengths, results[name], told.level) for name, told in found.items() if len(lengths) > 1}
     rows = {name: _row(study, name, results[name], found.get(name), worths.get(name)) for name in study.variants}
-    asked = sorted([1.0, *LENGTHS]) if config.exchange else []
-    exchange = {f"{factor:g}": _length(study, factor, lengths.get(factor, {})) for factor in asked} or None
+    factors = sorted([1.0, *LENGTHS]) if config.exchange else []
+    exchange = {f"{factor:g}": _length(study, factor, lengths.get(factor, {})) for factor in factors} or None
     told = {
         "study": study.folder.name,
         "hash": study.hash,
@@ -44,6 +45,7 @@ def verdict(study: Study) -> Tree:
         "give_up_after": config.give_up_after,
         "level": ALPHA,
         "exchange": exchange,
+        **made(study),
         "variants": rows,
         "warnings": _warnings(study, rows, found, exchange),
     }
@@ -51,13 +53,15 @@ def verdict(study: Study) -> Tree:
 
 
 def report(found: Tree) -> str:
-    """Returns report.md: a table, one sentence per variant for a paper, the method, and warnings."""
+    """Returns report.md: a table, one sentence per variant for a paper, the method, warnings, and how to run it again."""
     sizes = [row["size"] for row in found["variants"].values()]
     costs = [("parameters", "tokens", "FLOPs"), *((f"{size['parameters']:,}", si(size["tokens"]), si(size["flops"])) for size in sizes)]
     table = [(*row, *cost) for row, cost in zip(cells(found), costs, strict=True)]
     parts = [f"# {found['study']}", in_pipes(table), "\n".join(f"> {sentence}" for sentence in sentences(found)), method(found)]
     if found["warnings"]:
         parts.append("## Before believing it\n\n" + "\n".join(f"- {warning}" for warning in found["warnings"]))
+    pipes = in_pipes([("runs", "overrides"), *((in_markdown(name), in_markdown(told)) for name, told in asked(found).items())])
+    parts.append(f"## Reproduce\n\n{pipes}\n\n{in_markdown(ran(found))} {HOW}\n\n    {command(found)}")
     return "\n\n".join(parts) + "\n"
 
 
@@ -121,6 +125,7 @@ def _row(study: Study, name: str, runs: dict[int, float], difference: Difference
     tuned, cost = study.tuned(name), size(study.variants[name])
     tried = {f"{value:.4g}": metric if math.isfinite(metric) else None for value, metric in tuned.tried.items()} if tuned else None
     return {
+        "overrides": study.config.variants[name],
         "runs": _by_seed(runs),
         "diverged": len(runs) - len(known),
         "mean": sum(known) / len(runs) if known and len(known) == len(runs) else None,
@@ -182,7 +187,7 @@ def _warnings(study: Study, rows: Tree, found: dict[str, Difference], exchange: 
             and abs(difference.mean) < (difference.near[1] - difference.near[0]) / 2
         ):
             notes.append(f"{name}: the difference is within the noise of {len(difference.pairs)} seeds.")
-    notes += [*other_texts(study), *unlike(study)]
+    notes += [*lacking(study), *other_texts(study), *unlike(study)]
     notes += short_of(config, exchange, rows)
     notes.append(f"Shown at {si(base['parameters'])} parameters and {si(base['tokens'])} tokens; rankings are known to change with both.")
     return notes

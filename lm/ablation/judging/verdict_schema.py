@@ -96,6 +96,8 @@ class FoundSize(Config):
 class FoundVariant(Config):
     """A variant, or the baseline."""
 
+    overrides: list[str]
+    """Those of its own."""
     runs: dict[str, float | None]
     """The metric by seed, of the runs that have ended; null where one diverged."""
     diverged: int
@@ -139,5 +141,13 @@ class Found(Config):
     level: float
     exchange: dict[str, FoundLength] | None = None
     """The baseline by how many times its tokens it was trained on, 1 included; null where that was not asked for."""
+    overrides: list[str]
+    """Of every run."""
+    plugins: dict[str, str]
+    """SHA-256 of the code of those that the configs need, by name."""
+    copies: list[str]
+    """Files of these plugins, in the study's folder."""
+    made_by: dict[str, list[str]]
+    """Devices and versions of the runs that have ended: one of each where all were made alike."""
     variants: dict[str, FoundVariant]
     warnings: list[str]

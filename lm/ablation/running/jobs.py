@@ -3,6 +3,7 @@
 import math
 import signal
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
@@ -22,7 +23,7 @@ from lm.storage.reading import yaml_text
 from lm.storage.run_folder import RunFolder
 from lm.training.launch.children import Children
 from lm.training.launch.parent import AT_ONCE
-from lm.units import counted
+from lm.units import counted, duration
 
 WORKER = "lm.training.worker"
 
@@ -97,6 +98,7 @@ def run_missing(study: Runs, place: Place) -> None:
 
 def _round(study: Runs, left: list[Job], place: Place) -> None:
     failed: list[tuple[Job, int]] = []
+    started = time.monotonic()
     with closing(place.run(study, left)) as ending:
         for done, (job, code) in enumerate(ending, 1):
             if code == NumericsError.exit_code:
@@ -105,7 +107,8 @@ def _round(study: Runs, left: list[Job], place: Place) -> None:
             if result is None:
                 failed.append((job, code))
             told = f"failed({code})" if result is None else f"{result:.4f}" if math.isfinite(result) else "diverged"
-            note(f"[{done}/{len(left)}] {job.name}: {told}")
+            ahead = (len(left) - done) * (time.monotonic() - started) / done
+            note(f"[{done}/{len(left)}] {job.name}: {told}" + (f", about {duration(ahead)} to go" if done < len(left) else ""))
     if failed:
         job, code = failed[0]
         said = f"{len(failed)} of {len(left)} runs failed, {job.name} first: {_reason(study, job, code)}"

@@ -133,7 +133,7 @@ def compose(overrides: Sequence[str], saved: Layer | None = None) -> Composition
             _forget(item.key.replace("/", "."), layers)
     if saved is None and (short := _short(layers, spoken)) is not None:
         layers.append(short)
-        notes = [*notes, f"schedule.warmup_steps={short.values['schedule.warmup_steps']}: {short.source}, unless you say another"]
+        notes = [*notes, f"schedule.warmup_steps={short.values['schedule.warmup_steps']}: {short.source}. Give another, if you want it"]
     if "run.name" not in spoken.values:
         named = [layer for layer in layers if "run.name" in layer.values and saved is None]
         notes += [f"run.name: left out {layer.values['run.name']} ({layer.source}); runs are named after what they do" for layer in named]
@@ -148,7 +148,7 @@ def _short(layers: Sequence[Layer], spoken: Layer) -> Layer | None:
     before = values.get("schedule.warmup_steps")
     if not isinstance(steps, int) or not isinstance(before, int) or before < steps or "schedule.warmup_steps" in spoken.values:
         return None
-    return Layer("short run", f"a tenth of the {steps} steps, which {before} do not fit into", {"schedule.warmup_steps": steps // 10})
+    return Layer("short run", f"a tenth of the {steps} steps, as {before} would not end in them", {"schedule.warmup_steps": steps // 10})
 
 
 def _of_parent(found: Composition, parent: str, gentle: Mapping[str, str | None]) -> list[str]:

@@ -8,19 +8,17 @@ from pydantic import Field
 
 from lm.ablation.config import Match, RunsConfig, StudyConfig, refuse_own
 from lm.ablation.scaling.config import LADDER, Count, LadderConfig
-from lm.cli.compose import catalog
 from lm.cli.compose.arguments import overrides_of
+from lm.cli.compose.asking import LONGEST, asked, begun_folder, extended, listed, varied
 from lm.cli.compose.compose import compose
-from lm.cli.compose.naming import cut, differing, short, variant_names
-from lm.cli.compose.overrides import expand
-from lm.cli.compose.quoting import path_of
+from lm.cli.compose.naming import cut
 from lm.cli.compose.sizes import sizes
 from lm.cli.compose.variants import check, composed
 from lm.cli.verb import Verb
 from lm.errors import ConfigError
-from lm.printing import answer, note, say
+from lm.printing import answer, note, say, width
 from lm.schema import Tree, did_you_mean, from_tree, members
-from lm.units import table
+from lm.units import fitted, table
 
 if TYPE_CHECKING:
     from lm.ablation.running.jobs import Place
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
 DOINGS = ("plan", "run", "report", "noise")
 _OF_CLUSTER = {"cluster", "partition", "minutes", "gpus", "sbatch"}
 C = TypeVar("C", bound=RunsConfig)
-_LONGEST = 60  # longest default name of a study or ladder
 
 
 class Ablate(Verb):
@@ -41,8 +38,10 @@ class Ablate(Verb):
     lm ablate model/ffn=swiglu,geglu,gelu match=params knob=model.ffn.hidden tune=optim.lr      without a file
     lm ablate model/position=sinusoidal,alibi eval.seq_len=128,512 metric=test_loss/512         judged beyond the length of training
     lm ablate plan study=ablation/ffn              runs, sizes and FLOPs; nothing is run but the steps that match=time has to time
+    lm ablate plan study=ablation/ffn check=true   also memory and time on this machine, from a few steps of each variant
     lm ablate study=ablation/ffn cluster=slurm partition=gpu gpus=1 jobs=20         as an array of jobs; again: waits for them
     lm ablate report study=ablation/ffn                            what is known by now
+    lm ablate study=handed/in/lab name=again                       the same question once more, from another one's folder
     lm ablate sizes=64,96,128,192 tokens=0.5,1,2 recipes=ablation/base   a law of size and tokens; also with plan, report, flops=1e14
     lm ablate noise recipes=pretrain/nano_long model/ffn=swiglu,gelu    how runs spread, what pairing by seed saves, and the seeds it takes
     """
@@ -51,7 +50,8 @@ class Ablate(Verb):
     takes = None
 
     study: str | None = None
-    """A study of recipes/, a yaml file, or the name of one that began on the command line."""
+    """A study of recipes/, a yaml file, the name of one that began on the command line, or the folder of one: it goes on there, or with
+    name= is run again, as its study.json says."""
     sizes: str | None = None
     """Instead of variants, three or more sizes to fit L = E + A/N^a + B/D^b to: widths, presets of model, or overrides in brackets."""
     tokens: list[float] | None = None
@@ -84,6 +84,8 @@ class Ablate(Verb):
     """Seeds after which a variant that is no better by then gets no more; null: none is given up."""
     exchange: bool | None = None
     """Train the baseline at half and at twice its tokens too, so that differences are told in tokens."""
+    check: bool = False
+    """Of a plan: a few steps of each variant, which tell the time and the memory of its runs on this machine."""
     jobs: int = Field(1, ge=1, le=1024)
     """Runs side by side."""
     threads: int | None = Field(None, ge=1, le=1024)
@@ -104,9 +106,11 @@ class Ablate(Verb):
         doing, rest = (rest[0], rest[1:]) if rest and "=" not in rest[0] else ("run", rest)
         if doing not in DOINGS:
             raise ConfigError(f"ablate: {doing!r} is nothing to do with a study. {did_you_mean(doing, DOINGS)}")
-        overrides = [_listed(override) for override in overrides_of(rest)]
+        overrides = [listed(override) for override in overrides_of(rest)]
         if self.cluster is None and (foreign := sorted(self.model_fields_set & _OF_CLUSTER)):
             raise ConfigError(f"{foreign[0]}: there is no cluster that it could be said to. Add cluster=slurm, or leave it out.")
+        if self.check and doing != "plan":
+            raise ConfigError("check=true: it tries what was planned, and compares nothing. Say lm ablate plan, or leave it out.")
         if doing == "noise":
             self._noise(overrides)
         elif self._climbs():
@@ -115,25 +119,28 @@ class Ablate(Verb):
             self._study(doing, overrides)
 
     def _study(self, doing: str, overrides: list[str]) -> None:
-        name, asked = _asked(self.study, overrides)
-        if asked is not None and not self._exists(name):  # mistyped keys and values are told before anything heavy is imported
-            config = self._config(StudyConfig, asked, None)
+        frozen = begun_folder(self.study)
+        name, question = asked(self.study, overrides) if frozen is None else (frozen.resolve().name, None)
+        if question is not None and not self._exists(name):  # mistyped keys and values are told before anything heavy is imported
+            config = self._config(StudyConfig, question, None)
             check("variants.", config.overrides, config.variants)
         from lm.ablation.judging.page import write_report
         from lm.ablation.judging.verdict import cells
         from lm.ablation.ledger import Ledger
+        from lm.ablation.probe import tried
         from lm.ablation.running.jobs import run_missing
         from lm.ablation.study import AskedStudy, new_study, read_study
         from lm.cli.views.study import plan
 
-        folder = self._folder(name)
+        there = frozen is not None and not self.model_fields_set & {"name", "dir"}
+        folder = frozen if frozen is not None and there else self._folder(name)
         begun = AskedStudy.read(folder)
-        if asked is None and (unread := sorted(self.model_fields_set & StudyConfig.model_fields.keys())):
+        if question is None and (unread := sorted(self.model_fields_set & StudyConfig.model_fields.keys()) + overrides):
             raise ConfigError(f"{unread[0]}: {folder} goes on as it was asked for. Leave it out, or repeat the command that began it.")
-        if asked is None or (doing == "report" and begun is None):
-            study = read_study(folder)
+        if question is None or (doing == "report" and begun is None):
+            study = read_study(folder, None if doing == "report" else frozen)
         else:
-            config = self._config(StudyConfig, asked, begun.study if begun else None)
+            config = self._config(StudyConfig, question, begun.study if begun else None)
             configs = composed("variants.", config.overrides, config.variants)
             if config.match == "time" and self.cluster is not None and begun is None:
                 raise ConfigError(
@@ -145,25 +152,25 @@ class Ablate(Verb):
         for line in ledger.asked_before(study) if begun is None else ():
             note(line)
         if doing == "plan":
-            answer(plan(study))
+            answer(plan(study, tried(folder, dict(study.variants), study.threads) if self.check else {}))
             return
         if doing == "run":
             run_missing(study, self._place())
         found = write_report(study)
         ledger.note(study, found)
-        for line in table(cells(found), "").split("\n"):
+        for line in fitted(cells(found), width()).split("\n"):
             say(line)
         say(f"report: {folder / 'report.md'}, {folder / 'report.html'}")
 
     def _noise(self, overrides: list[str]) -> None:
         if foreign := sorted(self.model_fields_set - {"name", "dir", "metric", "least_effect", "jobs", "threads", *_OF_CLUSTER}):
             raise ConfigError(f"{foreign[0]}: lm ablate noise runs every config with seeds of its own, and judges none. Leave it out.")
-        shared, variants = _varied(refuse_own(overrides))
+        shared, variants = varied(refuse_own(overrides))
         configs = composed("variants.", shared, variants or {"baseline": []})
         from lm.ablation.noise import AskedNoise, noise_runs, told, verdict
         from lm.ablation.running.jobs import run_missing
 
-        folder = self._folder(cut(f"noise-{compose(shared).full()['run']['name']}", _LONGEST))
+        folder = self._folder(cut(f"noise-{compose(shared).full()['run']['name']}", LONGEST))
         begun = AskedNoise.read(folder)
         threads = self.threads or (begun.threads if begun else self._threads())
         runs = noise_runs(folder, configs, threads, self.metric or "val_bits_per_byte")
@@ -180,7 +187,9 @@ class Ablate(Verb):
             if foreign := sorted(given & {"tokens", "count", "flops", "at"}):
                 raise ConfigError(f"{foreign[0]}: only a ladder of sizes takes it. Give sizes=64,96,128,192, or the study= that one began.")
             return False
-        others = {"baseline", "match", "knob", "least_effect", "give_up_after", "exchange", *(["study"] if self.sizes is not None else [])}
+        others = {"baseline", "match", "knob", "least_effect", "give_up_after", "exchange", "check"} | {
+            *(["study"] if self.sizes is not None else [])
+        }
         if foreign := sorted(given & others):
             raise ConfigError(f"{foreign[0]}: a ladder of sizes fits a law to losses, and compares no variants of a study. Leave it out.")
         return True
@@ -198,7 +207,7 @@ class Ablate(Verb):
         begun = AskedLadder.read(folder)
         if self.sizes is None or (doing == "report" and begun is None):
             begun = begun_ladder(folder)
-            config = self._config(LadderConfig, _with(begun.ladder.tree(), [], overrides), begun.ladder)
+            config = self._config(LadderConfig, extended(begun.ladder.tree(), [], overrides), begun.ladder)
             ladder = Ladder(folder, begun.replace(ladder=config))
         else:
             config = self._config(LadderConfig, {"sizes": own, "overrides": overrides}, begun.ladder if begun else None)
@@ -219,7 +228,7 @@ class Ablate(Verb):
         """Returns the overrides of each size, and the ladder's name. Raises ConfigError for mistyped keys and values, before anything heavy
         is imported."""
         base = compose(overrides).full()
-        own, name = sizes(str(self.sizes), base["model"]), cut(f"sizes-{base['run']['name']}", _LONGEST)
+        own, name = sizes(str(self.sizes), base["model"]), cut(f"sizes-{base['run']['name']}", LONGEST)
         if not self._exists(name):
             check("sizes: ", overrides, own)
         return own, name
@@ -253,47 +262,3 @@ class Ablate(Verb):
         known = {"threads": begun.threads, "seeds": begun.seeds} if begun else {"threads": self._threads()}
         config = from_tree(cls, {**known, **asked, **said}, self.study or "ablate")
         return config.replace(seeds=max(begun.seeds, config.seeds)) if begun and self.seeds is None else config
-
-
-def _listed(override: str) -> str:
-    """Returns an override with the values of eval.seq_len as a list, since several lengths are no variants."""
-    key, _, value = override.partition("=")
-    return f"{key}=[{value}]" if key == "eval.seq_len" and value[:1].isdigit() else override
-
-
-def _asked(study: str | None, overrides: list[str]) -> tuple[str, Tree | None]:
-    """Returns a study's name, and its question from a recipe's block, a file, or overrides with several values; None: it has begun."""
-    if study is None:
-        return _swept(overrides)
-    if study.endswith((".yaml", ".yml")):
-        if not os.path.lexists(study):
-            raise ConfigError(f"study={study}: there is no such file. Check the path, or name one of: {', '.join(catalog.studies())}.")
-        return Path(study).stem, _with(catalog.read(Path(study)), [], overrides)
-    name, found = study.replace("/", "-"), catalog.study(study)
-    if found is None and not overrides and "/" not in study:
-        return name, None
-    if found is None:
-        raise ConfigError(f"study={study}: no recipe of this name has a study. {did_you_mean(study, catalog.studies())}")
-    return name, _with(found, [f"recipes={study}"], overrides)
-
-
-def _with(asked: Tree, before: list[str], behind: list[str]) -> Tree:
-    """Returns a question with further overrides for all runs; `overrides` that are no list raise when the study is made."""
-    own = asked.get("overrides", [])
-    return {**asked, "overrides": [*before, *own, *behind] if isinstance(own, list) else own}
-
-
-def _swept(overrides: list[str]) -> tuple[str, Tree]:
-    """Returns name and question of a study with a variant for each combination of values."""
-    shared, variants = _varied(overrides)
-    if not variants:
-        raise ConfigError("ablate: there is one variant only. Name a study=, or several values of a key, as in model/ffn=swiglu,gelu.")
-    keys = "+".join(short(path_of(text)) for text in overrides if text not in shared)
-    return cut(f"{keys}+{'+'.join(variants)}", _LONGEST), {"variants": variants, "overrides": shared}
-
-
-def _varied(overrides: list[str]) -> tuple[list[str], dict[str, list[str]]]:
-    """Returns the overrides with a single value, and each variant's values of the others, by its name."""
-    jobs = expand(overrides)
-    varied = differing(jobs)
-    return [text for i, text in enumerate(overrides) if i not in varied], variant_names(jobs) if varied else {}

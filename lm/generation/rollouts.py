@@ -13,7 +13,7 @@ from lm.data.rewards.base import Answer, scores, total
 from lm.data.rows.base import ObjectiveConfig, Rows
 from lm.data.rows.policy import PolicyConfig
 from lm.data.rows.reward import judged_batch
-from lm.data.tokenizer.chat import closing_of
+from lm.data.tokenizer.chat import closing_of, opening_of
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.generation.config import SamplingConfig
 from lm.generation.decode import go_on, rows_of
@@ -92,6 +92,7 @@ class Sampler(Drawer):
     def __init__(self, tokenizer: Tokenizer, cfg: PolicyConfig, in_step: bool) -> None:
         super().__init__(tokenizer, cfg.max_tokens, in_step)
         self._tokenizer, self._closing = tokenizer, closing_of(tokenizer)
+        self._opening = tokenizer.decode(opening_of(tokenizer))
         self._judge = None if (path := cfg.reward_model) is None else Reference(lambda: frozen(path))
 
     def answers(self, rollouts: Sequence[Rollout], device: torch.device) -> list[Answer]:
@@ -102,8 +103,8 @@ class Sampler(Drawer):
 
     def _answer(self, rollout: Rollout, learned: float | None) -> Answer:
         decode, ended = self._tokenizer.decode, self.ended(rollout)
-        texts = (decode(rollout.asked.prompt), decode(rollout.tokens), decode(rollout.asked.reference))
-        return Answer(*texts, n_tokens=len(rollout.tokens), ended=ended, learned=learned)
+        texts = (decode(rollout.asked.prompt), decode(rollout.tokens), decode(rollout.asked.reference).removeprefix(self._opening))
+        return Answer(*texts, n_tokens=len(rollout.tokens), ended=ended, learned=learned, opening=self._opening)
 
     def whole(self, rollout: Rollout) -> list[int]:
         """Returns the prompt, the answer and what the chat template writes behind the end of one: the tokens that a reward model reads."""

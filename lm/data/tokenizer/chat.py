@@ -87,6 +87,13 @@ class ChatTemplate:
         behind = text.rpartition(_HERE)[2].replace(CLOSE, "")
         return [*dropwhile(lambda part: isinstance(part, str), self._split(behind))]
 
+    def opening(self) -> list[int | str]:
+        """Returns what the template writes between the request for an answer and one without thoughts: Qwen3's empty ones; or []."""
+        user = {"role": "user", "content": _HERE}
+        asked, answered = self._text([user], {}, ask=True), self._text([user, {"role": ASSISTANT, "content": _HERE}], {})
+        before = answered.rpartition(_HERE)[0].replace(OPEN, "")
+        return self._split(before.removeprefix(asked)) if before.startswith(asked) else []
+
     def _asked(self, messages: Sequence[Tree], names: Tree, goes_on: bool, ask: bool = True) -> list[int | str]:
         text = self._begun(messages, names) if goes_on else self._text(messages, names, ask)
         return self._split(text.replace(OPEN, "").replace(CLOSE, ""))
@@ -244,16 +251,22 @@ def never_ends(source: str, tokenizer: Tokenizer) -> bool:
 def closing_of(tokenizer: Tokenizer) -> tuple[int, ...]:
     """Returns the tokens that the tokenizer's chat template writes after an answer, from the special one on that ends it; () where it
     writes none, or refuses a plain chat, or there is no template."""
-    return () if tokenizer.chat_template is None else _closing(tokenizer.chat_template, tokenizer)
+    return () if tokenizer.chat_template is None else _around_answers(tokenizer.chat_template, tokenizer)[1]
+
+
+def opening_of(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Returns the tokens that the tokenizer's chat template writes before a last answer without thoughts, behind the request for one; ()
+    as in `closing_of`."""
+    return () if tokenizer.chat_template is None else _around_answers(tokenizer.chat_template, tokenizer)[0]
 
 
 @lru_cache(maxsize=8)  # a template is rendered in a process of its own
-def _closing(source: str, tokenizer: Tokenizer) -> tuple[int, ...]:
-    try:
-        parts = ChatTemplate(source, "tokenizer", tokenizer).closing()
-    except ConfigError:
-        return ()
-    return tuple(together(tokenizer, parts)[0].tolist()) if parts else ()
+def _around_answers(source: str, tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    with suppress(ConfigError):
+        template = ChatTemplate(source, "tokenizer", tokenizer)
+        opening, closing = (together(tokenizer, parts)[0] if parts else [] for parts in (template.opening(), template.closing()))
+        return tuple(map(int, opening)), tuple(map(int, closing))
+    return (), ()
 
 
 def _with_arguments(messages: Sequence[Tree]) -> list[Tree]:

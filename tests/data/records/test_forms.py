@@ -165,6 +165,13 @@ def test_a_prompt_is_read_by_its_fields() -> None:
     ]
     assert turns(PromptRecord(prompt="q", answer="a"), {"q": Q, "a": A}) == ASKED
     assert PromptRecord(answer="a").recognised({"prompt": Q, "a": A}, "here")[1] == "prompts (prompt, a)"
+    both = PromptRecord(answer=["a", "meta.level"])
+    assert turns(both, {"prompt": Q, "a": ["é"], "meta": {"level": 2}})[-1].text == '{"a": ["é"], "meta.level": 2}'
+    assert both.recognised({"prompt": Q}, "here")[1] == "prompts (prompt, a, meta.level)"
+    assert turns(PromptRecord(answer="a"), {"prompt": Q, "a": 7})[-1].text == "7"
+    for record, missing in ((both, "field 'meta.level' is missing"), (PromptRecord(answer="a"), "field 'a' holds null, not a string")):
+        with pytest.raises(ConfigError, match=rf"^here: {missing}"):
+            turns(record, {"prompt": Q, "a": None})
     for values, said in (
         ({"messages": [USER, BOT]}, "the prompt ends with no message that the assistant could answer"),
         ({"prompt": Q, "question": Q}, "prompt and question could each be the prompt"),

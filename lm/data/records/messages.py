@@ -23,6 +23,7 @@ _ROLES = {"human": "user", "gpt": ASSISTANT, "bot": ASSISTANT, "model": ASSISTAN
 _CALL, _SEEN = "function_call", "observation"  # roles of ShareGPT's chats with tools: the assistant's calls as JSON, and their results
 _FIRST = ("system", "developer")  # roles of a message that a chat begins with
 _WEIGHTS = ("weight", "train")  # fields by which OpenAI's format and axolotl's say that an assistant's message is not to be learned
+_BESIDE = ("name", "tool_calls", "tool_call_id", *THOUGHTS, *_WEIGHTS)  # fields of a message that are read beside its role and content
 
 
 class MessagesRecord(RecordConfig):
@@ -62,6 +63,22 @@ class MessagesRecord(RecordConfig):
                 document.refuse(error)
             else:
                 yield from _run_passages(document.split, runs, tokenizer)
+
+    @abstractmethod
+    def read(self, values: Values) -> Iterable[str | None]:
+        """Returns the fields of the record that are read, but for system, history and tools."""
+
+    def unread(self, values: Values) -> set[str]:
+        """Also of messages: messages.trainable."""
+        read = {field for field in (self.system, self.history, TOOLS, *self.read(values)) if field is not None}
+        whole = read | {field.partition(".")[0] for field in read}
+        found = {field for field in values if field not in whole and _holds(values[field])}
+        for field in read:
+            held = values.get(field)
+            for message in held if isinstance(held, list) else [held]:
+                if isinstance(message, Mapping) and (own := self._fields(message))[0] in message:
+                    found |= {f"{field}.{name}" for name in message if name not in (*own, *_BESIDE) and _holds(message[name])}
+        return found
 
     @abstractmethod
     def runs(self, turns: Sequence[Turn], template: "ChatTemplate") -> list[list[tuple["Run", int]]]:
@@ -158,6 +175,11 @@ class MessagesRecord(RecordConfig):
         if isinstance(value_of(values, field, key, where), list):
             return self.messages_of(values, field, key, where)
         return [Turn(role, text_of(values, field, key, where))]
+
+
+def _holds(value: object) -> bool:
+    """Whether a field holds something; all rows of a table have the same fields."""
+    return value is not None and value not in ("", [], {})
 
 
 def _is_text(part: object) -> bool:

@@ -1,7 +1,7 @@
 """Records that are preferences: two answers to one prompt."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Self
 
 from lm.data.records.base import GIVEN, LEARNED, OTHER, Values
@@ -52,6 +52,10 @@ class PreferenceRecord(MessagesRecord):
         whole = " as dialogues of Human and Assistant" * bool(self._dialogue(values, values.get(self.chosen)))
         unread = "; margin is not read, so that all pairs count alike" * isinstance(values.get("margin"), int | float)  # of TRL's rewards
         return self.model_copy(update={"system": system, "history": history}), ", ".join(told) + whole + unread
+
+    def read(self, values: Values) -> Iterable[str | None]:
+        asked = [self.prompt] if self.prompt is not None else prompt_fields(values)[:1]
+        return *asked, *self._between(values), self.chosen, self.rejected, "margin"  # of which the form tells
 
     def _between(self, values: Values) -> list[str]:
         """Returns Alpaca's field `input` beside an instruction, where it is not blank."""

@@ -1,7 +1,7 @@
 """Records that are prompts, which a model answers itself."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field
@@ -39,9 +39,14 @@ class PromptRecord(MessagesRecord):
         if self.prompt is not None:
             return self, ""
         named = {"system": self.system or system_field(values), "history": self.history or history_field(values)}
-        answers = self.answer if isinstance(self.answer, list) else [self.answer]
-        told = [self._field(values, where), *answers, *named.values()]
+        told = [self._field(values, where), *self._answers(), *named.values()]
         return self.model_copy(update=named), f"prompts ({', '.join(filter(None, told))})"
+
+    def read(self, values: Values) -> Iterable[str | None]:
+        return self._field(values, ""), *self._answers()
+
+    def _answers(self) -> list[str | None]:
+        return [*self.answer] if isinstance(self.answer, list) else [self.answer]
 
     def _reference(self, values: Values, fields: str | list[str], where: str) -> str:
         key = "data.record.answer"

@@ -152,7 +152,8 @@ def told_answers(model: LM, tokenizer: Tokenizer, cfg: OwnAnswersConfig, rows: R
     drawn = sampler.draw(model, asked_of(rows.batch(ids)), 1, temperature=0.0)
     for answer in sampler.answers(drawn, model.embed.weight.device):
         each = scores(cfg.rewards, answer)
-        worth = f"reward {total(cfg.rewards, each):g}: {', '.join(f'{name} {score:g}' for name, score in each.items())}"
+        # + 0: minus zero is shown as zero
+        worth = f"reward {total(cfg.rewards, each):g}: {', '.join(f'{name} {score + 0:g}' for name, score in each.items())}"
         compared = f"\nreference {answer.reference.strip()}" if any(reward.compares for reward in cfg.rewards.values()) else ""
         found.append([answer.prompt, answer.text, worth + compared])
     return found

@@ -4,6 +4,7 @@ import secrets
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from lm.data.sources.base import THOUGHTS
 from lm.data.tokenizer.stream import Stream
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
@@ -99,6 +100,8 @@ class Reader:
         template = self.chat.with_tools if tools else self.chat
         if any(message.tool_calls for message in body.messages) and not template.mentions("tool_calls"):
             raise ConfigError("messages: the model's chat template writes no tool_calls. Leave them out, or use one fine-tuned with tools.")
+        if any(message.thoughts for message in body.messages) and not any(map(template.mentions, THOUGHTS)):
+            raise ConfigError("messages: the model's chat template writes no thoughts. Leave out reasoning_content and reasoning.")
         if tools and not template.mentions("tools"):
             raise ConfigError("tools: the model's chat template does not read any. Leave them out, or use a model fine-tuned with tools.")
         if unread := sorted(name for name in body.chat_template_kwargs if not template.mentions(name)):

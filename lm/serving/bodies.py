@@ -84,6 +84,10 @@ class Message(Config):
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    """Thoughts of an answer, as DeepSeek's API and vLLM return them beside the content; given to the template."""
+    reasoning: str | None = None
+    """The same, as OpenRouter's API does."""
 
     @model_validator(mode="before")
     @classmethod
@@ -106,10 +110,16 @@ class Message(Config):
             raise ValueError("content: it is missing, and nothing is called. Give what the message says.")
         return self
 
+    @property
+    def thoughts(self) -> Tree:
+        """Returns the fields of the answer's thoughts that say something."""
+        given = {"reasoning_content": self.reasoning_content, "reasoning": self.reasoning}
+        return {name: said for name, said in given.items() if said}
+
     def shown(self) -> Tree:
         """Returns the message as a chat template reads it: parts joined to one text, and no key that was not given."""
         content = self.content if not isinstance(self.content, list) else "".join(part.text for part in self.content)
-        given = {"name": self.name, "tool_calls": self.tool_calls, "tool_call_id": self.tool_call_id}
+        given = {"name": self.name, "tool_calls": self.tool_calls, "tool_call_id": self.tool_call_id, **self.thoughts}
         return {"role": self.role, "content": content or ""} | {key: value for key, value in given.items() if value is not None}
 
 

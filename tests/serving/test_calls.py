@@ -26,7 +26,7 @@ ONE, TWO = '<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call>',
 @pytest.fixture(scope="module")
 def caller(serve: Serve) -> Iterator[httpx.Client]:
     tokenizer = BytesConfig().build(extra=CHATML)
-    tokenizer.chat_template = source("chatml") + "{{ 'Briefly. ' if brief }}"
+    tokenizer.chat_template = source("chatml") + "{{ 'Briefly. ' if brief }}{{ messages[-1].reasoning_content }}"
     with serve(spoken=tokenizer) as found:
         yield found
 
@@ -169,3 +169,13 @@ def test_the_grammar_of_calls_is_what_the_template_writes(caller: httpx.Client) 
     body = {"messages": [{"role": "user", "content": "?"}], "tools": TOOLS, "tool_choice": "required", "max_tokens": 40, "seed": 3}
     (found,) = choices(caller, CHAT, body)
     assert found["finish_reason"] == "length" and found["message"]["content"].startswith('<tool_call>\n{"name": "f", "arguments": {')
+
+
+def test_thoughts_of_an_earlier_answer_are_given_to_the_template_or_refused(caller: httpx.Client, client: httpx.Client) -> None:
+    """As clients of reasoning models send an answer back. Seen to fail: both fields were no keys."""
+    body, answer = asked("Yes."), {"role": "assistant", "content": "No."}
+    plain = caller.post(CHAT, json=body | {"messages": [*body["messages"], answer]}).json()["usage"]["prompt_tokens"]
+    for name in ("reasoning_content", "reasoning"):
+        messages = [*body["messages"], answer | {name: "hm"}]
+        assert caller.post(CHAT, json=body | {"messages": messages}).json()["usage"]["prompt_tokens"] == plain + 2
+        assert "writes no thoughts" in client.post(CHAT, json={"messages": messages}).json()["error"]["message"]

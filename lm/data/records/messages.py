@@ -12,6 +12,7 @@ from lm.data.records.base import LEARNED, OTHER, Passage, RecordConfig, Values
 from lm.data.records.fields import bad_record, listed, shown, text_of, value_of
 from lm.data.sources.base import ASSISTANT, ROLES, THOUGHTS, TOOLS, Document, Split, Turn
 from lm.data.tokenizer.config import TEMPLATES
+from lm.data.tokenizer.templates import template_source
 from lm.data.tokenizer.together import together
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
@@ -48,12 +49,10 @@ class MessagesRecord(RecordConfig):
         return self.template
 
     def chat_template(self, tokenizer: Tokenizer) -> str | None:
-        from lm.data.tokenizer.chat import template_source  # brings jinja2, which composing a config need not wait for
-
         return template_source(self.template, tokenizer)[0]
 
     def passages(self, documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[Passage]:
-        from lm.data.tokenizer.chat import ChatTemplate, template_source
+        from lm.data.tokenizer.chat import ChatTemplate  # brings jinja2, which composing a config need not wait for
 
         template = ChatTemplate(*template_source(self.template, tokenizer), tokenizer)
         for document in documents:

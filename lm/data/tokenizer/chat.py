@@ -1,27 +1,22 @@
 """Chats as tokens: a chat template writes them as text, in which the assistant's answers are learned."""
 
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
 from itertools import dropwhile
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from lm.data.sources.base import ASSISTANT, THOUGHTS, TOOLS, Turn
-from lm.data.tokenizer.config import TEMPLATES
 from lm.data.tokenizer.rendering import CLOSE, OPEN
 from lm.data.tokenizer.sandbox import Template
 from lm.data.tokenizer.templates import for_tools
 from lm.data.tokenizer.together import together
 from lm.data.tokenizer.tokenizer import Tokenizer
-from lm.errors import CheckpointError, ConfigError
-from lm.schema import Tree, did_you_mean
-from lm.storage.reading import read_text
+from lm.errors import ConfigError
+from lm.schema import Tree
 
-_BUILT_IN = Path(__file__).with_name("chat_templates")
 _BREAK = "\ufdd2"  # inserted into special tokens that a message spells, so that they stay text
 _HERE = "\ufdd3"  # stands where an answer is, or goes on
 _GENERATION = re.compile(r"{%[-+]?\s*generation\b")
@@ -75,7 +70,7 @@ class ChatTemplate:
     def asking(self, messages: Sequence[Tree], names: Tree, goes_on: bool = False) -> list[int | str]:
         """Returns the same as `question`, of messages with further fields.  names: other variables for the template, such as tools."""
         own = self.with_tools if TOOLS in names else self
-        return own._asked(self._held(_with_arguments(messages)), self._held(names), goes_on)
+        return own._asked(self._held(_with_arguments([own._renamed(message) for message in messages])), self._held(names), goes_on)
 
     def mentions(self, name: str) -> bool:
         """Returns whether this name occurs in the template's source."""
@@ -195,7 +190,7 @@ class ChatTemplate:
     def _named(self, turns: Sequence[Turn]) -> tuple[list[Tree], Tree]:
         """Returns the messages, and the other variables by name, as the template gets them."""
         names: Tree = {turn.role: json.loads(turn.text) for turn in turns if turn.role == TOOLS}
-        also = [json.loads(turn.also or "{}") for turn in turns]
+        also = [self._renamed(json.loads(turn.also or "{}")) for turn in turns]
         for name in (*names, *(name for of in also for name in of if name in ("tool_calls", *THOUGHTS))):
             if not self.mentions(name):
                 such = "" if name in THOUGHTS else ", such as data.record.template=chatml"
@@ -203,6 +198,15 @@ class ChatTemplate:
                 raise ConfigError(f"{self._where}: the chat template writes no {name}, and a record has some. {remedy}")
         messages = [{"role": turn.role, "content": turn.text, **of} for turn, of in zip(turns, also, strict=True) if turn.role != TOOLS]
         return self._held(_with_arguments(messages)), self._held(names)
+
+    def _renamed(self, message: Tree) -> Tree:
+        """Returns the message with its thoughts in the field that the template mentions, as transformers 5 gives them; as it is where
+        there is no such field."""
+        foreign = {name for name in THOUGHTS if name in message and not self.mentions(name)}
+        own = next((name for name in THOUGHTS if self.mentions(name)), None) if foreign else None
+        if own is None:
+            return message
+        return {own if name in foreign else name: held for name, held in message.items() if name not in foreign or own not in message}
 
     def _held(self, value: Any) -> Any:
         """Returns the value with the special tokens in all of its texts broken up, so that they stay text."""
@@ -284,17 +288,3 @@ def _read(call: Any) -> Any:
     with suppress(ValueError):
         found |= {"arguments": json.loads(found["arguments"])} if isinstance(found.get("arguments"), str) else {}
     return found
-
-
-def template_source(template: str | None, tokenizer: Tokenizer) -> tuple[str, str]:
-    """Returns the source text of the template that data.record.template names, and a name for it in errors."""
-    if template is None and tokenizer.chat_template is not None:
-        return tokenizer.chat_template, "tokenizer"
-    name = template or "plain"
-    file = _BUILT_IN / f"{name}.jinja" if name in TEMPLATES else Path(os.path.expanduser(name))
-    if not os.path.lexists(file):
-        raise ConfigError(f"data.record.template: {name} is no file, and no template has that name. {did_you_mean(name, TEMPLATES)}")
-    try:
-        return read_text(file, most_mib=4), f"data.record.template={name}"
-    except CheckpointError as error:
-        raise ConfigError(f"data.record.template: {file} cannot be read ({error}). Give {', '.join(TEMPLATES)} or a jinja file.") from None

@@ -4,7 +4,6 @@ import secrets
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from lm.data.sources.base import THOUGHTS
 from lm.data.tokenizer.stream import Stream
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
@@ -100,7 +99,7 @@ class Reader:
         template = self.chat.with_tools if tools else self.chat
         if any(message.tool_calls for message in body.messages) and not template.mentions("tool_calls"):
             raise ConfigError("messages: the model's chat template writes no tool_calls. Leave them out, or use one fine-tuned with tools.")
-        if any(message.thoughts for message in body.messages) and not any(map(template.mentions, THOUGHTS)):
+        if any(message.thoughts for message in body.messages) and not template.thought_fields:
             raise ConfigError("messages: the model's chat template writes no thoughts. Leave out reasoning_content and reasoning.")
         if tools and not template.mentions("tools"):
             raise ConfigError("tools: the model's chat template does not read any. Leave them out, or use a model fine-tuned with tools.")

@@ -76,6 +76,11 @@ class ChatTemplate:
         """Returns whether this name occurs in the template's source."""
         return re.search(rf"\b{name}\b", self._source) is not None
 
+    @cached_property
+    def thought_fields(self) -> list[str]:
+        """The fields of thoughts that the template reads: m.thinking, m['thinking'] or 'thinking' in m."""
+        return [name for name in THOUGHTS if re.search(rf"\.{name}\b|([\"']){name}\1", self._source)]
+
     def closing(self) -> list[int | str]:
         """Returns what the template writes after an answer, from the special token on that ends it; [] where it writes none."""
         text = self._text([{"role": "user", "content": _HERE}, {"role": ASSISTANT, "content": _HERE}], {})
@@ -140,7 +145,9 @@ class ChatTemplate:
         done, found = 0, list[tuple[str, bool]]()
         for number, (before, behind) in zip(answers, around, strict=True):
             same, end, last = _alike(whole, before), len(whole) - len(behind), number == answers[-1]
-            asked = whole.rfind(request, done, same) if request else -1
+            thoughts = [whole.rfind(messages[number][name].strip(), done, same) for name in THOUGHTS if messages[number].get(name)]
+            upto = min((at for at in thoughts if at >= 0), default=same)  # gpt-oss's thoughts are a message of their own
+            asked = whole.rfind(request, done, upto) if request else -1
             start = same if asked < 0 else asked + len(request)
             told = asked >= 0 or (same == len(before) and not _misplaced(messages[number], whole[done:start], whole[start:end], last))
             if not last and messages[number + 1]["role"] == "tool":  # Gemma 4's writes what a tool returns into the answer that called it
@@ -156,11 +163,16 @@ class ChatTemplate:
         return found
 
     def _around(self, messages: list[Tree], number: int, names: Tree) -> tuple[str, str]:
-        """Returns the text before and behind _HERE, where a message says that and calls no tools; what no text has where that cannot be."""
-        other = {**{name: value for name, value in messages[number].items() if name != "tool_calls"}, "content": _HERE}
-        with suppress(ConfigError):  # gpt-oss's fails where a tool returns what was not called
-            before, here, behind = self._text([*messages[:number], other, *messages[number + 1 :]], names).partition(_HERE)
-            return before, behind if here else _HERE
+        """Returns the text before and behind _HERE, where a message says that and calls no tools; or where it calls one with that, from
+        the next special token on (gpt-oss's fails where a tool returns what was not called); what no text has where neither can be."""
+        message = messages[number]
+        said = {**{name: value for name, value in message.items() if name != "tool_calls"}, "content": _HERE}
+        calls = [{**call, "function": {**call.get("function", call), "arguments": {_HERE: ""}}} for call in message.get("tool_calls", [])]
+        for other in (said, {**message, "tool_calls": calls[:1]}) if calls else (said,):
+            with suppress(ConfigError):
+                before, here, behind = self._text([*messages[:number], other, *messages[number + 1 :]], names).partition(_HERE)
+                first = self._tokenizer.split_specials(behind)[0] if other is not said and behind else ""
+                return before, (behind.removeprefix(first) if isinstance(first, str) else behind) if here else _HERE
         return _HERE, _HERE
 
     def _first_end(self, behind: str) -> str:
@@ -192,7 +204,7 @@ class ChatTemplate:
         names: Tree = {turn.role: json.loads(turn.text) for turn in turns if turn.role == TOOLS}
         also = [self._renamed(json.loads(turn.also or "{}")) for turn in turns]
         for name in (*names, *(name for of in also for name in of if name in ("tool_calls", *THOUGHTS))):
-            if not self.mentions(name):
+            if not (name in self.thought_fields if name in THOUGHTS else self.mentions(name)):
                 such = "" if name in THOUGHTS else ", such as data.record.template=chatml"
                 remedy = f"Leave them out, or use a template that does{such}."
                 raise ConfigError(f"{self._where}: the chat template writes no {name}, and a record has some. {remedy}")
@@ -200,13 +212,11 @@ class ChatTemplate:
         return self._held(_with_arguments(messages)), self._held(names)
 
     def _renamed(self, message: Tree) -> Tree:
-        """Returns the message with its thoughts in the field that the template mentions, as transformers 5 gives them; as it is where
-        there is no such field."""
-        foreign = {name for name in THOUGHTS if name in message and not self.mentions(name)}
-        own = next((name for name in THOUGHTS if self.mentions(name)), None) if foreign else None
-        if own is None:
+        """Returns the message with its thoughts in the fields that the template reads, if any, as transformers 5 gives them."""
+        thoughts = [message[name] for name in (*self.thought_fields, *THOUGHTS) if message.get(name)]
+        if not thoughts or not self.thought_fields:
             return message
-        return {own if name in foreign else name: held for name, held in message.items() if name not in foreign or own not in message}
+        return {key: held for key, held in message.items() if key not in THOUGHTS} | dict.fromkeys(self.thought_fields, thoughts[0])
 
     def _held(self, value: Any) -> Any:
         """Returns the value with the special tokens in all of its texts broken up, so that they stay text."""

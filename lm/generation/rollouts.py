@@ -11,9 +11,9 @@ from torch import Tensor
 from lm.data.order import Ids
 from lm.data.rewards.base import Answer, scores, total
 from lm.data.rows.base import ObjectiveConfig, Rows
-from lm.data.rows.policy import PolicyConfig
+from lm.data.rows.policy import OwnAnswersConfig, PolicyConfig
 from lm.data.rows.reward import judged_batch
-from lm.data.tokenizer.chat import closing_of
+from lm.data.tokenizer.chat import closing_of, opening_of
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.generation.config import SamplingConfig
 from lm.generation.decode import go_on, rows_of
@@ -92,6 +92,7 @@ class Sampler(Drawer):
     def __init__(self, tokenizer: Tokenizer, cfg: PolicyConfig, in_step: bool) -> None:
         super().__init__(tokenizer, cfg.max_tokens, in_step)
         self._tokenizer, self._closing = tokenizer, closing_of(tokenizer)
+        self._opening = tokenizer.decode(opening_of(tokenizer))
         self._judge = None if (path := cfg.reward_model) is None else Reference(lambda: frozen(path))
 
     def answers(self, rollouts: Sequence[Rollout], device: torch.device) -> list[Answer]:
@@ -102,8 +103,8 @@ class Sampler(Drawer):
 
     def _answer(self, rollout: Rollout, learned: float | None) -> Answer:
         decode, ended = self._tokenizer.decode, self.ended(rollout)
-        texts = (decode(rollout.asked.prompt), decode(rollout.tokens), decode(rollout.asked.reference))
-        return Answer(*texts, n_tokens=len(rollout.tokens), ended=ended, learned=learned)
+        texts = (decode(rollout.asked.prompt), decode(rollout.tokens), decode(rollout.asked.reference).removeprefix(self._opening))
+        return Answer(*texts, n_tokens=len(rollout.tokens), ended=ended, learned=learned, opening=self._opening)
 
     def whole(self, rollout: Rollout) -> list[int]:
         """Returns the prompt, the answer and what the chat template writes behind the end of one: the tokens that a reward model reads."""
@@ -138,6 +139,24 @@ def held_out_rewards(evaluator: Evaluator, cfg: ObjectiveConfig, parts: Sequence
                 told = [total(cfg.rewards, each), *(each[name] for name in _named(cfg).values()), answer.n_tokens, answer.ended]
                 sums = {name: before + value for (name, before), value in zip(sums.items(), told, strict=True)}
     return {name: value / n for name, value in zip(sums, ranks.total(*sums.values()), strict=True)}
+
+
+def told_answers(model: LM, tokenizer: Tokenizer, cfg: OwnAnswersConfig, rows: Rows, ids: Ids, in_step: bool) -> list[Sequence[str]]:
+    """Returns for each of these rows the prompt, the model's most likely answer, and what the rewards say of it.  in_step: as of
+    `Drawer`."""
+    if not isinstance(cfg, PolicyConfig):
+        drawer = Drawer(tokenizer, cfg.max_tokens, in_step)
+        drawn = drawer.draw(model, asked_of(rows.batch(ids)), 1, temperature=0.0)
+        return [[tokenizer.decode(one.asked.prompt), tokenizer.decode(one.tokens)] for one in drawn]
+    sampler, found = Sampler(tokenizer, cfg, in_step), list[Sequence[str]]()
+    drawn = sampler.draw(model, asked_of(rows.batch(ids)), 1, temperature=0.0)
+    for answer in sampler.answers(drawn, model.embed.weight.device):
+        each = scores(cfg.rewards, answer)
+        # + 0: minus zero is shown as zero
+        worth = f"reward {total(cfg.rewards, each):g}: {', '.join(f'{name} {score + 0:g}' for name, score in each.items())}"
+        compared = f"\nreference {answer.reference.strip()}" if any(reward.compares for reward in cfg.rewards.values()) else ""
+        found.append([answer.prompt, answer.text, worth + compared])
+    return found
 
 
 def _named(cfg: PolicyConfig) -> dict[str, str]:

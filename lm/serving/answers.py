@@ -11,6 +11,7 @@ from lm.generation.text import primed
 from lm.schema import Tree
 from lm.serving.asked import Asked
 from lm.serving.bodies import ChatBody
+from lm.serving.calls import Said
 from lm.serving.worker import Piece
 
 
@@ -25,18 +26,18 @@ class Answer:
             "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{secrets.token_hex(12)}", "created": int(time.time()), "model": name,
             "seed": self._cfg.seed,
         }  # fmt: skip
+        self._said: dict[int, Said] = {}  # by sample
         self._read: dict[int, tuple[Stream, int]] = {}  # by sample: the stream that decodes its tokens, and how many characters it gave
 
     def whole(self, samples: Sequence[Piece]) -> Tree:
         """Returns the reply that holds all samples."""
         kind = "chat.completion" if self._chat else "text_completion"
-        choices = [self._choice(sample, {"message": {"role": "assistant", "content": sample.text}}) for sample in samples]
+        choices = [self._choice(sample, self._message(sample)) for sample in samples]
         return {**self._head, "object": kind, "choices": choices, "usage": self.usage(sum(sample.n_tokens for sample in samples))}
 
     def chunk(self, piece: Piece, first: bool) -> Tree:
         """Returns the chunk that a stream sends for a piece.  first: it is the first piece of its sample."""
-        delta = ({"role": "assistant"} if first else {}) | ({"content": piece.text} if piece.text or first else {})
-        return {**self._head, "object": self._streamed, "choices": [self._choice(piece, {"delta": delta})]}
+        return {**self._head, "object": self._streamed, "choices": [self._choice(piece, self._delta(piece, first))]}
 
     def last(self, n_tokens: int) -> Tree:
         """Returns a stream's last chunk, with the counts of tokens."""
@@ -51,11 +52,30 @@ class Answer:
     def _streamed(self) -> str:
         return "chat.completion.chunk" if self._chat else "text_completion"
 
+    def _message(self, piece: Piece) -> Tree:
+        text, calls = self._divided(piece)
+        message: Tree = {"role": "assistant", "content": text if text or not calls else None}
+        return {"message": message | {"tool_calls": calls}, **_called(piece)} if calls else {"message": message}
+
+    def _delta(self, piece: Piece, first: bool) -> Tree:
+        text, calls = self._divided(piece)
+        delta: Tree = ({"role": "assistant"} if first else {}) | ({"content": text} if text or first else {})
+        numbered = [{"index": number, **call} for number, call in enumerate(calls)]
+        return {"delta": delta | {"tool_calls": numbered}, **_called(piece)} if calls else {"delta": delta}
+
+    def _divided(self, piece: Piece) -> tuple[str, list[Tree]]:
+        """Returns what the piece says, and, of a sample's last piece, the calls of tools in its text."""
+        said = self._said.setdefault(piece.index, Said(self._asked.marks))
+        text = said.push(piece.text)
+        rest, calls = said.end() if piece.finish is not None else ("", [])
+        return text + rest, calls
+
     def _choice(self, piece: Piece, said: Tree) -> Tree:
+        """Returns a sample's part of a reply.  said: of a chat, the message or the piece of one."""
         found = piece.logprobs if self._cfg.logprobs is not None else None
         if self._chat:
             logprobs = None if found is None else {"content": [self._in_chat(each) for each in found]}
-            return {"index": piece.index, **said, "logprobs": logprobs, "finish_reason": piece.finish}
+            return {"index": piece.index, "logprobs": logprobs, "finish_reason": piece.finish, **said}
         logprobs = None if found is None else self._in_lists(piece.index, found)
         return {"index": piece.index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish}
 
@@ -104,6 +124,11 @@ class Answer:
             return data.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def _called(piece: Piece) -> Tree:
+    """Returns why a sample with calls of tools ends, where it is not cut."""
+    return {"finish_reason": "tool_calls"} if piece.finish == "stop" else {}
 
 
 def _number(logprob: float) -> float | None:

@@ -14,11 +14,13 @@ from lm.generation.text import chat_template, ends_of, ids_of
 from lm.generation.writer import Writer
 from lm.schema import Tree, did_you_mean, from_tree
 from lm.serving.bodies import TOP, Body, ChatBody, CompletionBody, Ids
+from lm.serving.calls import Marks, declared, grammar_of, marks_of
 from lm.serving.config import ServeConfig
 from lm.storage.reading import parse_asked
 
 _SAMPLES = 128  # of one request
 _STOPS = 16
+_FORMS = {"json_schema", "regex", "grammar"}
 _DRAWN = (  # fields of SamplingConfig; a server does not search by beams
     "max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
     "no_repeat_ngram", "logit_bias", "first_token", "n", "logprobs", "seed", "stop", "json_schema", "regex", "grammar",
@@ -47,6 +49,8 @@ class Asked:
     """What the text of each prompt's samples begins with."""
     n_prompt: int
     """Tokens of all prompts."""
+    marks: Marks | None
+    """Of the calls of tools in an answer; None where no tools are given, or their calls are not told apart, and stay text."""
 
 
 class Reader:
@@ -57,6 +61,7 @@ class Reader:
         begin(writer.model, [0])
         self.writer, self.name = writer, name
         self.chat = chat_template(writer.tokenizer) if writer.tokenizer.chat_template is not None else None
+        self._marks = None if self.chat is None else marks_of(self.chat)
         self.most_tokens = cfg.tokens or 2 * writer.model.max_seq_len
         self._most_rows = min(cfg.rows, _SAMPLES)
         self._trial = Trial(writer.tokenizer, ends_of(writer.tokenizer))
@@ -88,18 +93,35 @@ class Reader:
             tree["logprobs"] = body.top_logprobs or 0
         elif body.top_logprobs is not None:
             raise ConfigError(f"top_logprobs: {body.top_logprobs} has no effect without logprobs=true. Set it, or leave this out.")
-        if (form := body.response_format.form) and (also := tree.keys() & {"json_schema", "regex", "grammar"}):
+        if (form := body.response_format.form) and (also := tree.keys() & _FORMS):
             raise ConfigError(f"response_format: {min(also)} says too what the answer is. Leave one of them out.")
-        tools = body.tools if body.tool_choice == "auto" else None
+        tools = body.tools if body.tool_choice != "none" else None
         template = self.chat.with_tools if tools else self.chat
         if any(message.tool_calls for message in body.messages) and not template.mentions("tool_calls"):
             raise ConfigError("messages: the model's chat template writes no tool_calls. Leave them out, or use one fine-tuned with tools.")
+        if any(message.thoughts for message in body.messages) and not template.thought_fields:
+            raise ConfigError("messages: the model's chat template writes no thoughts. Leave out reasoning_content and reasoning.")
         if tools and not template.mentions("tools"):
             raise ConfigError("tools: the model's chat template does not read any. Leave them out, or use a model fine-tuned with tools.")
-        messages, names = [message.shown() for message in body.messages], {"tools": tools} if tools else {}
+        if unread := sorted(name for name in body.chat_template_kwargs if not template.mentions(name)):
+            raise ConfigError(f"chat_template_kwargs: the model's chat template does not read {unread[0][:80]}. Leave it out.")
+        messages, names = [message.shown() for message in body.messages], body.chat_template_kwargs | ({"tools": tools} if tools else {})
         parts = self.chat.asking(messages, names, body.continue_final_message)
-        cfg = self._sampling(tree | form)
-        return self._asked(body, tree, cfg, [ids_of(self.writer.tokenizer, parts)], [""])
+        cfg = self._sampling(tree | form | self._forced(body, bool(form or tree.keys() & _FORMS)))
+        return self._asked(body, tree, cfg, [ids_of(self.writer.tokenizer, parts)], [""], self._marks if tools else None)
+
+    def _forced(self, body: ChatBody, formed: bool) -> Tree:
+        """Returns the field of SamplingConfig that lets the answer be calls of tools alone, where tool_choice asks for them; else {}.
+        formed: something else says too what the answer is."""
+        if body.tool_choice in ("auto", "none"):
+            return {}
+        if formed:
+            raise ConfigError("tool_choice: another key says too what the answer is. Leave one of them out.")
+        if self._marks is None:
+            raise ConfigError("tool_choice: how the model's chat template writes calls is not known here. Leave it out, for calls as text.")
+        if body.function not in (None, *(names := [declared(tool)[0] for tool in body.tools or []])):
+            raise ConfigError(f"tool_choice: {body.function!r} is none of the tools. {did_you_mean(str(body.function), names)}")
+        return {"grammar": grammar_of(self._marks, body.tools or [], body.function)}
 
     def _text(self, prompt: str | Ids) -> str:
         """Returns the text of a prompt, without a character at the end that new tokens may complete."""
@@ -121,7 +143,15 @@ class Reader:
             raise ConfigError(f"stop: {len(cfg.stops)} texts are over {_STOPS}. Give fewer.")
         return cfg
 
-    def _asked(self, body: CompletionBody | ChatBody, told: Tree, cfg: SamplingConfig, prompts: list[Ids], echoes: list[str]) -> Asked:
+    def _asked(
+        self,
+        body: CompletionBody | ChatBody,
+        told: Tree,
+        cfg: SamplingConfig,
+        prompts: list[Ids],
+        echoes: list[str],
+        marks: Marks | None = None,
+    ) -> Asked:
         """Returns the request, checked against the server's limits. Raises ConfigError and Refusal.  told: sampling options in the body."""
         if body.model not in (None, self.name):
             raise Refusal(404, f"model: {body.model!r} is not served here. Ask for {self.name!r}.", "model_not_found")
@@ -138,7 +168,7 @@ class Reader:
         self._trial.require(cfg)
         rows = writer.rows(prompts)
         requests = [Request(rows[start : start + cfg.n], cfg) for start in range(0, len(rows), cfg.n)]
-        return Asked(body, writer, requests, echoes, sum(map(len, prompts)))
+        return Asked(body, writer, requests, echoes, sum(map(len, prompts)), marks)
 
 
 def _parsed(kind: type[B], data: bytes) -> tuple[B, Tree]:

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from lm.data.sources.base import ROLES
 from lm.schema import Config, MaybeEmpty, Tree, did_you_mean
 
+_GIVEN = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}  # variables of templates that are set elsewhere
 TOP = 20  # likeliest tokens told beside each
 Ids = list[int]
 
@@ -83,6 +84,10 @@ class Message(Config):
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    """Thoughts of an answer, as DeepSeek's API and vLLM return them beside the content; given to the template."""
+    reasoning: str | None = None
+    """The same, as OpenRouter's API does."""
 
     @model_validator(mode="before")
     @classmethod
@@ -105,10 +110,16 @@ class Message(Config):
             raise ValueError("content: it is missing, and nothing is called. Give what the message says.")
         return self
 
+    @property
+    def thoughts(self) -> Tree:
+        """Returns the fields of the answer's thoughts that say something."""
+        given = {"reasoning_content": self.reasoning_content, "reasoning": self.reasoning}
+        return {name: said for name, said in given.items() if said}
+
     def shown(self) -> Tree:
         """Returns the message as a chat template reads it: parts joined to one text, and no key that was not given."""
         content = self.content if not isinstance(self.content, list) else "".join(part.text for part in self.content)
-        given = {"name": self.name, "tool_calls": self.tool_calls, "tool_call_id": self.tool_call_id}
+        given = {"name": self.name, "tool_calls": self.tool_calls, "tool_call_id": self.tool_call_id, **self.thoughts}
         return {"role": self.role, "content": content or ""} | {key: value for key, value in given.items() if value is not None}
 
 
@@ -152,9 +163,40 @@ class ChatBody(Body):
     """Of vLLM's clients, which send false with continue_final_message."""
     tools: list[dict[str, Any]] | None = None
     """Given to the template."""
-    tool_choice: Literal["auto", "none"] = "auto"
-    """none: the template is not told of tools."""
+    tool_choice: Literal["auto", "none", "required"] | dict[str, Any] = "auto"
+    """none: the template is not told of tools; required: the answer is calls alone; or a single call, of the function that is named."""
+    parallel_tool_calls: Literal[True] | None = None
+    """The model calls as many as it wants."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """Further variables of the template, such as Qwen3's enable_thinking; vLLM's name for them."""
     response_format: Format = Format(type="text")
+
+    @property
+    def function(self) -> str | None:
+        """Returns the name of the function that must be called; None where none is named."""
+        return str(self.tool_choice["function"]["name"]) if isinstance(self.tool_choice, dict) else None
+
+    @field_validator("tool_choice")
+    @classmethod
+    def _names_one(cls, given: str | Tree) -> str | Tree:
+        of = given.get("function") if isinstance(given, dict) else None
+        name = of.get("name") if isinstance(of, dict) else None
+        if isinstance(given, dict) and not (isinstance(name, str) and given == {"type": "function", "function": {"name": name}}):
+            raise ValueError(f'{json.dumps(given)[:80]} names no function. Write {{"type": "function", "function": {{"name": ...}}}}.')
+        return given
+
+    @model_validator(mode="after")
+    def _has_its_tools(self) -> Self:
+        if self.tool_choice not in ("auto", "none") and not self.tools:
+            raise ValueError("tool_choice: it asks for a call, and there are no tools. Give some, or leave it out.")
+        return self
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _of_its_own(cls, given: Tree) -> Tree:
+        if taken := sorted(given.keys() & _GIVEN):
+            raise ValueError(f"{taken[0]} is not for requests to set. Use its own key, if it has one, or leave it out.")
+        return given
 
     @model_validator(mode="after")
     def _begins_or_goes_on(self) -> Self:

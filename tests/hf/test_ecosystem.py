@@ -15,7 +15,8 @@ transformers = pytest.importorskip("transformers")
 from lm.data.kinds import BPEConfig, BytesConfig, ChatRecord, UnigramConfig  # noqa: E402
 from lm.data.sources.base import Turn  # noqa: E402
 from lm.data.tokenizer.bytelevel import ALPHABET  # noqa: E402
-from lm.data.tokenizer.chat import ChatTemplate, template_source  # noqa: E402
+from lm.data.tokenizer.chat import ChatTemplate  # noqa: E402
+from lm.data.tokenizer.templates import template_source  # noqa: E402
 from lm.data.tokenizer.tokenizer import Specials, Tokenizer, load_tokenizer  # noqa: E402
 from lm.generation.load import load  # noqa: E402
 from lm.generation.sampling import SamplingConfig  # noqa: E402

@@ -43,6 +43,10 @@ class RecordConfig(Slot):
         form; '' where all fields were named."""
         return self, ""
 
+    def unread(self, values: Values) -> set[str]:
+        """Returns the names of the record's fields that hold something and are not read, which the preparation tells."""
+        return set()
+
     @abstractmethod
     def passages(self, documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[Passage]:
         """Returns the passages that the turns of each document become."""

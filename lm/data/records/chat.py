@@ -1,7 +1,7 @@
 """Records that are chats, in which the assistant's messages are learned."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import model_validator
@@ -48,6 +48,9 @@ class ConversationRecord(MessagesRecord):
         between = [form.between] if form.between and values.get(form.between) is not None else []
         named = {"user": [asked, *between], "assistant": answer, "history": history, "system": system}
         return self.model_copy(update=named), told
+
+    def read(self, values: Values) -> Iterable[str | None]:
+        return self.messages, *self.user, self.assistant
 
     def said(self, values: Values, where: str) -> list[Turn]:
         """Returns the turns of the record, whoever speaks. Raises as `turns`."""

@@ -12,6 +12,7 @@ from lm.data.records.base import LEARNED, OTHER, Passage, RecordConfig, Values
 from lm.data.records.fields import bad_record, listed, shown, text_of, value_of
 from lm.data.sources.base import ASSISTANT, ROLES, THOUGHTS, TOOLS, Document, Split, Turn
 from lm.data.tokenizer.config import TEMPLATES
+from lm.data.tokenizer.templates import template_source
 from lm.data.tokenizer.together import together
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
@@ -23,6 +24,7 @@ _ROLES = {"human": "user", "gpt": ASSISTANT, "bot": ASSISTANT, "model": ASSISTAN
 _CALL, _SEEN = "function_call", "observation"  # roles of ShareGPT's chats with tools: the assistant's calls as JSON, and their results
 _FIRST = ("system", "developer")  # roles of a message that a chat begins with
 _WEIGHTS = ("weight", "train")  # fields by which OpenAI's format and axolotl's say that an assistant's message is not to be learned
+_BESIDE = ("name", "tool_calls", "tool_call_id", *THOUGHTS, *_WEIGHTS)  # fields of a message that are read beside its role and content
 
 
 class MessagesRecord(RecordConfig):
@@ -47,12 +49,10 @@ class MessagesRecord(RecordConfig):
         return self.template
 
     def chat_template(self, tokenizer: Tokenizer) -> str | None:
-        from lm.data.tokenizer.chat import template_source  # brings jinja2, which composing a config need not wait for
-
         return template_source(self.template, tokenizer)[0]
 
     def passages(self, documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[Passage]:
-        from lm.data.tokenizer.chat import ChatTemplate, template_source
+        from lm.data.tokenizer.chat import ChatTemplate  # brings jinja2, which composing a config need not wait for
 
         template = ChatTemplate(*template_source(self.template, tokenizer), tokenizer)
         for document in documents:
@@ -62,6 +62,22 @@ class MessagesRecord(RecordConfig):
                 document.refuse(error)
             else:
                 yield from _run_passages(document.split, runs, tokenizer)
+
+    @abstractmethod
+    def read(self, values: Values) -> Iterable[str | None]:
+        """Returns the fields of the record that are read, but for system, history and tools."""
+
+    def unread(self, values: Values) -> set[str]:
+        """Also of messages: messages.trainable."""
+        read = {field for field in (self.system, self.history, TOOLS, *self.read(values)) if field is not None}
+        whole = read | {field.partition(".")[0] for field in read}
+        found = {field for field in values if field not in whole and _holds(values[field])}
+        for field in read:
+            held = values.get(field)
+            for message in held if isinstance(held, list) else [held]:
+                if isinstance(message, Mapping) and (own := self._fields(message))[0] in message:
+                    found |= {f"{field}.{name}" for name in message if name not in (*own, *_BESIDE) and _holds(message[name])}
+        return found
 
     @abstractmethod
     def runs(self, turns: Sequence[Turn], template: "ChatTemplate") -> list[list[tuple["Run", int]]]:
@@ -158,6 +174,11 @@ class MessagesRecord(RecordConfig):
         if isinstance(value_of(values, field, key, where), list):
             return self.messages_of(values, field, key, where)
         return [Turn(role, text_of(values, field, key, where))]
+
+
+def _holds(value: object) -> bool:
+    """Whether a field holds something; all rows of a table have the same fields."""
+    return value is not None and value not in ("", [], {})
 
 
 def _is_text(part: object) -> bool:

@@ -1,22 +1,22 @@
 """Records that are preferences: two answers to one prompt."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Self
 
 from lm.data.records.base import GIVEN, LEARNED, OTHER, Values
 from lm.data.records.fields import bad_record, names, text_of, value_of
 from lm.data.records.forms import dialogue, history_field, prompt_fields, system_field
 from lm.data.records.messages import MessagesRecord, tools_of
-from lm.data.sources.base import ASSISTANT, THOUGHTS, Turn
+from lm.data.sources.base import ASSISTANT, Turn
 
 if TYPE_CHECKING:
     from lm.data.tokenizer.chat import ChatTemplate, Run
 
 
 class PreferenceRecord(MessagesRecord):
-    """Two answers to one prompt: a text each, or a message, or messages that end with the answer. Messages that begin with the
-    assistant's go on from the prompt; others begin with it."""
+    """Two answers to one prompt: a text each, or a message, which may call tools, or messages that end with the answer. Messages that begin
+    with the assistant's go on from the prompt; others begin with it."""
 
     kind: Literal["preference"] = "preference"
     prompt: str | None = None
@@ -53,6 +53,10 @@ class PreferenceRecord(MessagesRecord):
         unread = "; margin is not read, so that all pairs count alike" * isinstance(values.get("margin"), int | float)  # of TRL's rewards
         return self.model_copy(update={"system": system, "history": history}), ", ".join(told) + whole + unread
 
+    def read(self, values: Values) -> Iterable[str | None]:
+        asked = [self.prompt] if self.prompt is not None else prompt_fields(values)[:1]
+        return *asked, *self._between(values), self.chosen, self.rejected, "margin"  # of which the form tells
+
     def _between(self, values: Values) -> list[str]:
         """Returns Alpaca's field `input` beside an instruction, where it is not blank."""
         said = values.get("input") if self.prompt is None and prompt_fields(values) == ["instruction"] else None
@@ -73,7 +77,7 @@ class PreferenceRecord(MessagesRecord):
         return named[0]
 
     def _answer(self, values: Values, field: str, key: str, where: str) -> tuple[list[Turn], Turn]:
-        """Returns the messages before the answer, and the answer, with its thoughts."""
+        """Returns the messages before the answer, and the answer, with its thoughts and calls of tools."""
         held = value_of(values, field, key, where)
         if isinstance(held, str):
             text = text_of(values, field, key, where)
@@ -84,14 +88,10 @@ class PreferenceRecord(MessagesRecord):
             turns = self.messages_of({field: [held]} if isinstance(held, Mapping) else values, field, key, where)
         if not turns or turns[-1].role != ASSISTANT:
             raise bad_record(f"{where}: field '{field}' does not end with the assistant's message. Fix the record")
-        also = json.loads(turns[-1].also or "{}")
-        if "tool_calls" in also:
-            raise bad_record(f"{where}: field '{field}' ends with a call of a tool, and compared answers are texts. Fix the record")
-        if also.get("weight") == 0:
+        if json.loads(turns[-1].also or "{}").get("weight") == 0:
             what = "a message of weight 0 or train: false"
             raise bad_record(f"{where}: field '{field}' ends with {what}, and compared answers are learned. Fix the record")
-        thoughts = {name: also[name] for name in THOUGHTS if name in also}
-        return turns[:-1], Turn(ASSISTANT, turns[-1].text, json.dumps(thoughts) if thoughts else "")
+        return turns[:-1], turns[-1]
 
     def runs(self, turns: Sequence[Turn], template: "ChatTemplate") -> list[list[tuple["Run", int]]]:
         """Returns the prompt with the chosen answer, then the prompt with the rejected answer; only the answers are learned."""

@@ -1,6 +1,6 @@
 """Records that are one answer to a prompt, and whether it is a good one."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, Self
 
 from lm.data.records.base import GIVEN, LEARNED, OTHER, Values
@@ -24,6 +24,9 @@ class RatedRecord(ConversationRecord):
     def recognised(self, values: Values, where: str) -> tuple[Self, str]:
         named, told = super().recognised(values, where)
         return named, told and f"{told}, {self.label}"
+
+    def read(self, values: Values) -> Iterable[str | None]:
+        return *super().read(values), self.label
 
     def turns(self, values: Values, where: str) -> list[Turn]:
         """Returns the messages, the last one as the chosen or the rejected answer."""

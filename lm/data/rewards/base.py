@@ -22,6 +22,7 @@ class Answer:
     n_tokens: int  # of the answer, including its end token
     ended: bool  # by an end token, not by max_tokens
     learned: float | None = None  # what objective.reward_model says of its tokens
+    opening: str = ""  # what the chat template writes before an answer without thoughts, as Qwen3's empty ones; not in the reference
 
 
 class RewardConfig(Slot):

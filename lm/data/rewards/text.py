@@ -12,14 +12,14 @@ _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
 class ExactReward(RewardConfig):
-    """1 where the answer is the reference, but for blank space around it; else 0."""
+    """1 where the answer is the reference, but for blank space around it and the chat template's empty thoughts; else 0."""
 
     compares = True
 
     kind: Literal["exact"] = "exact"
 
     def score(self, answer: Answer) -> float:
-        return float(answer.text.strip() == answer.reference.strip())
+        return float(answer.text.removeprefix(answer.opening).strip() == answer.reference.strip())
 
 
 class ArithmeticReward(RewardConfig):

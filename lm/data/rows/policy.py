@@ -20,6 +20,7 @@ from lm.data.tokenizer.chat import closing_of
 from lm.nn.batch import Batch
 from lm.nn.head import HeadConfig
 from lm.schema import Named, Tree
+from lm.units import counted
 
 
 class OwnAnswersConfig(ObjectiveConfig):
@@ -162,6 +163,8 @@ class PromptRows(PartedRows):
         behind = len(closing_of(of.tokenizer)[1:]) if judged else -1  # a reward model reads the last token too
         self._kept = np.flatnonzero((prompt > 0) & (prompt + cfg.max_tokens + behind <= of.data.seq_len))
         self._require_most(len(self._kept), "prompts", f"leave no room for objective.max_tokens={cfg.max_tokens} in", "lower max_tokens")
+        whole = (self._bounds[:, 2] - self._bounds[:, 0])[self._kept]
+        self._n_cut = int((whole > self._seq_len + 1).sum())
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -178,7 +181,8 @@ class PromptRows(PartedRows):
         return widest(n, bounds[:, 1] - bounds[:, 0])
 
     def describe(self) -> str:
-        return self._too_long("prompt")
+        cut = f"{self._store.split}: {counted(self._n_cut, 'reference answer')} cut at data.seq_len={self._seq_len}, for rewards too"
+        return "; ".join(filter(None, [self._too_long("prompt"), cut * bool(self._n_cut)]))
 
     def _asked(self, start: int, begin: int, end: int) -> Example:
         read = self._store.read(start, min(end, start + self._seq_len + 1)).astype(np.int64)

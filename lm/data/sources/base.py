@@ -61,6 +61,7 @@ class Source(ABC):
         self.first_fault = ""  # of the first that is broken
         self.remarks: list[str] = []  # sentences for the log: files that are not read
         self.forms: set[str] = set()  # the forms in which records were recognised
+        self.unread: set[str] = set()  # names of their fields that are not read
         self._position = 0
 
     @property

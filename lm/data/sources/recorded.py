@@ -14,6 +14,8 @@ from lm.data.sources.fingerprint import Files
 from lm.errors import ConfigError
 from lm.schema import Tree
 
+_MOST_UNREAD, _MOST_CHARS = 20, 60  # names of unread fields that are told, about, and how much of each
+
 
 class RecordedConfig(SourceConfig):
     """What sources of records share."""
@@ -93,5 +95,7 @@ class RecordedSource(Source):
         named, form = self._record.recognised(values, where)
         self.forms |= {form} - {""}
         found = turns_document(named.turns(values, where), split)
+        if len(self.unread) < _MOST_UNREAD:
+            self.unread |= {name[:_MOST_CHARS] for name in named.unread(values)}
         self.skipped += found is None
         return None if found is None else replace(found, refuse=partial(self._refuse, where))

@@ -89,5 +89,5 @@ def _append(writer: ShardWriter, folder: Path, split: Split, vocab_size: int) ->
 
 def _totals(indices: list[Tree]) -> Tree:
     lossless = [index["lossless"] for index in indices if index["lossless"] is not None]
-    forms = sorted({form for index in indices for form in index["forms"]})
-    return {"lossless": all(lossless), "skipped": sum(index["skipped"] for index in indices), "forms": forms}
+    named = {key: sorted({name for index in indices for name in index[key]}) for key in ("forms", "unread")}
+    return {"lossless": all(lossless), "skipped": sum(index["skipped"] for index in indices), **named}

@@ -274,8 +274,9 @@ def _contamination(index: Tree) -> Contamination:
 
 def _report(name: str, index: Tree, held_out: str | None, log: Log) -> None:
     """Logs what was read.  held_out: in words, which part of the documents is held out."""
-    if index["forms"]:
-        log(f"{name}records: read as {' and as '.join(index['forms'])}")
+    forms, unread = (index[key] for key in ("forms", "unread"))
+    for said in [f"read as {' and as '.join(forms)}"] * bool(forms) + [f"not read: {', '.join(unread)}"] * bool(unread):
+        log(f"{name}records: {said}")
     for split in SPLITS:
         found = index["splits"][split]
         if split == "test" and not found["n_documents"]:
@@ -291,8 +292,7 @@ def _report(name: str, index: Tree, held_out: str | None, log: Log) -> None:
         sizes = [index["splits"][split]["n_bytes"] for split in SPLITS]
         share = 1 - sizes[0] / max(1, sum(sizes))
         log(f"{name}val: held out is {held_out}: {share:.0%} of the text here. Change that, or name data.val_files.")
-    found = _contamination(index)
-    if found.documents:
+    if (found := _contamination(index)).documents:
         which = f"{counted(found.documents, 'training document')} {'is' if found.documents == 1 else 'are'}"
         log(f"data: {which} in validation too; val_loss is too good by that.")
     if found.shared_frac > _MUCH:

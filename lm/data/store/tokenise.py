@@ -45,7 +45,7 @@ def tokenise(source: Source, passages: Iterable[Passage], tokenizer: Tokenizer, 
     source.confirm()
     if source.first_fault:
         log(f"records: the first that is left out: {source.first_fault}")
-    return {**stores.close(), "skipped": source.skipped, "forms": sorted(source.forms)}
+    return {**stores.close(), "skipped": source.skipped, "forms": sorted(source.forms), "unread": sorted(source.unread)}
 
 
 def _encoded(batches: Iterable[list[Passage]], encode: Encode) -> Iterator[tuple[list[Passage], list[Ids]]]:

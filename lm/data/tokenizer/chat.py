@@ -1,27 +1,22 @@
 """Chats as tokens: a chat template writes them as text, in which the assistant's answers are learned."""
 
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
 from itertools import dropwhile
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from lm.data.sources.base import ASSISTANT, THOUGHTS, TOOLS, Turn
-from lm.data.tokenizer.config import TEMPLATES
 from lm.data.tokenizer.rendering import CLOSE, OPEN
 from lm.data.tokenizer.sandbox import Template
 from lm.data.tokenizer.templates import for_tools
 from lm.data.tokenizer.together import together
 from lm.data.tokenizer.tokenizer import Tokenizer
-from lm.errors import CheckpointError, ConfigError
-from lm.schema import Tree, did_you_mean
-from lm.storage.reading import read_text
+from lm.errors import ConfigError
+from lm.schema import Tree
 
-_BUILT_IN = Path(__file__).with_name("chat_templates")
 _BREAK = "\ufdd2"  # inserted into special tokens that a message spells, so that they stay text
 _HERE = "\ufdd3"  # stands where an answer is, or goes on
 _GENERATION = re.compile(r"{%[-+]?\s*generation\b")
@@ -75,17 +70,29 @@ class ChatTemplate:
     def asking(self, messages: Sequence[Tree], names: Tree, goes_on: bool = False) -> list[int | str]:
         """Returns the same as `question`, of messages with further fields.  names: other variables for the template, such as tools."""
         own = self.with_tools if TOOLS in names else self
-        return own._asked(self._held(_with_arguments(messages)), self._held(names), goes_on)
+        return own._asked(self._held(_with_arguments([own._renamed(message) for message in messages])), self._held(names), goes_on)
 
     def mentions(self, name: str) -> bool:
         """Returns whether this name occurs in the template's source."""
         return re.search(rf"\b{name}\b", self._source) is not None
+
+    @cached_property
+    def thought_fields(self) -> list[str]:
+        """The fields of thoughts that the template reads: m.thinking, m['thinking'] or 'thinking' in m."""
+        return [name for name in THOUGHTS if re.search(rf"\.{name}\b|([\"']){name}\1", self._source)]
 
     def closing(self) -> list[int | str]:
         """Returns what the template writes after an answer, from the special token on that ends it; [] where it writes none."""
         text = self._text([{"role": "user", "content": _HERE}, {"role": ASSISTANT, "content": _HERE}], {})
         behind = text.rpartition(_HERE)[2].replace(CLOSE, "")
         return [*dropwhile(lambda part: isinstance(part, str), self._split(behind))]
+
+    def opening(self) -> list[int | str]:
+        """Returns what the template writes between the request for an answer and one without thoughts: Qwen3's empty ones; or []."""
+        user = {"role": "user", "content": _HERE}
+        asked, answered = self._text([user], {}, ask=True), self._text([user, {"role": ASSISTANT, "content": _HERE}], {})
+        before = answered.rpartition(_HERE)[0].replace(OPEN, "")
+        return self._split(before.removeprefix(asked)) if before.startswith(asked) else []
 
     def _asked(self, messages: Sequence[Tree], names: Tree, goes_on: bool, ask: bool = True) -> list[int | str]:
         text = self._begun(messages, names) if goes_on else self._text(messages, names, ask)
@@ -138,7 +145,9 @@ class ChatTemplate:
         done, found = 0, list[tuple[str, bool]]()
         for number, (before, behind) in zip(answers, around, strict=True):
             same, end, last = _alike(whole, before), len(whole) - len(behind), number == answers[-1]
-            asked = whole.rfind(request, done, same) if request else -1
+            thoughts = [whole.rfind(messages[number][name].strip(), done, same) for name in THOUGHTS if messages[number].get(name)]
+            upto = min((at for at in thoughts if at >= 0), default=same)  # gpt-oss's thoughts are a message of their own
+            asked = whole.rfind(request, done, upto) if request else -1
             start = same if asked < 0 else asked + len(request)
             told = asked >= 0 or (same == len(before) and not _misplaced(messages[number], whole[done:start], whole[start:end], last))
             if not last and messages[number + 1]["role"] == "tool":  # Gemma 4's writes what a tool returns into the answer that called it
@@ -154,11 +163,16 @@ class ChatTemplate:
         return found
 
     def _around(self, messages: list[Tree], number: int, names: Tree) -> tuple[str, str]:
-        """Returns the text before and behind _HERE, where a message says that and calls no tools; what no text has where that cannot be."""
-        other = {**{name: value for name, value in messages[number].items() if name != "tool_calls"}, "content": _HERE}
-        with suppress(ConfigError):  # gpt-oss's fails where a tool returns what was not called
-            before, here, behind = self._text([*messages[:number], other, *messages[number + 1 :]], names).partition(_HERE)
-            return before, behind if here else _HERE
+        """Returns the text before and behind _HERE, where a message says that and calls no tools; or where it calls one with that, from
+        the next special token on (gpt-oss's fails where a tool returns what was not called); what no text has where neither can be."""
+        message = messages[number]
+        said = {**{name: value for name, value in message.items() if name != "tool_calls"}, "content": _HERE}
+        calls = [{**call, "function": {**call.get("function", call), "arguments": {_HERE: ""}}} for call in message.get("tool_calls", [])]
+        for other in (said, {**message, "tool_calls": calls[:1]}) if calls else (said,):
+            with suppress(ConfigError):
+                before, here, behind = self._text([*messages[:number], other, *messages[number + 1 :]], names).partition(_HERE)
+                first = self._tokenizer.split_specials(behind)[0] if other is not said and behind else ""
+                return before, (behind.removeprefix(first) if isinstance(first, str) else behind) if here else _HERE
         return _HERE, _HERE
 
     def _first_end(self, behind: str) -> str:
@@ -188,14 +202,21 @@ class ChatTemplate:
     def _named(self, turns: Sequence[Turn]) -> tuple[list[Tree], Tree]:
         """Returns the messages, and the other variables by name, as the template gets them."""
         names: Tree = {turn.role: json.loads(turn.text) for turn in turns if turn.role == TOOLS}
-        also = [json.loads(turn.also or "{}") for turn in turns]
+        also = [self._renamed(json.loads(turn.also or "{}")) for turn in turns]
         for name in (*names, *(name for of in also for name in of if name in ("tool_calls", *THOUGHTS))):
-            if not self.mentions(name):
+            if not (name in self.thought_fields if name in THOUGHTS else self.mentions(name)):
                 such = "" if name in THOUGHTS else ", such as data.record.template=chatml"
                 remedy = f"Leave them out, or use a template that does{such}."
                 raise ConfigError(f"{self._where}: the chat template writes no {name}, and a record has some. {remedy}")
         messages = [{"role": turn.role, "content": turn.text, **of} for turn, of in zip(turns, also, strict=True) if turn.role != TOOLS]
         return self._held(_with_arguments(messages)), self._held(names)
+
+    def _renamed(self, message: Tree) -> Tree:
+        """Returns the message with its thoughts in the fields that the template reads, if any, as transformers 5 gives them."""
+        thoughts = [message[name] for name in (*self.thought_fields, *THOUGHTS) if message.get(name)]
+        if not thoughts or not self.thought_fields:
+            return message
+        return {key: held for key, held in message.items() if key not in THOUGHTS} | dict.fromkeys(self.thought_fields, thoughts[0])
 
     def _held(self, value: Any) -> Any:
         """Returns the value with the special tokens in all of its texts broken up, so that they stay text."""
@@ -244,16 +265,22 @@ def never_ends(source: str, tokenizer: Tokenizer) -> bool:
 def closing_of(tokenizer: Tokenizer) -> tuple[int, ...]:
     """Returns the tokens that the tokenizer's chat template writes after an answer, from the special one on that ends it; () where it
     writes none, or refuses a plain chat, or there is no template."""
-    return () if tokenizer.chat_template is None else _closing(tokenizer.chat_template, tokenizer)
+    return () if tokenizer.chat_template is None else _around_answers(tokenizer.chat_template, tokenizer)[1]
+
+
+def opening_of(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Returns the tokens that the tokenizer's chat template writes before a last answer without thoughts, behind the request for one; ()
+    as in `closing_of`."""
+    return () if tokenizer.chat_template is None else _around_answers(tokenizer.chat_template, tokenizer)[0]
 
 
 @lru_cache(maxsize=8)  # a template is rendered in a process of its own
-def _closing(source: str, tokenizer: Tokenizer) -> tuple[int, ...]:
-    try:
-        parts = ChatTemplate(source, "tokenizer", tokenizer).closing()
-    except ConfigError:
-        return ()
-    return tuple(together(tokenizer, parts)[0].tolist()) if parts else ()
+def _around_answers(source: str, tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    with suppress(ConfigError):
+        template = ChatTemplate(source, "tokenizer", tokenizer)
+        opening, closing = (together(tokenizer, parts)[0] if parts else [] for parts in (template.opening(), template.closing()))
+        return tuple(map(int, opening)), tuple(map(int, closing))
+    return (), ()
 
 
 def _with_arguments(messages: Sequence[Tree]) -> list[Tree]:
@@ -271,17 +298,3 @@ def _read(call: Any) -> Any:
     with suppress(ValueError):
         found |= {"arguments": json.loads(found["arguments"])} if isinstance(found.get("arguments"), str) else {}
     return found
-
-
-def template_source(template: str | None, tokenizer: Tokenizer) -> tuple[str, str]:
-    """Returns the source text of the template that data.record.template names, and a name for it in errors."""
-    if template is None and tokenizer.chat_template is not None:
-        return tokenizer.chat_template, "tokenizer"
-    name = template or "plain"
-    file = _BUILT_IN / f"{name}.jinja" if name in TEMPLATES else Path(os.path.expanduser(name))
-    if not os.path.lexists(file):
-        raise ConfigError(f"data.record.template: {name} is no file, and no template has that name. {did_you_mean(name, TEMPLATES)}")
-    try:
-        return read_text(file, most_mib=4), f"data.record.template={name}"
-    except CheckpointError as error:
-        raise ConfigError(f"data.record.template: {file} cannot be read ({error}). Give {', '.join(TEMPLATES)} or a jinja file.") from None

@@ -2,10 +2,17 @@
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from lm.data.tokenizer.config import TEMPLATES
+from lm.errors import CheckpointError, ConfigError
+from lm.schema import did_you_mean
 from lm.storage.reading import read_text
 
+if TYPE_CHECKING:
+    from lm.data.tokenizer.tokenizer import Tokenizer
+
+_BUILT_IN = Path(__file__).with_name("chat_templates")
 DEFAULT = "default"
 
 
@@ -34,3 +41,17 @@ def written(templates: dict[str, str]) -> str | list[dict[str, str]] | None:
     if templates.keys() - {DEFAULT}:
         return [{"name": name, "template": template} for name, template in templates.items()]
     return templates.get(DEFAULT)
+
+
+def template_source(template: str | None, tokenizer: "Tokenizer") -> tuple[str, str]:
+    """Returns the source text of the template that data.record.template names, and a name for it in errors."""
+    if template is None and tokenizer.chat_template is not None:
+        return tokenizer.chat_template, "tokenizer"
+    name = template or "plain"
+    file = _BUILT_IN / f"{name}.jinja" if name in TEMPLATES else Path(os.path.expanduser(name))
+    if not os.path.lexists(file):
+        raise ConfigError(f"data.record.template: {name} is no file, and no template has that name. {did_you_mean(name, TEMPLATES)}")
+    try:
+        return read_text(file, most_mib=4), f"data.record.template={name}"
+    except CheckpointError as error:
+        raise ConfigError(f"data.record.template: {file} cannot be read ({error}). Give {', '.join(TEMPLATES)} or a jinja file.") from None

@@ -2,13 +2,17 @@
 
 from collections.abc import Sequence
 
+from lm.data.order import spread
+from lm.data.rows.policy import OwnAnswersConfig
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
 from lm.generation.decode import eager, room
+from lm.generation.rollouts import told_answers
 from lm.generation.writer import Writer
 from lm.training.callbacks.base import RunCallback
 from lm.training.module import TrainModule
 
+_ANSWERS = 4  # with sample_prompts=held_out, of objectives that learn from the model's own: prompts to answer
 _DOCUMENTS, _TOKENS = 2, 16  # with sample_prompts=held_out: documents of each source to continue, and their first tokens as prompt
 
 
@@ -43,7 +47,12 @@ class Samples(RunCallback):
                 run.counters.samples_bytes = run.journal.samples(module.step, self._texts(module))
 
     def _texts(self, module: TrainModule) -> list[Sequence[str]]:
-        """Returns for each prompt (prompt + continuation,); for an encoder-decoder, which answers instead, (prompt, answer)."""
+        """Returns for each prompt (prompt + continuation,); for an encoder-decoder, which answers instead, (prompt, answer); where the
+        model learns from its own answers, (prompt, answer) of held-out prompts, and their rewards."""
+        cfg, rows = module.cfg, module.run.splits.val
+        if isinstance(cfg.objective, OwnAnswersConfig) and cfg.trainer.sample_prompts == "held_out":
+            ids, in_step = spread(len(rows), _ANSWERS), cfg.strategy.stage == 3
+            return told_answers(module.model, module.run.data.tokenizer, cfg.objective, rows, ids, in_step)
         apart = module.model.cfg.kind == "encoder_decoder"
         found: list[Sequence[str]] = []
         for prompt in _prompts(module):

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from lm.data.kinds import BytesConfig, ChatRecord, PreferenceRecord
+from lm.data.records.base import LEARNED
 from lm.data.records.fields import BadRecord
-from lm.data.tokenizer.chat import ChatTemplate, template_source
+from lm.data.tokenizer.chat import ChatTemplate
+from lm.data.tokenizer.templates import template_source
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from tests.data.tokenizer.test_chat import CHATML, UNMARKED, shown, source
@@ -121,6 +123,18 @@ def test_an_empty_system_prompt_is_none(tokenizer: Tokenizer) -> None:
     assert written(tokenizer, empty) == written(tokenizer, {"messages": chat})
 
 
+def test_a_preference_may_be_for_a_call_of_a_tool(tokenizer: Tokenizer) -> None:
+    """Or for another one. Seen to fail: it was refused, as if compared answers were texts alone."""
+    other = {**MESSAGES[2], "tool_calls": [{**CALL, "function": {"name": "add", "arguments": {}}}]}
+    record = {"prompt": MESSAGES[:2], "chosen": [MESSAGES[2]], "rejected": [other], "tools": [TOOL]}
+    template = ChatTemplate(source("chatml"), "here", tokenizer)
+    for values in (record, {**record, "prompt": None, "chosen": MESSAGES[:3], "rejected": [*MESSAGES[:2], other]}):
+        sides = PreferenceRecord().runs(PreferenceRecord().turns(values, "here"), template)
+        read = [shown(tokenizer, [run._replace(learned=kind % 2 == LEARNED) for run, kind in side]) for side in sides]
+        assert read[0] == written(tokenizer, {"messages": MESSAGES[:3], "tools": [TOOL]})
+        assert read[1] == written(tokenizer, {"messages": [*MESSAGES[:2], other], "tools": [TOOL]})
+
+
 def test_what_is_no_call_and_no_tool_is_a_bad_record() -> None:
     def read(record: dict[str, Any]) -> None:
         ChatRecord(messages="messages").turns(record, "a.jsonl:1")
@@ -131,9 +145,6 @@ def test_what_is_no_call_and_no_tool_is_a_bad_record() -> None:
     for calls in (3, "add", {"name": "add"}, ["add"]):
         with pytest.raises(BadRecord, match=r"^a.jsonl:1: message 1: field 'tool_calls' holds .*, not a list of objects"):
             read({"messages": [{**MESSAGES[2], "tool_calls": calls}]})
-    record = {"chosen": MESSAGES[:3], "rejected": [*MESSAGES[:2], MESSAGES[4]]}
-    with pytest.raises(BadRecord, match=r"^a.jsonl:1: field 'chosen' ends with a call of a tool"):
-        PreferenceRecord().turns(record, "a.jsonl:1")
     record = {name: [MESSAGES[1], {**MESSAGES[4], "weight": weight}] for name, weight in (("chosen", 1), ("rejected", 0))}
     with pytest.raises(BadRecord, match=r"^a.jsonl:1: field 'rejected' ends with a message of weight 0"):
         PreferenceRecord().turns(record, "a.jsonl:1")
@@ -163,9 +174,28 @@ def test_thoughts_beside_the_content_are_learned_or_refused(tokenizer: Tokenizer
     said = [("<user>1 + 2?<assistant>", False), ("[one, two, three]3.", True)]
     assert written(tokenizer, {"messages": [user, answer]}, template) == said
     assert written(tokenizer, {"messages": [user, {**answer, "reasoning_content": ""}]}, template)[1] == ("3.", True)
-    for name in ("reasoning_content", "thinking"):
+    for name in ("reasoning_content", "reasoning", "thinking"):
         with pytest.raises(ConfigError, match=rf"^here: the chat template writes no {name}, and a record has some"):
-            written(tokenizer, {"messages": [user, {**answer, name: "hm"}]}, UNMARKED if name != "thinking" else template)
+            written(tokenizer, {"messages": [user, {"role": "assistant", "content": "3.", name: "hm"}]}, UNMARKED)
     pair = {"chosen": [user, answer], "rejected": [user, {"role": "assistant", "content": "4."}]}
     runs = PreferenceRecord().runs(PreferenceRecord().turns(pair, "here"), ChatTemplate(template, "here", tokenizer))
     assert ["".join(map(str, run.parts)) for side in runs for run, kind in side if kind % 2] == ["[one, two, three]3.", "4."]
+
+
+@pytest.mark.parametrize("given", ["reasoning_content", "reasoning", "thinking"])
+@pytest.mark.parametrize("read", ["reasoning_content", "thinking"])
+def test_thoughts_are_written_whatever_field_they_are_in(tokenizer: Tokenizer, tmp_path: Path, given: str, read: str) -> None:
+    """As by transformers. Seen to fail: thoughts in `reasoning_content` were refused with gpt-oss's template, which reads `thinking`."""
+    from transformers import PreTrainedTokenizerFast
+
+    template = THINKING.replace("reasoning_content", read) + "{% if add_generation_prompt %}<assistant>{% endif %}"
+    messages = [{"role": "user", "content": "1 + 2?"}, {"role": "assistant", "content": "3.", given: "one, two, three"}]
+    tokenizer.save(tmp_path)
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"), bos_token="<|bos|>", eos_token="<|eos|>")
+    found = written(tokenizer, {"messages": messages}, template)
+    assert found[1] == ("[one, two, three]3.", True)
+    assert "".join(text for text, _ in found) == theirs.apply_chat_template(messages, chat_template=template, tokenize=False)
+    both = [messages[0], messages[1] | {read: "these"}]
+    assert written(tokenizer, {"messages": both}, template)[1] == ("[these]3.", True)
+    asked = ChatTemplate(template, "here", tokenizer).asking(messages, {})
+    assert "[one, two, three]3." in "".join(map(str, asked))

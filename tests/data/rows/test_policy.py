@@ -6,14 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from lm.data.kinds import ChatRecord, GKDConfig, GRPOConfig, PromptRecord, TextConfig
-from lm.data.rewards.text import EndedReward
+from lm.data.rewards.text import EndedReward, ExactReward
 from lm.data.rows.base import Rows
 from lm.data.rows.build import build_rows
 from lm.data.store.prepare import Prepared
+from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
-from lm.generation.rollouts import asked_of
+from lm.generation.rollouts import Rollout, Sampler, asked_of
 from lm.nn.stack import ModelConfig
 
 Prepare = Callable[..., Prepared]
@@ -79,3 +81,44 @@ def test_a_prompt_needs_no_answer_but_to_learn_from_it_beside_the_models_own() -
     GKDConfig(teacher="x", on_policy=0.5).require_fit("decoder", named)
     with pytest.raises(ValueError, match=r"objective=gkd trains model\.kind=decoder, but model\.kind is encoder"):
         GKDConfig(teacher="x").require_fit("encoder", named)
+
+
+@pytest.mark.parametrize("opening", ["", "<think>\n\n</think>\n\n", "final<|bos|>"])
+def test_a_reward_compares_with_the_datas_answer_and_not_with_what_the_template_writes_before_it(
+    prepare_text: Prepare, decoder: ModelConfig, tmp_path: Path, opening: str
+) -> None:
+    """Qwen3's empty thoughts, and gpt-oss's channel. Seen to fail: the reference 7 was '<think>\\n\\n</think>\\n\\n7', or 'final7'."""
+    says = f"{{% if m.role == 'assistant' and loop.last %}}{opening}{{% endif %}}{{{{ m.content }}}}"
+    ask = "{% if add_generation_prompt %}assistant\n{% endif %}"
+    template = f"{{% for m in messages %}}{{{{ m.role }}}}\n{says}{{{{ eos_token }}}}{{% endfor %}}{ask}"
+    (tmp_path / "own.jinja").write_text(template)
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"prompt": f"{n}?", "solution": n, "tests": [n]}) + "\n" for n in range(60)))
+    for fields, of in (("solution", "{}"), (["solution", "tests"], '{{"solution": {0}, "tests": [{0}]}}')):
+        record = PromptRecord(answer=fields, template=str(tmp_path / "own.jinja"))
+        found = prepare_text(tmp_path / "a.jsonl", record=record, val_frac=0.3)
+        tokenizer = found.tokenizer
+        tokenizer.chat_template = template
+        sampler = Sampler(tokenizer, GRPOConfig(), in_step=False)
+        rows = rows_of(found, decoder)
+        asked = asked_of(rows.batch(np.arange(len(rows))))
+        said = [tokenizer.encode(of.format(tokenizer.decode(one.prompt).split("\n")[1].split("?")[0])) for one in asked]
+        begun = [i for part in template_parts(tokenizer, opening) for i in part]
+        plain = sampler.answers([Rollout(one, ids, []) for one, ids in zip(asked, said, strict=True)], torch.device("cpu"))
+        opened = sampler.answers([Rollout(one, begun + ids, []) for one, ids in zip(asked, said, strict=True)], torch.device("cpu"))
+        assert [answer.reference.strip() for answer in plain] == [answer.text for answer in plain]
+        assert {ExactReward().score(answer) for answer in (*plain, *opened)} == {1.0}
+        wrong = sampler.answers([Rollout(one, said[0], []) for one in asked[1:]], torch.device("cpu"))
+        assert {ExactReward().score(answer) for answer in wrong} == {0.0}
+
+
+def template_parts(tokenizer: Tokenizer, text: str) -> list[list[int]]:
+    return [[part] if isinstance(part, int) else tokenizer.encode(part) for part in tokenizer.split_specials(text)]
+
+
+def test_an_answer_that_a_row_cuts_is_told(prepare_text: Prepare, decoder: ModelConfig, tmp_path: Path) -> None:
+    """Seen to fail: rewards got half of the JSON of a long reference without a word."""
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"prompt": f"{n}?", "tests": [n] * n}) + "\n" for n in range(60)))
+    found = prepare_text(tmp_path / "a.jsonl", record=PromptRecord(answer="tests"), val_frac=0.3)
+    rows, lengths = rows_of(found, decoder), np.diff(found.train.starts, append=found.train.n_tokens)
+    assert rows.describe() == f"train: {(lengths > 97).sum()} reference answers cut at data.seq_len=96, for rewards too"
+    assert rows_of(found, decoder, seq_len=400).describe() == ""

@@ -59,3 +59,29 @@ def test_a_template_that_fails_at_a_result_without_a_call_is_not_to_be_mended(to
     strict = "{% for m in messages if m.role == 'tool' and not messages[1].tool_calls %}{{ raise_exception('no call') }}{% endfor %}"
     with pytest.raises(ConfigError, match="rewrites message 2 or those around it"):
         learned(tokenizer, strict + ENDS + ASKS, CALLED)
+
+
+OSS = (
+    "{% for m in messages %}"
+    "{% if m.role == 'tool' and not messages[loop.index0 - 1].tool_calls %}{{ raise_exception('no call') }}{% endif %}"
+    "{% if m.thinking and loop.last %}<|assistant|>{{ m.thinking }}<|end|>{% endif %}<|{{ m.role }}|>"
+    "{% if m.tool_calls %}to={{ m.tool_calls[0].function.name }} {{ m.tool_calls[0].function.arguments | tojson }}<|tool|>"
+    "{% else %}{{ m.content }}<|end|>{% endif %}{% endfor %}"
+)
+
+
+def test_thoughts_that_are_a_message_of_their_own_are_learned(tokenizer: Tokenizer) -> None:
+    """As gpt-oss's template writes them. Seen to fail: they were given, where an answer was before."""
+    assert learned(tokenizer, OSS + ASKS, [TWO[0], *both_thought()]) == ["Hello.<|end|>", "Hm<|end|><|assistant|>See you.<|end|>"]
+
+
+def test_a_call_that_only_its_result_may_follow_is_learned(tokenizer: Tokenizer) -> None:
+    """As gpt-oss's. Seen to fail: with a question behind the answer it was refused."""
+    call = '{"tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]}'
+    turns = [TWO[0], Turn("assistant", "", call), Turn("tool", "2"), *both_thought()]
+    assert learned(tokenizer, OSS + ASKS, turns) == ['to=f {"a": 1}<|tool|>', "Hello.<|end|>", "Hm<|end|><|assistant|>See you.<|end|>"]
+
+
+def both_thought() -> list[Turn]:
+    """Answers with thoughts, of which the template leaves out the first ones once messages follow."""
+    return [TWO[1]._replace(also='{"reasoning_content": "Oh"}'), *THOUGHT[2:]]

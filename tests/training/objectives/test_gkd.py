@@ -169,6 +169,12 @@ def test_a_run_comes_closer_to_its_teacher(taught: Callable[..., TrainConfig], t
     assert summary["teacher_hash"] and "val_loss" in summary and "val_reward" not in summary
 
 
+def test_held_out_answers_are_written(taught: Callable[..., TrainConfig], tmp_path: Path) -> None:
+    train_rank(taught("trainer.sample_prompts=held_out", "trainer.max_steps=3", "trainer.val_every=3"))
+    blocks = (tmp_path / "run" / "samples.md").read_text().rpartition("## step 3")[2].split("```\n")[1::2]
+    assert len(blocks) == 8 and all("Assistant:" in prompt for prompt in blocks[::2]) and "Assistant:" not in "".join(blocks[1::2])
+
+
 def test_a_resumed_run_answers_the_same_to_the_bit(taught: Callable[..., TrainConfig], tmp_path: Path) -> None:
     train_rank(taught("schedule=constant", "run.name=whole"))
     train_rank(taught("schedule=constant", "trainer.max_steps=3", "checkpoint.every=3"))

@@ -1,0 +1,111 @@
+"""Calls of tools in a model's answers: how the model's chat template writes them, and how they are found in a text."""
+
+import json
+import re
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from lm.data.sources.base import ASSISTANT, TOOLS, Turn
+from lm.data.tokenizer.chat import ChatTemplate
+from lm.errors import ConfigError
+from lm.schema import Tree
+
+_TOOL: Tree = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {}}}}
+_CALL: Tree = {"name": "look", "arguments": {"at": "it"}}
+_AS_TOJSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # blanks as chat templates write them
+_SPECIAL = "\0"  # stands for a special token
+
+
+class Marks(NamedTuple):
+    """What a chat template writes before and behind the JSON of a call, an object of name and arguments, without blanks around it: of
+    Hermes' and Qwen's <tool_call> and </tool_call>."""
+
+    opening: str
+    closing: str
+
+
+def marks_of(template: ChatTemplate) -> Marks | None:
+    """Returns how the template writes calls; None where it writes none, or otherwise, as Llama 3's does, whose calls have no marks."""
+    called = json.dumps({"tool_calls": [{"id": "call00000", "type": "function", "function": _CALL}]})
+    turns = [Turn(TOOLS, json.dumps([_TOOL])), Turn("user", "Look."), Turn(ASSISTANT, "", called)]
+    with suppress(ConfigError):
+        said = _flat(template.whole(turns)).removeprefix(_flat(template.question(turns[:-1])))
+        for brace in re.finditer("{", said):
+            with suppress(ValueError):
+                found, end = json.JSONDecoder().raw_decode(said, brace.start())
+                before, behind = said[: brace.start()].split(), said[end:].partition(_SPECIAL)[0].split()
+                if found == _CALL and before and behind and _SPECIAL not in before[-1]:
+                    return Marks(before[-1], behind[0])
+    return None
+
+
+def _flat(parts: Sequence[int | str]) -> str:
+    return "".join(part if isinstance(part, str) else _SPECIAL for part in parts)
+
+
+def grammar_of(marks: Marks, tools: Sequence[Tree], one: str | None) -> str:
+    """Returns the grammar of calls between these marks, one below the other, each with arguments of its tool's schema.  one: a single call,
+    of the tool of this name."""
+    wanted = [(name, schema) for name, schema in map(declared, tools) if one in (None, name)]
+    each = [
+        {"properties": {"name": {"const": name}, "arguments": schema}, "required": ["name", "arguments"], "additionalProperties": False}
+        for name, schema in wanted
+    ]
+    schema = {"x-guidance": _AS_TOJSON, "anyOf": [{"type": "object", **of} for of in each]}
+    opening, closing = (json.dumps(text) for text in (f"{marks.opening}\n", f"\n{marks.closing}"))
+    more = "" if one else ' ("\\n" call)*'
+    return f"start: call{more}\ncall: {opening} function {closing}\nfunction: %json {json.dumps(schema)}\n"
+
+
+def declared(tool: Tree) -> tuple[str, Tree]:
+    """Returns a tool's name, and the schema of its arguments. Raises ConfigError where it has no name."""
+    of = tool.get("function", tool)
+    if not isinstance(of, dict) or not isinstance(of.get("name"), str):
+        raise ConfigError(f'tools: {json.dumps(tool)[:80]} has no name. Write {{"type": "function", "function": {{"name": ...}}}}.')
+    return of["name"], of.get("parameters") or {"type": "object"}
+
+
+class Said:
+    """Divides the text of one sample, as it comes, into what it says and the calls of tools in it."""
+
+    def __init__(self, marks: Marks | None) -> None:
+        """marks: None: all of the text is said."""
+        self._marks, self._held = marks, ""
+
+    def push(self, text: str) -> str:
+        """Returns what is said for sure now: nothing from a call on, nor what may begin one, nor blanks before it."""
+        if self._marks is None:
+            return text
+        held, opening = self._held + text, self._marks.opening
+        begun = (n for n in range(min(len(opening), len(held)), 0, -1) if opening.startswith(held[-n:]))
+        at = held.find(opening) if opening in held else len(held) - next(begun, 0)
+        said = held[:at].rstrip()
+        self._held = held[len(said) :]
+        return said
+
+    def end(self) -> tuple[str, list[Tree]]:
+        """Returns the rest of what is said, and the calls as of OpenAI's API; none, and all of the text, where one of them is broken."""
+        if self._marks is None or self._marks.opening not in self._held:
+            return self._held, []
+        pattern = rf"{re.escape(self._marks.opening)}(.*?){re.escape(self._marks.closing)}"
+        rest = re.sub(pattern, "", self._held, flags=re.DOTALL)
+        calls = [_call(text) for text in re.findall(pattern, self._held, re.DOTALL)]
+        whole = [call for call in calls if call is not None]
+        if len(whole) < len(calls) or self._marks.opening in rest:
+            return self._held, []
+        return (rest if rest.strip() else ""), whole
+
+
+def _call(text: str) -> Tree | None:
+    """Returns the call in a text; None where it is not the JSON of an object with a name."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+        return None
+    given = found.get("arguments", {})
+    function = {"name": found["name"], "arguments": given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)}
+    return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}

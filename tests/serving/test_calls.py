@@ -1,0 +1,181 @@
+"""Calls of tools in answers: told as OpenAI's API tells them, whole and in streams, or left as text."""
+
+import json
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import httpx
+import pytest
+
+from lm.data.kinds import BytesConfig
+from lm.data.tokenizer.chat import ChatTemplate
+from lm.schema import Tree
+from lm.serving.calls import Marks, Said, marks_of
+from tests.data.tokenizer.test_chat import CHATML, UNMARKED, source
+from tests.serving.conftest import Serve
+from tests.serving.test_answers import CHAT, choices, events
+
+pytest.importorskip("llguidance", reason="the extra grammar makes the tiny model write a call")
+
+MARKS = Marks("<tool_call>", "</tool_call>")
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+ONE, TWO = '<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call>', '<tool_call>{"name": "g"}</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def caller(serve: Serve) -> Iterator[httpx.Client]:
+    tokenizer = BytesConfig().build(extra=CHATML)
+    tokenizer.chat_template = source("chatml") + "{{ 'Briefly. ' if brief }}{{ messages[-1].reasoning_content }}"
+    with serve(spoken=tokenizer) as found:
+        yield found
+
+
+def asked(text: str, **more: Any) -> Tree:
+    """A request that the model can answer by this text alone."""
+    escaped = "".join(f"\\{char}" if char in r"\.+*?()|[]{}^$" else char for char in text)
+    return {"messages": [{"role": "user", "content": "?"}], "tools": TOOLS, "regex": escaped, "max_tokens": 200} | more
+
+
+def streamed(client: httpx.Client, body: Tree) -> tuple[Tree, str]:
+    """The message that the chunks of a stream make, and why it ends."""
+    parts = [part for chunk in events(client, CHAT, body) for part in chunk["choices"]]
+    text = "".join(part["delta"].get("content", "") for part in parts)
+    calls = [call for part in parts for call in part["delta"].get("tool_calls", [])]
+    assert [call.pop("index") for call in calls] == list(range(len(calls)))
+    assert all(part["finish_reason"] is None for part in parts[:-1])
+    return {"role": "assistant", "content": text, "tool_calls": calls}, parts[-1]["finish_reason"]
+
+
+def functions(message: Tree) -> list[Tree]:
+    assert all(call["type"] == "function" and call["id"].startswith("call_") for call in message.get("tool_calls", []))
+    return [call["function"] for call in message.get("tool_calls", [])]
+
+
+CALLED = [{"name": "f", "arguments": '{"a": "é"}'}, {"name": "g", "arguments": "{}"}]
+
+
+@pytest.mark.parametrize(("before", "said"), [("", None), ("I look. \n", "I look.")])
+def test_calls_are_told_apart_from_the_text(caller: httpx.Client, before: str, said: str | None) -> None:
+    """Seen to fail: they were text, which no agent's client reads as calls."""
+    body = asked(f"{before}{ONE}\n{TWO}")
+    (choice,) = choices(caller, CHAT, body)
+    message = choice["message"]
+    assert (message["content"], functions(message), choice["finish_reason"]) == (said, CALLED, "tool_calls")
+    found, why = streamed(caller, body)
+    assert (found["content"], functions(found), why) == (said or "", CALLED, "tool_calls")
+    assert len({call["id"] for call in message["tool_calls"]}) == 2
+    answers = [{"role": "tool", "tool_call_id": call["id"], "content": "1"} for call in message["tool_calls"]]
+    (after,) = choices(caller, CHAT, asked("Done.") | {"messages": [*body["messages"], message, *answers]})  # an agent's next request
+    assert after["message"] == {"role": "assistant", "content": "Done."} and after["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "why"),
+    [
+        (ONE, {"tools": None}, "stop"),
+        (ONE, {"tool_choice": "none"}, "stop"),
+        (ONE, {"max_tokens": 20}, "length"),
+        ("So: <tool_call>{'name': 'f'}</tool_call>", {}, "stop"),
+        (f"{ONE} and <tool_call>", {}, "stop"),
+        ("a <tool> b ", {}, "stop"),
+    ],
+)
+def test_what_is_no_call_stays_text(caller: httpx.Client, text: str, more: Tree, why: str) -> None:
+    body = asked(text, **more)
+    (choice,) = choices(caller, CHAT, body)
+    assert choice["message"] == {"role": "assistant", "content": text.encode()[: body["max_tokens"]].decode()}
+    assert choice["finish_reason"] == why
+    assert streamed(caller, body) == (choice["message"] | {"tool_calls": []}, why)
+
+
+@pytest.mark.parametrize("text", ["", " ", "a < b", f"I look. {ONE}", f"{ONE}{TWO} or not", "<tool_call", f"<tool_c{ONE}"])
+def test_a_text_is_divided_alike_in_whatever_pieces_it_comes(text: str) -> None:
+    def divided(pieces: list[str]) -> tuple[str, list[Tree]]:
+        said = Said(MARKS)
+        begun = "".join(map(said.push, pieces))
+        rest, calls = said.end()
+        return begun + rest, functions({"tool_calls": calls})
+
+    whole = divided([text])
+    assert whole[1] == [call for call, of in zip(CALLED, (ONE, TWO), strict=True) if of in text]
+    assert whole[1] or whole[0] == text
+    for size in (1, 2, 3, 7):
+        assert divided([text[at:end] for at, end in pairwise([*range(0, len(text), size), len(text)])] or [""]) == whole
+    assert Said(None).push(ONE) == ONE
+
+
+def test_marks_are_those_that_the_template_writes() -> None:
+    tokenizer = BytesConfig().build(extra=(*CHATML, "<tool_call>"))
+    assert marks_of(ChatTemplate(source("chatml"), "here", BytesConfig().build(extra=CHATML))) == MARKS
+    assert marks_of(ChatTemplate(source("chatml"), "here", tokenizer)) is None  # a special token is no text
+    assert marks_of(ChatTemplate(UNMARKED, "here", tokenizer)) is None
+    bare = UNMARKED.replace("{{ m.content }}", "{{ (m.tool_calls or [])[0].function | tojson if m.tool_calls else m.content }}")
+    assert marks_of(ChatTemplate(f"{{# {json.dumps('tools')} #}}{bare}", "here", tokenizer)) is None  # as Llama 3's
+
+
+def test_a_request_may_set_variables_of_the_template(caller: httpx.Client) -> None:
+    """As vLLM's clients switch Qwen3's thoughts off."""
+    body = asked("Yes.")
+    plain, brief = (caller.post(CHAT, json=body | {"chat_template_kwargs": {"brief": on}}).json() for on in (False, True))
+    assert brief["usage"]["prompt_tokens"] - plain["usage"]["prompt_tokens"] == len("Briefly. ")
+    for given, says in (({"enable_thinking": False}, "does not read enable_thinking"), ({"tools": []}, "tools is not for requests to set")):
+        answer = caller.post(CHAT, json=body | {"chat_template_kwargs": given})
+        assert answer.status_code == 400 and says in answer.json()["error"]["message"]
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"enum": ["é", 2]}}, "required": ["a"], "additionalProperties": False}
+TWO_TOOLS = [{"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in ("f", "g")]
+
+
+@pytest.mark.parametrize("chosen", ["required", {"type": "function", "function": {"name": "g"}}])
+def test_a_call_may_be_asked_for(caller: httpx.Client, chosen: Any) -> None:
+    """Of arguments by the tool's schema, which a model of random weights would never write. Seen to fail: both were refused."""
+    body: Tree = {"messages": [{"role": "user", "content": "?"}], "tools": TWO_TOOLS, "tool_choice": chosen, "max_tokens": 500, "seed": 1}
+    for seed in range(3):
+        (choice,) = choices(caller, CHAT, body | {"seed": seed, "logit_bias": {"260": 100}})  # <|im_end|>, as soon as it may come
+        (called,) = functions(choice["message"])
+        assert called["name"] in ("f", "g") if chosen == "required" else called["name"] == "g"
+        assert json.loads(called["arguments"]) in ({"a": "é"}, {"a": 2}) and choice["message"]["content"] is None
+        assert choice["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"tools": None}, "there are no tools"),
+        ({"tool_choice": {"type": "function", "function": {"name": "h"}}}, "tool_choice: 'h' is none of the tools"),
+        ({"tool_choice": {"type": "function"}}, 'tool_choice: {"type": "function"} names no function'),
+        ({"tool_choice": "any"}, "tool_choice"),
+        ({"regex": "a"}, "tool_choice: another key says too what the answer is"),
+        ({"response_format": {"type": "json_object"}}, "tool_choice: another key says too what the answer is"),
+        ({"tools": [{"type": "function"}]}, "tools: "),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+    ],
+)
+def test_a_call_that_cannot_be_asked_for_is_refused(caller: httpx.Client, more: Tree, says: str) -> None:
+    body = {"messages": [{"role": "user", "content": "?"}], "tools": TWO_TOOLS, "tool_choice": "required"} | more
+    found = caller.post(CHAT, json={key: value for key, value in body.items() if value is not None})
+    assert found.status_code == 400 and says in found.json()["error"]["message"], found.text
+
+
+def test_a_template_without_marks_cannot_be_asked_for_a_call(client: httpx.Client) -> None:
+    body = {"messages": [{"role": "user", "content": "?"}], "tools": TWO_TOOLS, "tool_choice": "required"}
+    assert "how the model's chat template writes calls is not known" in client.post(CHAT, json=body).json()["error"]["message"]
+
+
+def test_the_grammar_of_calls_is_what_the_template_writes(caller: httpx.Client) -> None:
+    """So that a forced call has the tokens of one that the model learned."""
+    body = {"messages": [{"role": "user", "content": "?"}], "tools": TOOLS, "tool_choice": "required", "max_tokens": 40, "seed": 3}
+    (found,) = choices(caller, CHAT, body)
+    assert found["finish_reason"] == "length" and found["message"]["content"].startswith('<tool_call>\n{"name": "f", "arguments": {')
+
+
+def test_thoughts_of_an_earlier_answer_are_given_to_the_template_or_refused(caller: httpx.Client, client: httpx.Client) -> None:
+    """As clients of reasoning models send an answer back. Seen to fail: both fields were no keys."""
+    body, answer = asked("Yes."), {"role": "assistant", "content": "No."}
+    plain = caller.post(CHAT, json=body | {"messages": [*body["messages"], answer]}).json()["usage"]["prompt_tokens"]
+    for name in ("reasoning_content", "reasoning"):
+        messages = [*body["messages"], answer | {name: "hm"}]
+        assert caller.post(CHAT, json=body | {"messages": messages}).json()["usage"]["prompt_tokens"] == plain + 2
+        assert "writes no thoughts" in client.post(CHAT, json={"messages": messages}).json()["error"]["message"]

@@ -7,16 +7,18 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from lightning import LightningModule
+from lightning import Callback, LightningModule
 from torch import Tensor
 from torch.optim import Optimizer
 
 from lm.adapters.adapter import n_weights
 from lm.cost.count import Counts
+from lm.errors import ConfigError
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM
 from lm.ops.ranks.ulysses import ShardedRows
 from lm.storage.checkpoint import CheckpointReader, Piece
+from lm.training.callbacks.states import load_states
 from lm.training.config import TrainConfig
 from lm.training.launch.ranks import row_sharding_of
 from lm.training.loss_scale import LossScale
@@ -25,7 +27,7 @@ from lm.training.objectives.base import build_objective
 from lm.training.optim.base import set_lr
 from lm.training.optim.traits import traits_of
 from lm.training.plan import counts_of
-from lm.training.state import RunState
+from lm.training.state import RunState, Saved
 from lm.training.strategies.base import Strategy
 from lm.training.weights.carried import state_reader
 from lm.training.weights.ema import EMA
@@ -88,7 +90,18 @@ class TrainModule(LightningModule):
         self.strategy.prepare(optimizer, self.judge)
         return optimizer
 
+    def setup(self, stage: str) -> None:
+        """Called behind that of the callbacks, which read their states in `on_fit_start`."""
+        if self.reader is not None:
+            self.restore_callbacks(self.reader)
+
+    def log(self, name: str, *args: Any, **kwargs: Any) -> None:
+        """Refused: a callback has this method, and log_dict, from here, and what it logs would reach no logger."""
+        how = f"module.run.journal.record({{'step': module.step, {name!r}: value}})"
+        raise ConfigError(f"callbacks: log({name!r}) of Lightning's reaches no logger here. Write {how}, for metrics.jsonl and logger=.")
+
     def on_fit_start(self) -> None:
+        self._rates = _rates(self.trainer.optimizers[0])
         self.verdicts.to(self.device)
         if self.loss_scale is not None:
             self.loss_scale.to(self.device)
@@ -157,8 +170,12 @@ class TrainModule(LightningModule):
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None) -> None:
         """Sets the learning rate, steps, averages the weights and counts the step. Callbacks run right after it and see the new `step`."""
+        if _rates(optimizer) != self._rates:
+            rule = "each step sets it anew, to peak_lr times the schedule's factor"
+            raise ConfigError(f"callbacks: lr was changed between steps, and {rule}. Change it in on_before_optimizer_step, or peak_lr.")
         set_lr(optimizer, self.cfg.schedule.factor(self.step, self.run.max_steps))
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        self._rates = _rates(optimizer)
         if self._complete:
             self.strategy.settle()
             self._balance()
@@ -216,6 +233,16 @@ class TrainModule(LightningModule):
             self.loss_scale = LossScale(*state)
             self.loss_scale.to(self.device)
 
+    def restore_callbacks(self, reader: CheckpointReader) -> None:
+        """Gives the callbacks their states in a checkpoint."""
+        load_states(self.callbacks, Saved.of(reader).callbacks, self.run.journal.console.say)
+
+    @property
+    def callbacks(self) -> list[Callback]:
+        """All callbacks of the run, in the order of their calls."""
+        trainer: Any = self.trainer  # whose class does not declare them
+        return list(trainer.callbacks)
+
     @contextmanager
     def exported_weights(self) -> Iterator[None]:
         """Inside the block the model has the weights that are validated and exported: the averages where the run keeps any."""
@@ -228,3 +255,7 @@ def _frozen_routers(model: LM, frozen: set[str]) -> Tensor:
     """Returns (MoE layers, 1) bool: True where the router's balancing bias is frozen."""
     still = frozen & set(model.self_updated())
     return torch.tensor([any(name.startswith(f"{layer}.") for name in still) for layer in model.mixtures()]).unsqueeze(-1)
+
+
+def _rates(optimizer: Any) -> list[float]:
+    return [params["lr"] for params in optimizer.param_groups]

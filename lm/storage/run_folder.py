@@ -172,7 +172,7 @@ class Metrics:
     def truncate(self, step: int) -> None:
         """Drops the records after `step`, and a torn last line: what a resumed run is about to write again."""
         kept = (line.rstrip() + b"\n" for line, record in self._records() if record["step"] <= step) if os.path.lexists(self.path) else ()
-        replace_file(self.path, b"".join(kept))
+        replace_file(self.path, kept)
         self._expected = True
 
     def read(self) -> list[Tree]:

@@ -97,8 +97,8 @@ def half_of_them(writer: Any, lines: list[Tree]) -> None:
 def test_a_table_is_appended_to_and_agrees_with_the_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen to fail: each validation read all lines of metrics.jsonl and wrote them anew, in the training loop."""
     run = RunFolder(tmp_path)
-    own, reads = Metrics.read, list[int]()
-    monkeypatch.setattr(Metrics, "read", lambda self: (reads.append(1), own(self))[1])
+    own, reads = Metrics.each, list[int]()
+    monkeypatch.setattr(Metrics, "each", lambda self: (reads.append(1), own(self))[1])
     table = Csv(run)
 
     def log(*steps: int, **more: float) -> None:
@@ -117,7 +117,7 @@ def test_a_table_is_appended_to_and_agrees_with_the_metrics(tmp_path: Path, monk
         return [{key: "" if line.get(key) is None else str(line[key]) for key in keys} for line in lines]
 
     log(*range(1, 101))
-    assert written() == expected() and len(written()) == 150 and len(reads) == 1
+    assert written() == expected() and len(written()) == 150 and len(reads) == 2  # for its columns, and for its lines
     log(101, 102, added=0.5)  # a new column
     run.metrics.truncate(51)  # a rollback
     table.go_back(51)
@@ -127,7 +127,7 @@ def test_a_table_is_appended_to_and_agrees_with_the_metrics(tmp_path: Path, monk
     (tmp_path / "metrics.csv").unlink()
     log(61, 62)
     assert written() == expected()
-    assert len(reads) == 4 and not table._new
+    assert len(reads) == 8 and not table._new
     with monkeypatch.context() as patch:
         patch.setattr(csv.DictWriter, "writerows", half_of_them)
         log(63, 64)

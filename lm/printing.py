@@ -1,11 +1,13 @@
 """The one door to the terminal, to stdout and to stderr.
 
 What a name, a config or a model brings along cannot steer a terminal or start a line of its own: control characters, marks that turn
-the direction of text, lone surrogates and what the stream's encoding lacks come out as escapes such as \\x1b. A stream that is closed or
-full ends the printing, and nothing else; `answer` and `raw` alone fail with it, since what they print is what the command is for.
+the direction of text, lone surrogates and what the stream's encoding lacks come out as escapes such as \\x1b. A stream that is closed ends
+the printing, one that is full loses lines, and nothing else; `answer` and `raw` alone fail with it, since what they print is what the
+command is for.
 """
 
 import contextlib
+import errno
 import io
 import logging
 import os
@@ -16,6 +18,7 @@ import traceback
 from dataclasses import dataclass, field
 from typing import TextIO
 
+_FOR_NOW = (errno.ENOSPC, errno.EDQUOT, errno.EAGAIN)  # a disk that others fill, a pipe that does not wait for a slow reader
 _SILENT_S = 30.0  # off a terminal, so long without a line
 _UNSEEN = re.compile(  # C0 but tab and newline, DEL, C1, marks of direction, invisible ones, surrogates, tags; not the joiners of emoji
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
@@ -138,7 +141,7 @@ def open_door() -> None:
 def shut_door() -> None:
     """Writes what is still held back. Python does so again at its end, and must not fail there: that would be exit code 120."""
     for stream in (sys.stdout, sys.stderr):
-        _try(stream, "")
+        _try(stream, "", last=True)
 
 
 def drop_answers() -> None:
@@ -151,11 +154,13 @@ class _Notes(logging.Handler):
         note(self.format(record))
 
 
-def _try(stream: TextIO | None, text: str) -> None:
+def _try(stream: TextIO | None, text: str, last: bool = False) -> None:
+    """Prints where that is possible; a stream that takes nothing for now is tried again with the next line, if that is not the last."""
     try:
         _write(stream, text)
-    except (OSError, ValueError):
-        _silence(stream)
+    except (OSError, ValueError) as error:
+        if last or not isinstance(error, OSError) or error.errno not in _FOR_NOW:
+            _silence(stream)
 
 
 def _write(stream: TextIO | None, text: str) -> None:

@@ -31,7 +31,7 @@ def write_report(run_folder: Path) -> Path:
         sources=_sources(run),
         curves=curves(run),
         samples=samples[:_SAMPLES],
-        older=len(samples[_SAMPLES:]),
+        older=len(samples) > _SAMPLES,
         events=[_event(line) for line in run.events],
         config=yaml_text(run.config),
         reproduce=_reproduce(run),

@@ -100,7 +100,7 @@ def test_of_very_many_samples_the_newest_are_shown(tmp_path: Path, write_run: Wr
     (folder / "samples.md").write_text("".join(f"## step {step}\n\n```\ntext\n```\n\n" for step in range(1, 121)))
     html = write_report(folder).read_text()
     assert html.count("<summary>step ") == 100 and "step 120<" in html and "step 21<" in html and "step 20<" not in html
-    assert "20 older ones are in samples.md" in html
+    assert "Older ones are in samples.md" in html
 
 
 def test_report_is_the_same_for_the_same_run(tmp_path: Path, write_run: WriteRun) -> None:

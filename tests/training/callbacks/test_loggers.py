@@ -24,6 +24,7 @@ from lm.storage.run_folder import Metrics, RunFolder
 from lm.training.callbacks.csv_file import Csv
 from lm.training.callbacks.loggers import JsonlLoggerConfig, TensorBoardLoggerConfig, WandbLoggerConfig
 from lm.training.callbacks.tags import grouped
+from lm.training.callbacks.wandb_ import Wandb
 from tests.training.conftest import read, settled
 
 ROOT = Path(__file__).parents[3]
@@ -403,6 +404,25 @@ def test_a_bad_wandb_server_never_holds_up_the_run_and_leaves_no_process(
     assert caplog.text.count("wandb stopped: not finished within") == 1
     time.sleep(0.5)
     assert not [args for pid, _, args in processes() if pid == child or f"--pid {child}" in args]
+
+
+def test_of_a_wandb_whose_process_is_gone_the_run_says_so_at_once_and_keeps_nothing(
+    tmp_path: Path, wandb_env: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Seen: every record of the weeks to come in memory, and the warning behind the last step."""
+    wandb_env.setattr(sys, "executable", "false")
+    logger = Wandb(tmp_path, {}, {})
+    deadline = time.monotonic() + 10
+    while "its process ended with code 1" not in caplog.text and time.monotonic() < deadline:
+        time.sleep(0.01)
+        logger.log({"step": 1, "loss": 1.0})
+    kept = logger._records.qsize()
+    for step in range(100):
+        logger.log({"step": step, "loss": 1.0})
+        logger.samples(step, ["text"])
+    assert logger._records.qsize() == kept
+    logger.close({})
+    assert caplog.text.count("wandb stopped") == 1
 
 
 def processes() -> list[list[str]]:

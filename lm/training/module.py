@@ -51,8 +51,9 @@ def draw_from(seed: int, device: torch.device) -> None:
 class TrainModule(LightningModule):
     """Loss = sum over tokens / label tokens of the whole step, over all ranks and micro-batches.
 
-    `step` counts finished optimizer steps and is ours: Lightning's counters start at 0 in every process. A step whose loss or
-    gradient is not finite changes nothing, which is decided on the device, with no host sync.
+    `step` counts finished optimizer steps and is ours: Lightning's counters start at 0 in every process, but for `global_step`, which
+    counts micro-batches under an engine that accumulates. A step whose loss or gradient is not finite changes nothing, which is decided
+    on the device, with no host sync.
     """
 
     run: RunState  # what the callbacks of a run share; a step needs only its length
@@ -234,8 +235,10 @@ class TrainModule(LightningModule):
             self.loss_scale.to(self.device)
 
     def restore_callbacks(self, reader: CheckpointReader) -> None:
-        """Gives the callbacks their states in a checkpoint."""
-        load_states(self.callbacks, Saved.of(reader).callbacks, self.run.journal.console.say)
+        """Gives the callbacks their states in a checkpoint, and `trainer.global_step`, which they may ask, its step."""
+        saved = Saved.of(reader)
+        load_states(self.callbacks, saved.callbacks, self.run.journal.console.say)
+        self.trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total.completed = saved.step
 
     @property
     def callbacks(self) -> list[Callback]:

@@ -35,11 +35,13 @@ class Counting(Callback):
         if pl_module.stepped:
             self.seen["after"] += 1
             self.seen["steps"].append(pl_module.step)
+            assert trainer.global_step == pl_module.step
 
 
 @pytest.mark.parametrize("background", [False, True])
 def test_the_state_of_a_callback_goes_on_where_its_checkpoint_was_saved(configure: Configure, background: bool) -> None:
-    """The step of the save counts; the two after it, which are trained again, count once. The state does not change while it is written."""
+    """The step of the save counts; the two after it, which are trained again, count once. The state does not change while it is written.
+    Lightning's own step goes on too."""
     cfg = configure(f"checkpoint.background={background}".lower())
     with pytest.raises(ZeroDivisionError):
         train_rank(cfg, callbacks=[Counting(), Before(7, lambda module: 1 // 0)])

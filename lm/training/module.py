@@ -51,9 +51,8 @@ def draw_from(seed: int, device: torch.device) -> None:
 class TrainModule(LightningModule):
     """Loss = sum over tokens / label tokens of the whole step, over all ranks and micro-batches.
 
-    `step` counts finished optimizer steps and is ours: Lightning's counters start at 0 in every process, but for `global_step`, which
-    counts micro-batches under an engine that accumulates. A step whose loss or gradient is not finite changes nothing, which is decided
-    on the device, with no host sync.
+    `step` counts finished optimizer steps and is ours: Lightning's counters start at 0 in every process, but for `global_step`. A step
+    whose loss or gradient is not finite changes nothing, which is decided on the device, with no host sync.
     """
 
     run: RunState  # what the callbacks of a run share; a step needs only its length
@@ -116,6 +115,12 @@ class TrainModule(LightningModule):
             self.restore(self.reader)
         elif self.cfg.init_optimizer:
             load_pieces(self._state(), state_reader(self.cfg), "Leave out init_optimizer=true")
+
+    def on_train_epoch_start(self) -> None:
+        """A run is one epoch. Another one begins where the loop took an error for the end of the rows, and would read them anew."""
+        if self.trainer.current_epoch > 0:
+            what = f"a callback or another part of a plugin raised StopIteration after step {self.step}, which a loop takes for its end"
+            raise ConfigError(f"train: {what}. Catch it there, or give next() a default.")
 
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
         return (batch if self.sharding is None else batch.sharded(self.sharding)).to(device)

@@ -129,6 +129,14 @@ def test_what_would_be_logged_nowhere_is_refused(configure: Configure) -> None:
         train_rank(configure(), callbacks=[Logs()])
 
 
+@pytest.mark.parametrize("hook", ["on_train_batch_start", "on_before_optimizer_step", "on_train_batch_end"])
+def test_a_callback_that_comes_to_an_end_does_not_send_the_run_back_to_its_first_rows(configure: Configure, hook: str) -> None:
+    """Seen: the rows of the first steps again, without a word."""
+    notes = iter([1, 2, 3, 4, 5])
+    with pytest.raises(ConfigError, match=r"^train: a callback .* raised StopIteration after step [56], .*give next\(\) a default"):
+        train_rank(configure(), callbacks=[LambdaCallback(**{hook: lambda *args: next(notes)})])
+
+
 def test_a_callback_may_change_the_rate_where_it_has_an_effect_only(configure: Configure, tmp_path: Path) -> None:
     def halve(key: str) -> Callable[..., None]:
         def change(trainer: Any, module: Any, *args: Any) -> None:

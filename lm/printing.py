@@ -43,6 +43,7 @@ class _Last:
 
 
 _last = _Last()
+_full: dict[int, int] = {}  # of streams that take nothing for now: the descriptor, and a copy of it from before
 
 
 def plain(text: str) -> str:
@@ -141,7 +142,7 @@ def open_door() -> None:
 def shut_door() -> None:
     """Writes what is still held back. Python does so again at its end, and must not fail there: that would be exit code 120."""
     for stream in (sys.stdout, sys.stderr):
-        _try(stream, "", last=True)
+        _try(stream, "")
 
 
 def drop_answers() -> None:
@@ -154,13 +155,13 @@ class _Notes(logging.Handler):
         note(self.format(record))
 
 
-def _try(stream: TextIO | None, text: str, last: bool = False) -> None:
-    """Prints where that is possible; a stream that takes nothing for now is tried again with the next line, if that is not the last."""
+def _try(stream: TextIO | None, text: str) -> None:
+    """Prints where that is possible. What takes nothing for now is tried again with the next line; meanwhile others print nowhere."""
     try:
+        _again(stream)
         _write(stream, text)
     except (OSError, ValueError) as error:
-        if last or not isinstance(error, OSError) or error.errno not in _FOR_NOW:
-            _silence(stream)
+        _silence(stream, isinstance(error, OSError) and error.errno in _FOR_NOW)
 
 
 def _write(stream: TextIO | None, text: str) -> None:
@@ -175,10 +176,23 @@ def _write(stream: TextIO | None, text: str) -> None:
     stream.flush()
 
 
-def _silence(stream: TextIO | None) -> None:
-    """Leads a stream that takes nothing nowhere."""
-    with contextlib.suppress(OSError, ValueError, AttributeError), open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), stream.fileno())  # type: ignore[union-attr]
+def _silence(stream: TextIO | None, for_now: bool = False) -> None:
+    """Leads a stream that takes nothing nowhere, with what it still holds back."""
+    if stream is None:
+        return
+    with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
+        number = stream.fileno()
+        if for_now:
+            _full[number] = os.dup(number)
+        os.dup2(nowhere.fileno(), number)
+        stream.flush()
+
+
+def _again(stream: TextIO | None) -> None:
+    """Leads a stream that took nothing for a while where it led before."""
+    if _full and stream is not None and (kept := _full.pop(stream.fileno(), None)) is not None:
+        os.dup2(kept, stream.fileno())
+        os.close(kept)
 
 
 def _styled(text: str, style: str, stream: TextIO | None) -> str:

@@ -1,12 +1,13 @@
 """The one door to the terminal, to stdout and to stderr.
 
 What a name, a config or a model brings along cannot steer a terminal or start a line of its own: control characters, marks that turn
-the direction of text, lone surrogates and what the stream's encoding lacks come out as escapes such as \\x1b. A stream that is closed or
-full ends the printing, and nothing else; `answer` and `raw` alone fail with it, since what they print is what the command is for. A dumb
-terminal (TERM=dumb) gets plain lines, and NO_COLOR (https://no-color.org) turns styles off.
+the direction of text, lone surrogates and what the stream's encoding lacks come out as escapes such as \\x1b. A stream that is closed ends
+the printing, one that is full loses lines, and nothing else; `answer` and `raw` alone fail with it, since what they print is what the
+command is for. A dumb terminal (TERM=dumb) gets plain lines, and NO_COLOR (https://no-color.org) turns styles off.
 """
 
 import contextlib
+import errno
 import io
 import logging
 import os
@@ -17,6 +18,7 @@ import traceback
 from dataclasses import dataclass, field
 from typing import TextIO
 
+_FOR_NOW = (errno.ENOSPC, errno.EDQUOT, errno.EAGAIN)  # a disk that others fill, a pipe that does not wait for a slow reader
 _SILENT_S = 30.0  # off a terminal, so long without a line
 _UNSEEN = re.compile(  # C0 but tab and newline, DEL, C1, marks of direction, invisible ones, surrogates, tags; not the joiners of emoji
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
@@ -41,6 +43,7 @@ class _Last:
 
 
 _last = _Last()
+_full: dict[int, int] = {}  # of streams that take nothing for now: the descriptor, and a copy of it from before
 
 
 def plain(text: str) -> str:
@@ -158,10 +161,12 @@ class _Notes(logging.Handler):
 
 
 def _try(stream: TextIO | None, text: str) -> None:
+    """Prints where that is possible. What takes nothing for now is tried again with the next line; meanwhile others print nowhere."""
     try:
+        _again(stream)
         _write(stream, text)
-    except (OSError, ValueError):
-        _silence(stream)
+    except (OSError, ValueError) as error:
+        _silence(stream, isinstance(error, OSError) and error.errno in _FOR_NOW)
 
 
 def _write(stream: TextIO | None, text: str) -> None:
@@ -176,10 +181,23 @@ def _write(stream: TextIO | None, text: str) -> None:
     stream.flush()
 
 
-def _silence(stream: TextIO | None) -> None:
-    """Leads a stream that takes nothing nowhere."""
-    with contextlib.suppress(OSError, ValueError, AttributeError), open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), stream.fileno())  # type: ignore[union-attr]
+def _silence(stream: TextIO | None, for_now: bool = False) -> None:
+    """Leads a stream that takes nothing nowhere, with what it still holds back."""
+    if stream is None:
+        return
+    with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
+        number = stream.fileno()
+        if for_now:
+            _full[number] = os.dup(number)
+        os.dup2(nowhere.fileno(), number)
+        stream.flush()
+
+
+def _again(stream: TextIO | None) -> None:
+    """Leads a stream that took nothing for a while where it led before."""
+    if _full and stream is not None and (kept := _full.pop(stream.fileno(), None)) is not None:
+        os.dup2(kept, stream.fileno())
+        os.close(kept)
 
 
 def _styled(text: str, style: str, stream: TextIO | None) -> str:

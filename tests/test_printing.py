@@ -113,6 +113,23 @@ def test_a_stream_that_takes_nothing_ends_no_run_but_the_answer(number: int, mon
         raw.number = 0  # for what is still held when they are closed: from Python 3.13 on that is a warning
 
 
+def test_a_pipe_whose_reader_was_slow_gets_what_comes_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a log on a disk that was full for a while: such a run told nothing any more, not even why it ended. Lines in between are lost, and
+    the last of these may be torn."""
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    with open(reads, "rb") as reader, open(writes, "w", encoding="utf-8") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        for _ in range(100):
+            printing.say("x" * 10_000)  # more than a pipe holds
+        os.set_blocking(reads, False)
+        assert len(reader.read()) < 1_000_000
+        print("another's", file=out)
+        printing.say("much later")
+        printing.shut_door()
+        assert reader.read().endswith(b"much later\n")
+
+
 def test_a_value_forges_no_last_line() -> None:
     class Cfg(Config):
         name: int

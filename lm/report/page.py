@@ -14,12 +14,14 @@ from lm.storage.run_folder import RunFolder
 from lm.units import ABSENT, duration, fixed, shown, si
 
 TEMPLATE = Path(__file__).with_name("page.html.j2")
+_SAMPLES = 100  # validations whose samples are shown: a run of weeks has tens of thousands
 
 
 def write_report(run_folder: Path) -> Path:
     """Writes report.html, one self-contained page, into the folder of a finished or unfinished run, and returns its path. Raises as
     `read_run` does, or ResourceError."""
     run = read_run(run_folder)
+    samples = _samples(run.samples)
     html = render(
         TEMPLATE,
         run=run,
@@ -28,7 +30,8 @@ def write_report(run_folder: Path) -> Path:
         numbers=_numbers(run),
         sources=_sources(run),
         curves=curves(run),
-        samples=_samples(run.samples),
+        samples=samples[:_SAMPLES],
+        older=len(samples) > _SAMPLES,
         events=[_event(line) for line in run.events],
         config=yaml_text(run.config),
         reproduce=_reproduce(run),

@@ -12,7 +12,7 @@ import secrets
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Collection, Container, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -185,8 +185,7 @@ def _replace(temporary: Path, path: Path) -> None:
 
 def _exchange(one: Path, other: Path) -> bool:
     """Swaps two names in one step, so that a kill finds either; False where the file system cannot (NFS, say)."""
-    swap = getattr(ctypes.CDLL(None), "renameat2", None)
-    here = -100  # AT_FDCWD
+    swap, here = getattr(ctypes.CDLL(None), "renameat2", None), -100  # AT_FDCWD
     return swap is not None and swap(here, os.fsencode(one.absolute()), here, os.fsencode(other.absolute()), _EXCHANGE) == 0
 
 
@@ -265,11 +264,12 @@ def write_json(path: Path, tree: Tree) -> None:
     path.write_text(json.dumps(tree, indent=1, allow_nan=False, ensure_ascii=False), encoding="utf-8", errors="backslashreplace")
 
 
-def replace_file(path: Path, text: str | bytes) -> None:
-    """Replaces a file atomically: a reader, and a kill of the writer at any time, finds the old text or the new one, whole."""
-    content = text if isinstance(text, bytes) else text.encode(errors="backslashreplace")  # of a file name that is not UTF-8, say
+def replace_file(path: Path, text: str | bytes | Iterable[bytes]) -> None:
+    """Replaces a file atomically: a reader, and a kill of the writer, finds the old text or the new one, whole. Pieces go in one by one."""
+    content = text.encode(errors="backslashreplace") if isinstance(text, str) else text  # of a file name that is not UTF-8, say
     with disk_errors(path), beside(path, Path.touch) as temporary:
-        temporary.write_bytes(content)
+        with temporary.open("wb") as file:
+            file.writelines([content] if isinstance(content, bytes) else content)
         sync(temporary)
         temporary.replace(path)
 

@@ -78,8 +78,21 @@ def _require_size(path: Path, size: int, most_mib: int) -> None:
 
 def read_text(path: Path, most_mib: int = 256) -> str:
     """Returns a UTF-8 text as it stands, line ends included."""
+    return _text(path, read_bytes(path, most_mib))
+
+
+def read_end(path: Path, most_mib: int, start: bytes) -> str:
+    """Returns a UTF-8 text; of one that is over `most_mib` MiB its end, from the second byte of a `start` on."""
+    with _opened(path) as file:
+        begins = max(0, os.fstat(file.fileno()).st_size - most_mib * MIB)
+        file.seek(begins)
+        data = file.read(most_mib * MIB)
+    return _text(path, data[data.find(start) + 1 :] if begins else data)
+
+
+def _text(path: Path, data: bytes) -> str:
     try:
-        return read_bytes(path, most_mib).decode()
+        return data.decode()
     except UnicodeDecodeError as error:
         raise CheckpointError(f"{path}: the file is damaged: byte {error.start} is not UTF-8. Restore it, or save it as UTF-8.") from None
 

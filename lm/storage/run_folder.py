@@ -17,8 +17,9 @@ from lm.spelling import nearest
 from lm.storage.atomic import disk_errors, replace_file, verify
 from lm.storage.formats import with_todays_keys
 from lm.storage.lock import LOCK, RunLock
-from lm.storage.reading import never_waiting, parse_json, read_json, read_lines, read_text, read_yaml, yaml_text
+from lm.storage.reading import never_waiting, parse_json, read_end, read_json, read_lines, read_yaml, yaml_text
 
+_NEWEST_MIB = 16  # of samples
 log = logging.getLogger("lm")
 
 
@@ -172,7 +173,7 @@ class Metrics:
     def truncate(self, step: int) -> None:
         """Drops the records after `step`, and a torn last line: what a resumed run is about to write again."""
         kept = (line.rstrip() + b"\n" for line, record in self._records() if record["step"] <= step) if os.path.lexists(self.path) else ()
-        replace_file(self.path, b"".join(kept))
+        replace_file(self.path, kept)
         self._expected = True
 
     def read(self) -> list[Tree]:
@@ -216,8 +217,8 @@ class Samples:
                 os.truncate(self.path, size)
 
     def read(self) -> str:
-        """Returns the text, '' where there is none."""
-        return read_text(self.path) if os.path.lexists(self.path) else ""
+        """Returns the text, '' where there is none; of a long one, which a run of weeks writes, the newest samples."""
+        return read_end(self.path, _NEWEST_MIB, b"\n## step ") if os.path.lexists(self.path) else ""
 
     def beginning(self) -> str:
         """Returns the first words of the first sample, up to bytes that are no text; '' where there are none."""

@@ -7,16 +7,18 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from lightning import LightningModule
+from lightning import Callback, LightningModule
 from torch import Tensor
 from torch.optim import Optimizer
 
 from lm.adapters.adapter import n_weights
 from lm.cost.count import Counts
+from lm.errors import ConfigError
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM
 from lm.ops.ranks.ulysses import ShardedRows
 from lm.storage.checkpoint import CheckpointReader, Piece
+from lm.training.callbacks.states import load_states
 from lm.training.config import TrainConfig
 from lm.training.launch.ranks import row_sharding_of
 from lm.training.loss_scale import LossScale
@@ -25,7 +27,7 @@ from lm.training.objectives.base import build_objective
 from lm.training.optim.base import set_lr
 from lm.training.optim.traits import traits_of
 from lm.training.plan import counts_of
-from lm.training.state import RunState
+from lm.training.state import RunState, Saved
 from lm.training.strategies.base import Strategy
 from lm.training.weights.carried import state_reader
 from lm.training.weights.ema import EMA
@@ -49,8 +51,8 @@ def draw_from(seed: int, device: torch.device) -> None:
 class TrainModule(LightningModule):
     """Loss = sum over tokens / label tokens of the whole step, over all ranks and micro-batches.
 
-    `step` counts finished optimizer steps and is ours: Lightning's counters start at 0 in every process. A step whose loss or
-    gradient is not finite changes nothing, which is decided on the device, with no host sync.
+    `step` counts finished optimizer steps and is ours: Lightning's counters start at 0 in every process, but for `global_step`. A step
+    whose loss or gradient is not finite changes nothing, which is decided on the device, with no host sync.
     """
 
     run: RunState  # what the callbacks of a run share; a step needs only its length
@@ -88,7 +90,18 @@ class TrainModule(LightningModule):
         self.strategy.prepare(optimizer, self.judge)
         return optimizer
 
+    def setup(self, stage: str) -> None:
+        """Called behind that of the callbacks, which read their states in `on_fit_start`."""
+        if self.reader is not None:
+            self.restore_callbacks(self.reader)
+
+    def log(self, name: str, *args: Any, **kwargs: Any) -> None:
+        """Refused: a callback has this method, and log_dict, from here, and what it logs would reach no logger."""
+        how = f"module.run.journal.record({{'step': module.step, {name!r}: value}})"
+        raise ConfigError(f"callbacks: log({name!r}) of Lightning's reaches no logger here. Write {how}, for metrics.jsonl and logger=.")
+
     def on_fit_start(self) -> None:
+        self._rates = _rates(self.trainer.optimizers[0])
         self.verdicts.to(self.device)
         if self.loss_scale is not None:
             self.loss_scale.to(self.device)
@@ -102,6 +115,12 @@ class TrainModule(LightningModule):
             self.restore(self.reader)
         elif self.cfg.init_optimizer:
             load_pieces(self._state(), state_reader(self.cfg), "Leave out init_optimizer=true")
+
+    def on_train_epoch_start(self) -> None:
+        """A run is one epoch. Another one begins where the loop took an error for the end of the rows, and would read them anew."""
+        if self.trainer.current_epoch > 0:
+            what = f"a callback or another part of a plugin raised StopIteration after step {self.step}, which a loop takes for its end"
+            raise ConfigError(f"train: {what}. Catch it there, or give next() a default.")
 
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
         return (batch if self.sharding is None else batch.sharded(self.sharding)).to(device)
@@ -157,8 +176,12 @@ class TrainModule(LightningModule):
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None) -> None:
         """Sets the learning rate, steps, averages the weights and counts the step. Callbacks run right after it and see the new `step`."""
+        if _rates(optimizer) != self._rates:
+            rule = "each step sets it anew, to peak_lr times the schedule's factor"
+            raise ConfigError(f"callbacks: lr was changed between steps, and {rule}. Change it in on_before_optimizer_step, or peak_lr.")
         set_lr(optimizer, self.cfg.schedule.factor(self.step, self.run.max_steps))
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        self._rates = _rates(optimizer)
         if self._complete:
             self.strategy.settle()
             self._balance()
@@ -216,6 +239,18 @@ class TrainModule(LightningModule):
             self.loss_scale = LossScale(*state)
             self.loss_scale.to(self.device)
 
+    def restore_callbacks(self, reader: CheckpointReader) -> None:
+        """Gives the callbacks their states in a checkpoint, and `trainer.global_step`, which they may ask, its step."""
+        saved = Saved.of(reader)
+        load_states(self.callbacks, saved.callbacks, self.run.journal.console.say)
+        self.trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total.completed = saved.step
+
+    @property
+    def callbacks(self) -> list[Callback]:
+        """All callbacks of the run, in the order of their calls."""
+        trainer: Any = self.trainer  # whose class does not declare them
+        return list(trainer.callbacks)
+
     @contextmanager
     def exported_weights(self) -> Iterator[None]:
         """Inside the block the model has the weights that are validated and exported: the averages where the run keeps any."""
@@ -228,3 +263,7 @@ def _frozen_routers(model: LM, frozen: set[str]) -> Tensor:
     """Returns (MoE layers, 1) bool: True where the router's balancing bias is frozen."""
     still = frozen & set(model.self_updated())
     return torch.tensor([any(name.startswith(f"{layer}.") for name in still) for layer in model.mixtures()]).unsqueeze(-1)
+
+
+def _rates(optimizer: Any) -> list[float]:
+    return [params["lr"] for params in optimizer.param_groups]

@@ -56,7 +56,8 @@ def train_rank(cfg: TrainConfig, command: str | None = None, callbacks: Sequence
     when everything is saved.
 
     Every rank of a run calls it. command: the command line as typed, for the summary and the report. callbacks: further Lightning
-    callbacks, called after the built-in ones; one that sets `trainer.should_stop` on every rank ends the run, with everything saved.
+    callbacks, called after the built-in ones but before a save; one that sets `trainer.should_stop` on every rank ends the run, with
+    everything saved.
     """
     cfg.logger.require()
     cfg.strategy.require()
@@ -142,7 +143,8 @@ def _begin(module: "TrainModule", data: Prepared, journal: Journal, ranks: Ranks
         journal.folder.write_config(cfg.tree())
         journal.folder.write_plugins(plugins.files(cfg))
         journal.folder.remove_summary()
-    journal.go_back(module.step if reader is not None else -1, counters.samples_bytes)
+    with journal.console.during("Reading the metrics"):
+        journal.go_back(module.step if reader is not None else -1, counters.samples_bytes)
     splits = build_splits(cfg.objective, cfg.data, data, model_cfg, cfg.seeds.data)
     for line in filter(None, "\n".join([splits.train.describe(), splits.val.describe()]).splitlines()):
         journal.console.say(line)

@@ -75,6 +75,7 @@ class Saved(Config):
     version: str
     plugins: dict[str, str]
     adapter: Tree | None = None
+    callbacks: dict[str, Tree] = {}
     step: int = Field(ge=0)
     tokens: int = Field(ge=0)
     counters: Counters

@@ -14,6 +14,7 @@ from lm.training.callbacks.checkpoints import Checkpoints
 from lm.training.callbacks.ends import StopOnSignal, TimeBox
 from lm.training.callbacks.metrics import Metrics
 from lm.training.callbacks.samples import Samples
+from lm.training.callbacks.states import require_apart
 from lm.training.callbacks.validation import Validation
 from lm.training.config import TrainConfig
 from lm.training.launch.ranks import device_kind
@@ -26,6 +27,8 @@ _REFUSED = {
     "StochasticWeightAveraging": "takes the learning rate over. Set trainer.ema_decay, or schedule=wsd",
     "WeightAveraging": "swaps weights that are in slices. Set trainer.ema_decay",
     "BaseFinetuning": "gives the optimizer weights that it does not know by name. Set trainer.freeze",
+    "ModelPruning": "renames the weights that it prunes. Set them to 0 in on_train_batch_end of a callback of your own",
+    "BasePredictionWriter": "waits for predictions, and a run makes none. Leave it out",
     "LearningRateFinder": "trains before the run. Sweep over optim.lr with -m",
     "BatchSizeFinder": "trains before the run. Try check=true",
     "ProgressBar": "writes over the run's own lines. Leave it out",
@@ -36,9 +39,18 @@ _REFUSED = {
 """Callbacks of Lightning's that do not work here, why, and what does the same."""
 
 
-CALLBACKS = (StopOnSignal, BadSteps, Metrics, TimeBox, Rollback, Validation, Samples, Checkpoints)
+_NEVER = {
+    **dict.fromkeys(("on_validation", "on_sanity", "on_test"), "the run validates and tests by itself, before the on_train_batch_end of a"
+                    " callback, which finds the figures in module.run.counters"),
+    "on_predict": "a run predicts nothing. Leave it out",
+    **dict.fromkeys(("on_save_checkpoint", "on_load_checkpoint"), "checkpoints are the run's own, and hold what state_dict() returns"),
+}  # fmt: skip
+"""Beginnings of the names of Lightning's hooks that are not called here, and why."""
+
+
+CALLBACKS = (StopOnSignal, BadSteps, Metrics, TimeBox, Rollback, Validation, Samples)
 """The built-in callbacks in the order of their calls: BadSteps before Rollback, which may take the run back; TimeBox behind Metrics, which
-reads the clock; last Checkpoints, which saves what the others have counted, and ends the run."""
+reads the clock. Further ones follow, and last Checkpoints, which saves what all others have counted, and ends the run."""
 
 
 def _require_usable(callback: Any) -> None:
@@ -47,16 +59,21 @@ def _require_usable(callback: Any) -> None:
     for kind in type(callback).__mro__:
         if kind.__module__.startswith("lightning.") and kind.__name__ in _REFUSED:
             raise ConfigError(f"callbacks: {type(callback).__name__} {_REFUSED[kind.__name__]}.")
+    own = [names for kind in type(callback).__mro__ if not kind.__module__.startswith("lightning.") for names in vars(kind)]
+    for name in (*own, *vars(callback)):  # of an object: a LambdaCallback's
+        if why := next((why for start, why in _NEVER.items() if name.startswith(start) and hasattr(Callback, name)), None):
+            raise ConfigError(f"callbacks: {name} of {type(callback).__name__} would never be called: {why}.")
 
 
 def build_trainer(cfg: TrainConfig, accumulation: int, strategy: Any, callbacks: Sequence[Callback]) -> Trainer:
     """Returns a silent Trainer; the built-in callbacks end, save, validate and log. Raises ConfigError for a callback that cannot work.
 
-    callbacks: further ones, called after the built-in ones and the config's.
+    callbacks: further ones, called after the config's.
     """
     added = [*(callback.build() for callback in cfg.callbacks.values()), *callbacks]
     for callback in added:
         _require_usable(callback)
+    require_apart(added)
     for name in ("lightning", "lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.ERROR)
     if (device := device_kind(cfg.trainer.device, cfg.launch.devices)) == "cpu":
@@ -69,6 +86,6 @@ def build_trainer(cfg: TrainConfig, accumulation: int, strategy: Any, callbacks:
             accelerator=device, devices=cfg.launch.devices, num_nodes=cfg.launch.nodes, strategy=strategy,
             **computes, max_steps=-1, max_epochs=-1, min_epochs=0,
             accumulate_grad_batches=accumulation, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-            enable_model_summary=False, callbacks=[*(ours() for ours in CALLBACKS), *added],
+            enable_model_summary=False, callbacks=[*(ours() for ours in CALLBACKS), *added, Checkpoints()],
             num_sanity_val_steps=0, limit_val_batches=0, use_distributed_sampler=False,
         )  # fmt: skip

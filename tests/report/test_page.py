@@ -106,6 +106,15 @@ def test_newest_samples_come_first_and_open(tmp_path: Path, write_run: WriteRun)
     assert "no headings\n\nat all" in page_of(folder).text
 
 
+def test_of_very_many_samples_the_newest_are_shown(tmp_path: Path, write_run: WriteRun) -> None:
+    """20,000 validations made a page of 14 MB."""
+    folder = write_run(tmp_path / "tiny")
+    (folder / "samples.md").write_text("".join(f"## step {step}\n\n```\ntext\n```\n\n" for step in range(1, 121)))
+    html = write_report(folder).read_text()
+    assert html.count("<summary>step ") == 100 and "step 120<" in html and "step 21<" in html and "step 20<" not in html
+    assert "Older ones are in samples.md" in html
+
+
 def test_report_is_the_same_for_the_same_run(tmp_path: Path, write_run: WriteRun) -> None:
     folder = write_run(tmp_path / "tiny")
     assert write_report(folder).read_bytes() == write_report(folder).read_bytes()

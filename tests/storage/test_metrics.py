@@ -3,6 +3,7 @@
 import json
 import logging
 import shutil
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,17 @@ def test_truncate_drops_what_a_resumed_run_writes_again(tmp_path: Path) -> None:
     resumed.append({"step": 4, "again": True})
     assert Metrics(path).read() == [{"step": 1}, {"step": 2}, {"step": 3}, {"step": 4, "again": True}]
     assert [p.name for p in tmp_path.iterdir()] == ["m"]
+
+
+def test_truncate_holds_one_line_at_a_time(tmp_path: Path) -> None:
+    """A resume after 2 million steps took 1 GB for it."""
+    path = tmp_path / "m"
+    path.write_text("".join(json.dumps({"step": step, "text": "x" * 1000}) + "\n" for step in range(4000)))
+    tracemalloc.start()
+    Metrics(path).truncate(3000)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(Metrics(path).read()) == 3001 and most < 1e6 < path.stat().st_size
 
 
 def test_every_cut_of_the_last_line_is_tolerated(tmp_path: Path) -> None:

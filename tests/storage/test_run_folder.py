@@ -41,6 +41,15 @@ def test_a_run_is_unfinished_until_its_summary_is_there(tmp_path: Path) -> None:
     assert folder.summary() == {}
 
 
+def test_of_long_samples_the_newest_are_read(tmp_path: Path) -> None:
+    """Seen: over 256 MiB no report of the run, nor a comparison with it."""
+    samples = RunFolder(tmp_path).samples
+    for step in range(17):
+        samples.append(f"## step {step}\n" + "é" * (1 << 19) + "\n")
+    text = samples.read()
+    assert text.startswith("## step 2\n") and text.endswith("é\n") and len(text.encode()) < 16 << 20
+
+
 def test_samples_are_cut_to_a_checkpoint(tmp_path: Path) -> None:
     samples = RunFolder(tmp_path).samples
     assert samples.read() == ""

@@ -62,6 +62,7 @@ class Rollback(RunCallback):
     def _go_back(self, module: TrainModule, reader: CheckpointReader) -> None:
         run, step, before, at = module.run, module.step, module.run.counters, int(reader.meta["step"])
         module.restore(reader)
+        module.restore_callbacks(reader)
         rows_from = before.rows_from + step - at
         run.counters = replace(
             Saved.of(reader).counters, rolled_back=before.rolled_back + 1, rows_from=rows_from, train_s=before.train_s,

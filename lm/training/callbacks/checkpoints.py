@@ -10,11 +10,12 @@ from lightning import Trainer
 from lm.schema import Tree
 from lm.storage.checkpoint import checkpoints
 from lm.training.callbacks.base import RunCallback
+from lm.training.callbacks.states import states_of
 from lm.training.module import TrainModule
 
 
 class Checkpoints(RunCallback):
-    """Saves weights, optimizer, averages and counters when due, and at the end of the run, whatever has ended it."""
+    """Saves weights, optimizer, averages, counters and states of callbacks when due, and at the end of the run, whatever has ended it."""
 
     def __init__(self) -> None:
         self._save_s: list[float] = []  # how long each save of this process has held up the loop
@@ -60,4 +61,6 @@ class Checkpoints(RunCallback):
     def _meta(self, module: TrainModule) -> Tree:
         run, step = module.run, module.step
         run.counters.loss_scale = None if module.loss_scale is None else module.loss_scale.state()
-        return run.meta | {"step": step, "tokens": run.tokens(step), "counters": asdict(run.counters)}
+        meta = run.meta | {"step": step, "tokens": run.tokens(step), "counters": asdict(run.counters)}
+        states = states_of(module.callbacks)
+        return meta | {"callbacks": states} if states else meta

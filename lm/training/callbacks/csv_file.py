@@ -3,7 +3,7 @@
 import csv
 import io
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from lm.errors import LmError
 from lm.schema import Tree
@@ -43,13 +43,30 @@ class Csv:
                 with disk_errors(self._file), self._file.open("a", encoding="utf-8") as file:
                     csv.DictWriter(file, self._columns, lineterminator="\n").writerows(self._new)
             else:
-                lines, text = [line for line in self._run.metrics.read() if "event" not in line], io.StringIO()
-                self._columns = list(dict.fromkeys(key for line in lines for key in line))
-                writer = csv.DictWriter(text, self._columns, lineterminator="\n")
-                writer.writeheader()
-                writer.writerows(lines)
-                replace_file(self._file, text.getvalue())
+                self._columns = list(dict.fromkeys(key for line in self._lines() for key in line))
+                replace_file(self._file, self._text())
             self._new = []
         except LmError as error:
             self._columns = []  # a part of the lines may be there
             log.warning("metrics.csv is not written: %s The run goes on; metrics.jsonl has everything.", error)
+
+    def _lines(self) -> Iterator[Tree]:
+        return (line for line in self._run.metrics.each() if "event" not in line)
+
+    def _text(self) -> Iterator[bytes]:
+        """Yields the whole file, a line at a time: a million lines of metrics would take 600 MB."""
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self._columns, lineterminator="\n")
+        writer.writeheader()
+        for line in self._lines():
+            writer.writerow(line)
+            yield _taken(text)
+        yield _taken(text)
+
+
+def _taken(text: io.StringIO) -> bytes:
+    """Returns what has been written, which is then no more there."""
+    taken = text.getvalue().encode(errors="backslashreplace")
+    text.seek(0)
+    text.truncate()
+    return taken

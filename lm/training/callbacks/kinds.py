@@ -12,7 +12,7 @@ class CallbackConfig(Slot):
 
     @abstractmethod
     def build(self) -> Any:
-        """Returns a lightning.Callback; it is called after the built-in ones, on every rank."""
+        """Returns a lightning.Callback; it is called after the built-in ones, but before a save, on every rank."""
 
 
 class MetricConfig(Slot):

@@ -1,5 +1,6 @@
 """Weights & Biases, as a logger: a process of its own that reads records from a pipe."""
 
+import contextlib
 import json
 import logging
 import os
@@ -33,6 +34,7 @@ class Wandb:
         self._records: queue.SimpleQueue[Tree | None] = queue.SimpleQueue()
         self._records.put({"options": options, "folder": str(folder), "name": folder.name, "config": config, "pid": os.getpid()})
         self._process: subprocess.Popen[str] | None = None
+        self._stopped = False  # from then on nothing is kept for it, which a run of weeks would hold in memory
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", "from lm.training.callbacks.wandb_ import wandb_process; wandb_process()"],
@@ -59,14 +61,19 @@ class Wandb:
                 if "options" in record and (where := process.stdout.readline().strip()):
                     log.warning("wandb: %s", where)
             process.stdin.close()
-        except OSError:
-            pass  # the process is gone; close says so
+        except OSError:  # the process is gone
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._warn(f"its process ended with code {process.wait(CLOSE_S)}")
 
     def log(self, record: Tree) -> None:
-        self._records.put({"step": record["step"], "numbers": grouped(record)})
+        self._keep({"step": record["step"], "numbers": grouped(record)})
 
     def samples(self, step: int, texts: Sequence[str]) -> None:
-        self._records.put({"step": step, "samples": list(texts)})
+        self._keep({"step": step, "samples": list(texts)})
+
+    def _keep(self, record: Tree) -> None:
+        if not self._stopped:
+            self._records.put(record)
 
     def go_back(self, step: int) -> None:
         """Does nothing: what was sent stays, and the rows of repeated steps come behind it."""
@@ -86,6 +93,10 @@ class Wandb:
             self._warn(f"not finished within {CLOSE_S:.0f} s, and may lack the last records")
 
     def _warn(self, reason: str) -> None:
+        """Says so, once."""
+        if self._stopped:
+            return
+        self._stopped = True
         log.warning("wandb stopped: %s. The run is not affected; metrics.jsonl has everything.", reason)
 
 

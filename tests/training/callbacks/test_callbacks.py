@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import (
     LambdaCallback,
     LearningRateMonitor,
     ModelCheckpoint,
+    ModelPruning,
     ModelSummary,
     StochasticWeightAveraging,
     Timer,
@@ -86,7 +87,7 @@ def test_lightnings_timer_ends_a_run_with_all_saved_and_it_goes_on_from_there(co
 
 
 def test_lightnings_summary_and_hooks_of_ones_own_run_beside_ours(configure: Configure, tmp_path: Path) -> None:
-    """Behind ours: at the end of a step they find it counted and saved."""
+    """Behind ours but that which saves: at the end of a step they find it counted, and what they keep is saved then."""
     seen: list[tuple[int, int]] = []
 
     def look(trainer: Any, module: Any, *args: Any) -> None:
@@ -95,7 +96,7 @@ def test_lightnings_summary_and_hooks_of_ones_own_run_beside_ours(configure: Con
 
     train_rank(configure("trainer.micro_batch=4"), callbacks=[ModelSummary(), LambdaCallback(on_train_batch_end=look)])
     assert [step for step, _ in seen] == list(range(1, 13))
-    assert dict(seen)[3] == 0 and dict(seen)[4] == 1
+    assert dict(seen)[4] == 0 and dict(seen)[5] == 1
     train_rank(configure("trainer.micro_batch=4", "run.name=alone"))
     assert results(tmp_path / "run") == results(tmp_path / "alone")
 
@@ -108,6 +109,7 @@ def test_lightnings_summary_and_hooks_of_ones_own_run_beside_ours(configure: Con
         (GradientAccumulationScheduler({0: 2}), "trainer.micro_batch"),
         (StochasticWeightAveraging(1e-3), "trainer.ema_decay"),
         (LearningRateMonitor(), "metrics.jsonl"),
+        (ModelPruning("l1_unstructured"), "callback of your own"),
     ],
     ids=lambda value: type(value).__name__,
 )

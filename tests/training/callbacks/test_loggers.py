@@ -24,6 +24,7 @@ from lm.storage.run_folder import Metrics, RunFolder
 from lm.training.callbacks.csv_file import Csv
 from lm.training.callbacks.loggers import JsonlLoggerConfig, TensorBoardLoggerConfig, WandbLoggerConfig
 from lm.training.callbacks.tags import grouped
+from lm.training.callbacks.wandb_ import Wandb
 from tests.training.conftest import read, settled
 
 ROOT = Path(__file__).parents[3]
@@ -97,8 +98,8 @@ def half_of_them(writer: Any, lines: list[Tree]) -> None:
 def test_a_table_is_appended_to_and_agrees_with_the_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen to fail: each validation read all lines of metrics.jsonl and wrote them anew, in the training loop."""
     run = RunFolder(tmp_path)
-    own, reads = Metrics.read, list[int]()
-    monkeypatch.setattr(Metrics, "read", lambda self: (reads.append(1), own(self))[1])
+    own, reads = Metrics.each, list[int]()
+    monkeypatch.setattr(Metrics, "each", lambda self: (reads.append(1), own(self))[1])
     table = Csv(run)
 
     def log(*steps: int, **more: float) -> None:
@@ -117,7 +118,7 @@ def test_a_table_is_appended_to_and_agrees_with_the_metrics(tmp_path: Path, monk
         return [{key: "" if line.get(key) is None else str(line[key]) for key in keys} for line in lines]
 
     log(*range(1, 101))
-    assert written() == expected() and len(written()) == 150 and len(reads) == 1
+    assert written() == expected() and len(written()) == 150 and len(reads) == 2  # for its columns, and for its lines
     log(101, 102, added=0.5)  # a new column
     run.metrics.truncate(51)  # a rollback
     table.go_back(51)
@@ -127,7 +128,7 @@ def test_a_table_is_appended_to_and_agrees_with_the_metrics(tmp_path: Path, monk
     (tmp_path / "metrics.csv").unlink()
     log(61, 62)
     assert written() == expected()
-    assert len(reads) == 4 and not table._new
+    assert len(reads) == 8 and not table._new
     with monkeypatch.context() as patch:
         patch.setattr(csv.DictWriter, "writerows", half_of_them)
         log(63, 64)
@@ -403,6 +404,25 @@ def test_a_bad_wandb_server_never_holds_up_the_run_and_leaves_no_process(
     assert caplog.text.count("wandb stopped: not finished within") == 1
     time.sleep(0.5)
     assert not [args for pid, _, args in processes() if pid == child or f"--pid {child}" in args]
+
+
+def test_of_a_wandb_whose_process_is_gone_the_run_says_so_at_once_and_keeps_nothing(
+    tmp_path: Path, wandb_env: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Seen: every record of the weeks to come in memory, and the warning behind the last step."""
+    wandb_env.setattr(sys, "executable", "false")
+    logger = Wandb(tmp_path, {}, {})
+    deadline = time.monotonic() + 10
+    while "its process ended with code 1" not in caplog.text and time.monotonic() < deadline:
+        time.sleep(0.01)
+        logger.log({"step": 1, "loss": 1.0})
+    kept = logger._records.qsize()
+    for step in range(100):
+        logger.log({"step": step, "loss": 1.0})
+        logger.samples(step, ["text"])
+    assert logger._records.qsize() == kept
+    logger.close({})
+    assert caplog.text.count("wandb stopped") == 1
 
 
 def processes() -> list[list[str]]:

@@ -51,6 +51,9 @@ class PolicyConfig(OwnAnswersConfig):
     """Answers to each prompt, which are compared with each other."""
     kl: float = Field(0.0, ge=0)
     """What a departure from the model at the start costs, in units of reward a nat. 0: nothing, and no such model is kept."""
+    learn_cut: bool = True
+    """Whether answers that max_tokens has cut are learned from; false: they are drawn and judged, and compared with, alone (overlong
+    filtering; Yu et al. 2025, arXiv:2503.14476, section 3.4)."""
     reward_model: str | None = None
     """Model or run folder of objective=reward, of the same tokens, whose number the reward of kind learned is, the only one unless
     `rewards` are given."""
@@ -100,9 +103,10 @@ class GRPOConfig(PolicyConfig):
     """
 
     kind: Literal["grpo"] = "grpo"
-    per_token: Literal["answer", "constant"] = "answer"
-    """What an answer's sum over its tokens is divided by. answer: its length (Shao et al. 2024, equation 3); constant: max_tokens, so that
-    long answers are not favoured among wrong ones (Liu et al. 2025, arXiv:2503.20783)."""
+    per_token: Literal["answer", "group", "constant"] = "answer"
+    """What an answer's sum over its tokens is divided by. answer: its length (Shao et al. 2024, equation 3); group: the mean length of the
+    answers to the prompt that are learned from, so that tokens of long ones count alike (DAPO; Yu et al. 2025, equation 8); constant:
+    max_tokens, so that long answers are not favoured among wrong ones (Liu et al. 2025, arXiv:2503.20783)."""
     scale: bool = True
     """Divide by the spread of a group's rewards (Shao et al. 2024, section 4.1.2); false: Liu et al. 2025."""
 

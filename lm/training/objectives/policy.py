@@ -56,7 +56,8 @@ class Policy(OwnAnswers, ABC, Generic[C]):
     def __call__(self, model: LM, batch: Batch, step: int, first_row: int) -> LossSums:
         asked = asked_of(batch)
         rollouts = self.draw(model, asked, self._cfg.n_answers, step, range(first_row, first_row + len(asked)))
-        worth, metrics = self._judged(self._judge.answers(rollouts, batch.tokens.device))
+        answers = self._judge.answers(rollouts, batch.tokens.device)
+        worth, metrics = self._judged(answers)
         learned = answer_rows([(one.asked.prompt, one.tokens) for one in rollouts], self._pad).to(batch.tokens.device)
         assert learned.labels is not None
         reader, of = label_likelihoods(learned.labels, n=learned.n_labels(learned.labels)), torch.nonzero(learned.labels != IGNORED)[:, 0]
@@ -64,7 +65,8 @@ class Policy(OwnAnswers, ABC, Generic[C]):
         before = self._reference(learned, reader) if self._cfg.kl else None
         worth = worth.view(-1, self._cfg.n_answers).to(logp.device, widest(logp.device))
         lengths = of.bincount(minlength=worth.numel())
-        loss = self.loss(logp, before, of, lengths, worth) / self._cfg.n_answers
+        learns = torch.tensor([one.ended or self._cfg.learn_cut for one in answers]).to(logp.device)
+        loss = self.loss(logp, before, of, lengths * learns, worth) / self._cfg.n_answers
         seen = logp.detach()
         drawn_at = seen.new_tensor([value for rollout in rollouts for value in rollout.logprobs])
         metrics["logp_gap"] = mean_of((seen - drawn_at).abs().max(), 1)
@@ -78,8 +80,8 @@ class Policy(OwnAnswers, ABC, Generic[C]):
         """Returns the loss summed over answers.
 
         logp: (tokens,) log p of the answers' tokens under the model; before: the same under the starting model, None without a kl term;
-        of: (tokens,) index of each token's answer; lengths: (answers,) in tokens; worth: (prompts, n_answers) rewards, float64 where the
-        device has it.
+        of: (tokens,) index of each token's answer; lengths: (answers,) in tokens, 0 of one that is not learned from; worth: (prompts,
+        n_answers) rewards, float64 where the device has it.
         """
 
     def _judged(self, answers: Sequence[Answer]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -105,7 +107,16 @@ class GRPO(Policy[GRPOConfig]):
         if before is not None:
             gap = before - logp
             each = each + self._cfg.kl * (gap.exp() - gap - 1)
-        return (each / (lengths[of] if self._cfg.per_token == "answer" else self._cfg.max_tokens)).sum()
+        return (each / self._divisors(lengths)[of]).sum()
+
+    def _divisors(self, lengths: Tensor) -> Tensor:
+        """(answers,) by what the sum over an answer's tokens is divided: infinitely much where it is not learned from."""
+        each = lengths.float()
+        if self._cfg.per_token == "group":
+            each = each.view(-1, self._cfg.n_answers).mean(1).repeat_interleave(self._cfg.n_answers)
+        elif self._cfg.per_token == "constant":
+            each = torch.full_like(each, self._cfg.max_tokens)
+        return torch.where(lengths > 0, each, torch.inf)
 
 
 class RLOO(Policy[RLOOConfig]):
@@ -117,7 +128,8 @@ class RLOO(Policy[RLOOConfig]):
             gap = logp.new_zeros(len(lengths)).index_add(0, of, logp.detach() - before)
             worth = worth - self._cfg.kl * gap.view_as(worth)
         others = (worth.sum(1, keepdim=True) - worth) / (worth.shape[1] - 1)
-        return (-(worth - others).flatten().to(logp.dtype)[of] * logp).sum()
+        advantage = ((worth - others).flatten() * (lengths > 0)).to(logp.dtype)
+        return (-advantage[of] * logp).sum()
 
 
 @loss_of(GRPOConfig)

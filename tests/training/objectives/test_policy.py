@@ -84,6 +84,9 @@ class Given(Sampler):
     def draw(self, *given: Any, **further: Any) -> list[Rollout]:
         return self.rollouts
 
+    def ended(self, rollout: Rollout) -> bool:
+        return len(rollout.tokens) != 5 and len(rollout.tokens) != 3
+
 
 def given_rollouts(cfg: PolicyConfig) -> list[Rollout]:
     """Of three prompts, each answer of another length."""
@@ -104,21 +107,26 @@ def logp(model: LM, rollout: Rollout) -> Tensor:
 
 
 def grpo_of_the_paper(cfg: GRPOConfig, now: list[Tensor], before: list[Tensor], r: Tensor) -> Tensor:
-    """-J of one group: equation 3 of Shao et al. 2024 with the ratio to the policy that has drawn, and equation 4."""
+    """-J of one group: equation 3 of Shao et al. 2024 with the ratio to the policy that has drawn, and equation 4; or equation 8 of Yu et
+    al. 2025, in which the tokens of all answers count alike."""
+    kept = [cfg.learn_cut or len(p) not in (3, 5) for p in now]
+    n_tokens = sum(len(p) for p, keeps in zip(now, kept, strict=True) if keeps)
     advantage = (r - r.mean()) / (r.std() + 1e-4 if cfg.scale else 1.0)
     total = r.new_zeros(())
-    for p, q, a in zip(now, before, advantage, strict=True):
+    for p, q, a, keeps in zip(now, before, advantage, kept, strict=True):
         ratio, kl = (p - p.detach()).exp(), (q - p).exp() - (q - p) - 1
         clipped = torch.minimum(ratio * a, ratio.clamp(0.8, 1.2) * a)
-        total = total - (clipped - cfg.kl * kl).sum() / (len(p) if cfg.per_token == "answer" else cfg.max_tokens)
-    return total / len(now)
+        per = {"answer": len(now) * len(p), "constant": len(now) * cfg.max_tokens, "group": n_tokens}[cfg.per_token]
+        total = total - keeps * (clipped - cfg.kl * kl).sum() / per
+    return total
 
 
 def rloo_of_the_paper(cfg: RLOOConfig, now: list[Tensor], before: list[Tensor], r: Tensor) -> Tensor:
     """Of one group: Ahmadian et al. 2024, section 3.3, with the reward of section 2."""
     rewards = [one - cfg.kl * (p.detach().sum() - q.sum()) for one, p, q in zip(r, now, before, strict=True)]
     baselines = [sum(rewards[:i] + rewards[i + 1 :]) / (len(rewards) - 1) for i in range(len(rewards))]
-    return -sum((one - b) * p.sum() for one, b, p in zip(rewards, baselines, now, strict=True)) / len(now)
+    kept = [cfg.learn_cut or len(p) not in (3, 5) for p in now]
+    return -sum(keeps * (one - b) * p.sum() for one, b, p, keeps in zip(rewards, baselines, now, kept, strict=True)) / len(now)
 
 
 @pytest.mark.parametrize(
@@ -127,6 +135,10 @@ def rloo_of_the_paper(cfg: RLOOConfig, now: list[Tensor], before: list[Tensor], 
         (GRPO, GRPOConfig(n_answers=4), grpo_of_the_paper),
         (GRPO, GRPOConfig(n_answers=4, kl=0.3), grpo_of_the_paper),
         (GRPO, GRPOConfig(n_answers=4, kl=0.3, scale=False, per_token="constant", max_tokens=7), grpo_of_the_paper),
+        (GRPO, GRPOConfig(n_answers=4, kl=0.3, per_token="group"), grpo_of_the_paper),
+        (GRPO, GRPOConfig(n_answers=4, kl=0.3, per_token="group", learn_cut=False), grpo_of_the_paper),
+        (GRPO, GRPOConfig(n_answers=4, kl=0.3, learn_cut=False), grpo_of_the_paper),
+        (RLOO, RLOOConfig(n_answers=4, kl=0.3, learn_cut=False), rloo_of_the_paper),
         (RLOO, RLOOConfig(n_answers=4), rloo_of_the_paper),
         (RLOO, RLOOConfig(n_answers=4, kl=0.3), rloo_of_the_paper),
     ],

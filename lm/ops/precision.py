@@ -1,5 +1,6 @@
 """Computing in higher precision than the code around."""
 
+import platform
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -23,6 +24,15 @@ def uncached_casts(device: torch.device) -> AbstractContextManager[Any]:
 def multiplies_bf16(device: torch.device) -> bool:
     """Returns whether the hardware has products in bf16, which torch else imitates, slowly."""
     return torch.cpu._is_avx512_bf16_supported() if device.type == "cpu" else torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def instead_of_bf16(kind: str) -> str | None:
+    """Returns what is faster where torch imitates products in bf16 on a device of this kind, in a sentence; None where it does not."""
+    if kind == "cpu" and platform.machine() in ("x86_64", "AMD64") and not multiplies_bf16(torch.device(kind)):
+        return "this CPU has no products in bf16, and torch imitates them: trainer.precision=fp32 is several times as fast"
+    if kind == "cuda" and not multiplies_bf16(torch.device(kind)):
+        return "this GPU has no products in bf16, and torch imitates them: trainer.precision=fp16-mixed uses its own"
+    return None
 
 
 def widest(device: torch.device) -> torch.dtype:

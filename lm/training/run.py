@@ -20,7 +20,7 @@ from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import Interrupted
 from lm.nn.transformer import build_model
 from lm.ops.defaults import why_not_mac
-from lm.ops.precision import multiplies_bf16
+from lm.ops.precision import instead_of_bf16
 from lm.progress import quiet
 from lm.schema import Tree
 from lm.storage.atomic import remove
@@ -162,7 +162,8 @@ def _fit(module: "TrainModule", callbacks: Sequence["Callback"]) -> None:
     _describe(module, f"{accumulation} x {counted(micro_batch, 'row')}{shared}")
     if run.done(step):  # the last step was saved, but the process was killed before it wrote the model
         return
-    cuda = device_kind(cfg.trainer.device, cfg.launch.devices) == "cuda"
+    kind = device_kind(cfg.trainer.device, cfg.launch.devices)
+    cuda = kind == "cuda"
     loader = train_loader(
         run.splits.train, seed=cfg.seeds.data, global_batch=cfg.data.global_batch, micro_batch=micro_batch,
         rank=run.ranks.rank // cfg.launch.ranks_per_row, world=cfg.launch.data_parallel, start_step=step + run.counters.rows_from,
@@ -171,8 +172,8 @@ def _fit(module: "TrainModule", callbacks: Sequence["Callback"]) -> None:
     module.model.recomputes(cfg.trainer.recomputes())
     if cfg.trainer.float8:
         run.journal.console.say(multiply_in_float8(module.model))
-    if cuda and cfg.trainer.precision.startswith("bf16") and not multiplies_bf16(torch.device("cuda")):
-        run.journal.console.say("this GPU has no products in bf16, and torch imitates them: trainer.precision=fp16-mixed uses its own")
+    if cfg.trainer.precision.startswith("bf16") and (imitated := instead_of_bf16(kind)):
+        run.journal.console.say(imitated)
     if cfg.trainer.device == "auto" and why_not_mac() is None:
         run.journal.console.say("on the CPU; trainer.device=mps tries this Mac's GPU")
     if cfg.trainer.compile:

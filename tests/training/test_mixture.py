@@ -60,6 +60,7 @@ def test_the_report_and_the_summary_show_what_was_read_of_each_source(mixed: lis
     assert summary["tokens/a"] + summary["tokens/b"] == summary["tokens"] and summary["epochs/a"] == 1.0
     page = write_report(tmp_path / "run").read_text(encoding="utf-8")
     table = page[page.index("<h2>Sources</h2>") :]
-    share = summary["tokens/a"] / summary["tokens"]
-    assert f"<td>a</td><td>{summary['tokens/a'] / 1000:.2f} k</td><td>{share:.1%}</td><td>1.00</td>" in table
-    assert "<td>held</td><td>0</td><td>0.0%</td><td>0.00</td>" in table
+    read_of_a = summary["tokens/a"]
+    share = read_of_a / summary["tokens"]
+    assert f'<th scope="row">a</th><td>{summary["tokens/a"] / 1000:.2f} k</td><td>{share:.1%}</td><td>1.00</td>' in table
+    assert '<th scope="row">held</th><td>0</td><td>0.0%</td><td>0.00</td>' in table

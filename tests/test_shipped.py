@@ -42,9 +42,11 @@ CORPORA = (  # 11 MB, which are prepared anew here
     "stdlib_code",
     "stdlib_preferences",
     "stdlib_labels",
+    "stdlib_alike",
 )
 OF_DATA = {
     "pair": "seq2seq", "chat": "sft", "preference": "dpo", "recall": "sft", "prompt": "grpo", "label": "classify", "rated": "kto",
+    "alike": "contrastive",
 }  # fmt: skip  # kind of record -> objective
 WORDS = ["".join(random.Random(n).choices("abcdefghij", k=3 + n % 5)) for n in range(200)]  # enough for a small vocabulary
 
@@ -62,6 +64,7 @@ def record(draw: random.Random) -> dict[str, Any]:
         "highlights": better, "label": draw.choice(("no", "yes")), "good": bool(draw.getrandbits(1)), "number": draw.random(),
         "translation": {"de": asked, "en": better}, "instruction": asked,
         "input": worse, "output": better, "chosen": chat, "rejected": [chat[0], {"role": "assistant", "content": worse}],
+        "anchor": asked, "positive": better, "negative": worse,
     }  # fmt: skip
 
 
@@ -71,7 +74,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder, draw = tmp_path_factory.mktemp("shipped"), random.Random(0)
     (folder / "a.txt").write_text("\n".join(words(draw, 8) for _ in range(300)))
     rows = [record(draw) for _ in range(150)]
-    kept = ("text", "source", "target", "messages", "prompt", "label", "good", "number")
+    kept = ("text", "source", "target", "messages", "prompt", "label", "good", "number", "anchor", "positive", "negative")
     local = [{key: row[key] for key in kept} | {"chosen": row["target"], "rejected": row["input"]} for row in rows]
     (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in local))
     (folder / "a" / "b").mkdir(parents=True)
@@ -119,6 +122,7 @@ def for_data(option: str) -> list[str]:
     start = [*start, "data.record.prompt=prompt", "objective.rewards={ended:{}}", "objective.max_tokens=4"] if shape == "prompt" else start
     start = [*start, f"objective.labels=[{'nothing,value' if option == 'stdlib_labels' else 'no,yes'}]"] if shape == "label" else start
     start = [*start, "data.record.label=good", "data.record.messages=messages"] if shape == "rated" else start
+    start = [*start, "objective.among=2"] if shape == "alike" else start
     long = (
         ["data.seq_len=4096"] if option in ("stdlib_chat", "stdlib_code", "stdlib_preferences") else []
     )  # in bytes, most functions are longer than other rows here
@@ -159,6 +163,8 @@ def beside(group: str, option: str) -> list[str]:
             return [*WIDTH, "data=labels", "data.files=a.jsonl", "objective.labels=[no,yes]", "tokenizer=bytes"]
         case "objective", "regression":
             return [*WIDTH, "data=labels", "data.files=a.jsonl", "data.record.label=number", "tokenizer=bytes"]
+        case "objective", "contrastive":
+            return [*WIDTH, "data=alike", "data.files=a.jsonl", "tokenizer=bytes", "objective.among=2"]
         case "objective", "dpo" | "ipo" | "simpo" | "orpo" | "reward":
             return [*PARENT, "data=preferences", "data.files=a.jsonl"]
         case "objective", "kto":
@@ -181,12 +187,18 @@ def for_recipe(recipe: str) -> list[str]:
     parent = [*(PARENT if "init_from" in own else []), *(TEACHER if "objective.teacher" in own else [])]
     chosen = compose([f"recipes={recipe}", *parent]).choices
     data, model, tokenizer, objective = (str(chosen[group]) for group in ("data", "model", "tokenizer", "objective"))
-    alike = {"stdlib": "text", "stdlib_docstrings": "pairs", "stdlib_chat": "chat", "stdlib_preferences": "preferences"}
+    alike = {
+        "stdlib": "text",
+        "stdlib_docstrings": "pairs",
+        "stdlib_chat": "chat",
+        "stdlib_preferences": "preferences",
+        "stdlib_alike": "alike",
+    }
     local = (alike | ({"stdlib_labels": "labels"} if objective == "classify" else {})).get(data, data)  # others read other columns of it
     labels = ["objective.labels=[no,yes]"] * (local == "labels")
     hub = local_hub(catalog.values("data", data))
     longer = ["eval.seq_len=[160]"] * ("eval.seq_len" in catalog.values("recipes", recipe))  # as long as the local text allows
-    fewer = ["data.n_records=400"] * (data == "mqar")
+    fewer = ["data.n_records=400"] * (data == "mqar") + ["objective.among=2"] * (local == "alike")
     needed = [MIXED] if local == "mix" else NEEDED.get(local, [])
     given = [f"data={local}", *labels, *needed, *hub, *fewer, "trainer.compile=false", *longer]
     if parent:

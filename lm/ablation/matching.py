@@ -27,7 +27,7 @@ class Size:
 
 def size(cfg: TrainConfig) -> Size:
     """Returns size and cost of a training, counted from its config."""
-    found, tokens = _counts(cfg), cfg.trainer.max_steps * cfg.data.global_batch * cfg.data.seq_len
+    found, tokens = _counts(cfg), cfg.trainer.max_steps * cfg.step_tokens
     return Size(found.parameters, found.non_embedding, tokens, tokens * found.train_flops_per_token)
 
 

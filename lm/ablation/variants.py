@@ -76,8 +76,9 @@ def refuse_other_figures(variants: Mapping[str, TrainConfig], baseline: str, met
             given = f"metric={metric} is per token, and variants.{name} has other tokens than {baseline}"
             raise ConfigError(f"{given}, so that they do not compare. Say metric={metric.partition('_')[0]}_bits_per_byte.")
         of_other = figure != "error" and type(measure) is not type(ours) and not (measure.of_text and ours.of_text)
-        if of_other or (figure == ours.learned != "loss" and cfg.objective != base.objective):
+        if of_other or cfg.objective.decides(figure) != base.objective.decides(figure):
             given = f"metric={metric} is another figure in variants.{name} than in {baseline}, whose objective differs"
             shared = [each for each in ours.less if each in measure.less and each not in ("ece", ours.learned)]
+            shared = [each for each in shared if cfg.objective.decides(each) == base.objective.decides(each)]
             remedy = f"Say metric=test_{shared[0]}" if shared else "Vary one objective at a time"
             raise ConfigError(f"{given}, so that they do not compare. {remedy}.")

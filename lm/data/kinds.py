@@ -2,6 +2,7 @@
 
 from lm.data.config import DataConfig, SourceConfig
 from lm.data.layout.mixed import MixConfig
+from lm.data.records.alike import AlikeRecord
 from lm.data.records.base import RecordConfig
 from lm.data.records.chat import ChatRecord
 from lm.data.records.label import LabelRecord
@@ -15,6 +16,7 @@ from lm.data.rewards.model import LearnedReward
 from lm.data.rows.base import ObjectiveConfig
 from lm.data.rows.causal import CausalConfig
 from lm.data.rows.classify import ClassifyConfig
+from lm.data.rows.contrastive import ContrastiveConfig
 from lm.data.rows.denoising import SpansConfig, UL2Config
 from lm.data.rows.fim import FIMConfig
 from lm.data.rows.mlm import MLMConfig
@@ -59,11 +61,11 @@ class RowsOf(Corpus):
 
 
 __all__ = [
-    "Answer", "ArithmeticConfig", "BPEConfig", "BytesConfig", "CausalConfig", "ChatRecord", "ClassifyConfig", "CompilesReward",
-    "Corpus", "DPOConfig", "DataConfig", "FIMConfig", "GKDConfig", "GRPOConfig", "HubConfig", "IPOConfig", "KTOConfig", "LabelRecord",
-    "LearnedReward", "MLMConfig", "MQARConfig", "MixConfig", "MultiLabelConfig", "ORPOConfig", "ObjectiveConfig", "PairRecord",
-    "PreferenceRecord", "PrefixConfig", "PromptRecord", "RLOOConfig", "RatedRecord", "RecordConfig", "RegressionConfig",
-    "RewardConfig", "RewardModelConfig", "RowsOf", "SFTConfig", "Seq2SeqConfig", "SimPOConfig", "SourceConfig", "SpansConfig",
-    "StdlibConfig", "StdlibDocstringsConfig", "TextConfig", "TokenizerConfig", "TokenizerFileConfig", "UL2Config",
-    "UnigramConfig", "WordPieceConfig",
+    "AlikeRecord", "Answer", "ArithmeticConfig", "BPEConfig", "BytesConfig", "CausalConfig", "ChatRecord", "ClassifyConfig",
+    "CompilesReward", "ContrastiveConfig", "Corpus", "DPOConfig", "DataConfig", "FIMConfig", "GKDConfig", "GRPOConfig",
+    "HubConfig", "IPOConfig", "KTOConfig", "LabelRecord", "LearnedReward", "MLMConfig", "MQARConfig", "MixConfig",
+    "MultiLabelConfig", "ORPOConfig", "ObjectiveConfig", "PairRecord", "PreferenceRecord", "PrefixConfig", "PromptRecord",
+    "RLOOConfig", "RatedRecord", "RecordConfig", "RegressionConfig", "RewardConfig", "RewardModelConfig", "RowsOf", "SFTConfig",
+    "Seq2SeqConfig", "SimPOConfig", "SourceConfig", "SpansConfig", "StdlibConfig", "StdlibDocstringsConfig", "TextConfig",
+    "TokenizerConfig", "TokenizerFileConfig", "UL2Config", "UnigramConfig", "WordPieceConfig",
 ]  # fmt: skip

@@ -161,15 +161,19 @@ def _quotas(weights: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def merged(parts: Sequence[Batch], places: Sequence[Ids], pad: int) -> Batch:
-    """Returns one batch, as wide as the widest part: the rows of parts[i] stand at places[i], equally many rows per place.
+    """Returns one batch, as wide as the widest part: the rows of parts[i] stand at places[i], equally many of a part at each of its places.
 
     A field that only some parts have is filled in for the others: each row is one document at positions 0, 1, 2 ..., without a prefix.
     """
     if len(parts) == 1:
         return parts[0]
     found: dict[str, Any] = {}
-    each = len(parts[0].tokens) // len(places[0])
-    places = [(at[:, None] * each + np.arange(each)).ravel() for at in places]
+    each = [len(part.tokens) // len(at) for part, at in zip(parts, places, strict=True)]
+    begins = np.zeros(sum(map(len, places)) + 1, np.int64)  # the first row of each place
+    for n, at in zip(each, places, strict=True):
+        begins[at + 1] = n
+    begins = begins.cumsum()
+    places = [(begins[at][:, None] + np.arange(n)).ravel() for n, at in zip(each, places, strict=True)]
     for name, fill in _FILL.items():
         given = [vars(part)[name] for part in parts]
         if all(field is None for field in given):

@@ -23,6 +23,7 @@ _INERT = (
     "trainer.deterministic",
 )  # fmt: skip
 # Data keys that shape the batches and leave the text alone.
+_LEARNED = ("objective.kind", "objective.among", "objective.temperature", "objective.both_ways")  # decide what val_loss is of
 _BATCHING = ("data.seq_len", "data.global_batch", "data.mask_documents", "data.workers")
 
 
@@ -205,7 +206,7 @@ def _notes(runs: list[Run], keys: list[str], metric: str) -> list[str]:
     if len(tokens := {run.number("tokens") or 0 for run in runs}) > 1:
         notes.append(f"Unfair: the runs saw different numbers of tokens ({', '.join(si(count) for count in sorted(tokens))}).")
     bits = any(run.number("val_bits_per_byte") is not None for run in runs)  # else labels are no text
-    if metric == "val_loss" and "objective.kind" in keys:
+    if metric == "val_loss" and not {*keys}.isdisjoint(_LEARNED):
         notes.append("Not comparable: the objectives differ, and the loss is of what each of them learns.")
     if metric == "val_loss" and bits and any(key.startswith("tokenizer.") for key in keys):
         notes.append("Not comparable: the tokenizers differ, and the loss per token depends on the tokenizer.")

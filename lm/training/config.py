@@ -166,11 +166,16 @@ class TrainSetup(Config):
         """Returns the model with null sizes set, for a tokenizer of so many tokens, and with the head that the objective trains."""
         return self.objective.headed(self.model).sized(n_tokens, self.data.seq_len)
 
+    @property
+    def step_tokens(self) -> int:
+        """Tokens that the model reads in a step at the most."""
+        return self.data.global_batch * self.objective.texts * self.data.seq_len
+
     def setting(self) -> Setting:
         """Returns the settings that the memory of a rank depends on."""
         trainer = self.trainer
         return Setting(
-            micro_batch=micro_batches(self.data.global_batch, self.launch.data_parallel, trainer.micro_batch)[0],
+            micro_batch=micro_batches(self.data.global_batch, self.launch.data_parallel, trainer.micro_batch)[0] * self.objective.texts,
             seq_len=self.data.seq_len,
             chunk=self.objective.chunk if isinstance(self.objective, TaughtConfig) else CHUNK,
             precision=trainer.precision,

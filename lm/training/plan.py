@@ -108,7 +108,7 @@ def _step_s(cfg: TrainConfig, counts: Counts) -> float | None:
     found = _gpu(cfg)
     if found is None:
         return None
-    flops = cfg.data.global_batch * cfg.data.seq_len * counts.train_flops_per_token
+    flops = cfg.step_tokens * counts.train_flops_per_token
     return flops / (found[1].flops * cfg.budget.mfu * cfg.launch.world)
 
 
@@ -123,7 +123,7 @@ def _gpu(cfg: TrainConfig) -> tuple[str, GPU] | None:
 def _size(cfg: TrainConfig, counts: Counts, step_s: float | None) -> str:
     """Returns the line on parameters and tokens. Compute-optimal: about 20 tokens a parameter (Hoffmann et al. 2022, arXiv:2203.15556)."""
     steps = steps_of(cfg, step_s)
-    tokens = steps * cfg.data.global_batch * cfg.data.seq_len
+    tokens = steps * cfg.step_tokens
     active = f" ({counts.active:,} for one token)" if counts.active != counts.parameters else ""
     read = f"{tokens:,} tokens in {counted(steps, 'step')} are {tokens / counts.parameters:.3g} a parameter (Chinchilla: 20)"
     return f"{counts.parameters:,} parameters{active}; {read}"
@@ -131,7 +131,7 @@ def _size(cfg: TrainConfig, counts: Counts, step_s: float | None) -> str:
 
 def _time(cfg: TrainConfig, counts: Counts, step_s: float | None) -> str:
     found, steps, n, budget = _gpu(cfg), steps_of(cfg, step_s), cfg.launch.world, cfg.budget
-    flops = f"{si(steps * cfg.data.global_batch * cfg.data.seq_len * counts.train_flops_per_token)}FLOPs"
+    flops = f"{si(steps * cfg.step_tokens * counts.train_flops_per_token)}FLOPs"
     if found is None or step_s is None:
         return f"{flops}; budget.gpu=H100, say, tells in what time"
     where = f"on {n} x {found[0]} at {budget.mfu:.0%} of {si(found[1].flops)}FLOP/s"
@@ -156,7 +156,7 @@ def _beyond(cfg: TrainConfig, found: Memory) -> str | None:
 
 
 def _advice(cfg: TrainConfig, counts: Counts, step_s: float | None) -> str:
-    rows = cfg.data.global_batch * cfg.data.seq_len
+    rows = cfg.step_tokens
     lr, batch = step_law(counts.non_embedding, steps_of(cfg, step_s) * rows)
     law = f"a peak rate of {lr:.2g} and {si(batch)} tokens a step are the step law's (arXiv:2503.04715), of dense models under AdamW"
     return f"{law}; here optim={cfg.optim.kind} has {cfg.optim.lr:.2g}, and a step {si(rows)}"

@@ -199,10 +199,11 @@ def _describe(module: "TrainModule", rows: str) -> None:
     frozen = f" ({si(module.n_frozen)} frozen)" if module.n_frozen else ""
     n_rows = min(len(run.splits.train), cfg.data.train_rows or len(run.splits.train))
     epochs = run.max_steps * cfg.data.global_batch / n_rows
+    texts = f" x {cfg.objective.texts} texts" if cfg.objective.texts > 1 else ""
     run.journal.console.say(
         f"{run.folder.path} {at}: {si(module.n_trained + module.n_frozen)} parameters{frozen},"
         f" {si(counts.train_flops_per_token)}FLOPs/token,"
-        f" {run.data.n_tokens('train'):,} train and {run.data.n_tokens('val'):,} validation tokens, {cfg.data.global_batch} x"
+        f" {run.data.n_tokens('train'):,} train and {run.data.n_tokens('val'):,} validation tokens, {cfg.data.global_batch}{texts} x"
         f" {cfg.data.seq_len} tokens a step ({rows}), {counted(run.max_steps, 'step')}, {epochs:.3g} epochs"
     )
     if epochs > _MOST_EPOCHS and not cfg.trainer.early_stop:

@@ -186,7 +186,7 @@ class RunState:
 
     def tokens(self, step: int) -> int:
         """Returns the number of tokens read in the first `step` steps."""
-        return step * self.cfg.data.global_batch * self.cfg.data.seq_len
+        return step * self.cfg.step_tokens
 
     def rows_of(self, step: int) -> list[int]:
         """Returns the row ids of a step, counted from 0."""

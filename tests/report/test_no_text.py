@@ -91,6 +91,7 @@ UNITS = {
     "multi_label": {"loss": "nats/label", "val_loss": "nats/label"},
     "regression": {"loss": "squared error", "test_loss": "squared error", "test_mae": "absolute error"},
     "reward": {"loss": "nats/pair", "test_loss": "nats/pair"},
+    "contrastive": {"loss": "nats/pair", "val_loss": "nats/pair", "val_similarity": "cosine"},
     "dpo": {"loss": "nats/pair", "val_pair_loss": "nats/pair", "test_loss": "nats/token", "test_bits_per_byte/512": "bits/byte"},
     "ipo": {"loss": "squared nats/token", "val_loss": "nats/token"},
     "kto": {"loss": "per answer", "test_answer_loss": "per answer", "val_loss": "nats/token", "val_good_gain": "nats/answer"},
@@ -128,12 +129,16 @@ def test_losses_of_two_objectives_are_said_not_to_compare(tmp_path: Path, write_
     folders = [learning(kind, write_run(tmp_path / kind)) for kind in ("dpo", "reward")]
     assert not any(note.startswith(said) for note in collect([without_bits(folders[1])]).notes)
     assert any(note.startswith(said) for note in collect(folders).notes)
+    among = [learning(f"contrastive\n  among: {n}", without_bits(write_run(tmp_path / str(n)))) for n in (8, 16)]
+    assert any(note.startswith(said) for note in collect(among).notes)
 
 
+TWO = ["data=alike", "data.files=a.jsonl", "data.test_frac=0.5"]
 ONE = ["data=preferences", "data.files=a.jsonl", "data.test_frac=0.5"]
 DIFFERENT: dict[str, tuple[str, list[str], str]] = {
     "two losses": ("test_pair_loss", ["objective=simpo", "objective=orpo"], "Say metric=test_error"),
     "an option of the loss": ("test_pair_loss", ["objective=simpo", "objective=simpo objective.beta=1.5"], "Say metric=test_error"),
+    "a temperature": ("test_loss", ["objective=contrastive", "objective=contrastive objective.temperature=1"], "Say metric=test_error"),
     "answers and pairs": ("test_loss", ["objective=simpo", "objective=reward"], "Say metric=test_error"),
 }
 
@@ -142,12 +147,22 @@ DIFFERENT: dict[str, tuple[str, list[str], str]] = {
 def test_losses_that_mean_other_things_are_not_judged(which: str, tmp_path: Path) -> None:
     """Seen to fail: a reward model was better than DPO by 7.66."""
     metric, given, remedy = DIFFERENT[which]
-    configs = {name: compose_config([*ONE, *each.split()]) for name, each in zip("ab", given, strict=True)}
+    configs = {name: compose_config([*(TWO if "contr" in each else ONE), *each.split()]) for name, each in zip("ab", given, strict=True)}
     asked = StudyConfig(variants={"a": [], "b": []}, baseline="a", metric=metric)
     with pytest.raises(ConfigError, match=rf"metric={metric} is another figure in variants.b than in a, .* {remedy}\."):
         new_study(tmp_path / "study", asked, configs)
     tuned = new_study(tmp_path / "right", asked.replace(metric="test_error", tune="optim.lr"), configs).missing()
-    assert {job.metric for job in tuned} == {"val_loss" if which == "answers and pairs" else "val_pair_loss"}
+    assert {job.metric for job in tuned} == {"val_loss" if metric == "test_loss" else "val_pair_loss"}
+
+
+def test_choices_among_more_texts_are_never_compared_with_those_among_fewer(tmp_path: Path) -> None:
+    configs = {name: compose_config([*TWO, "objective=contrastive", f"objective.among={n}"]) for name, n in (("a", 8), ("b", 16))}
+    for metric in ("test_loss", "test_error"):
+        asked = StudyConfig(variants={"a": [], "b": []}, baseline="a", metric=metric)
+        with pytest.raises(
+            ConfigError, match=f"metric={metric} is another figure in variants.b than in a, .* Vary one objective at a time"
+        ):
+            new_study(tmp_path / metric, asked, configs)
 
 
 def test_pairs_are_judged_by_their_errors_whatever_their_tokens(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ def further(run: RunFolder) -> list[str]:
     if config.get("objective.kind") in ("classify", "multi_label", "regression"):
         second = " text_pair=TEXT" if config.get("data.record.text_pair") else ""
         lines = [f"try it: lm classify {given} text=TEXT{second}"]
+    if config.get("objective.kind") == "contrastive":
+        lines = [f"try it: lm embed {given} text=[TEXT,ANOTHER]"]
     beside = shlex.quote(str(run.path.parent))
     return [*lines, f"further: lm eval {given} | lm compare {beside} | lm export {given} format=hf out=FOLDER"]
 

@@ -132,7 +132,9 @@ class MixedRows(Rows):
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
         source = np.searchsorted(self.offsets, ids, "right") - 1
         places = [np.flatnonzero(source == which) for which in np.unique(source)]
-        parts = [self._parts[which].batch(ids[source == which] - self.offsets[which], draw) for which in np.unique(source)]
+        if self._parts[0].uneven:
+            places = [np.array([place]) for place in range(len(ids))]
+        parts = [self._parts[which].batch(ids[at] - self.offsets[which], draw) for at in places for which in [source[at[0]]]]
         return merged(parts, places, self._pad)
 
     def documents(self, ids: Ids) -> Ids | None:

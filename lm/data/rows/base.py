@@ -29,6 +29,7 @@ class Rows(ABC):
     """Rows by id. Their randomness is a function of (seed, draw, row id, column); draw is the step, and 0 in a validation."""
 
     n_labels: int  # of this split
+    uneven: ClassVar[bool] = False  # whether one may become more rows of a batch than another
     bytes_per_label: float = 0.0  # mean bytes of text per label in this split, for tokenizers whose tokens are not bytes; 0: no text
 
     def label_bytes(self, tokenizer: Tokenizer) -> NDArray[np.int32] | None:
@@ -111,6 +112,8 @@ class ObjectiveConfig(Slot, group="objective"):
     """Whether the loss compares with the model that training starts from."""
     trains_mtp: ClassVar[bool] = True
     """Whether its loss is of the further tokens of model.mtp too; else these blocks stay as they are."""
+    trains_head: ClassVar[bool] = True
+    """Whether its loss is of what the head tells; else a head with a matrix of its own stays as it is."""
     reads_model: ClassVar[bool] = False
     """Whether its rows depend on the model, in whatever way it is built."""
     own_answers: ClassVar[bool] = False
@@ -133,9 +136,18 @@ class ObjectiveConfig(Slot, group="objective"):
             raise ValueError(f"{rule}. Set model.head.pooling=token.")
         return model
 
+    @property
+    def texts(self) -> int:
+        """How many texts of up to data.seq_len tokens a row has, each a row of the model's batch."""
+        return 1
+
     def judged(self, found: Tree) -> float:
         """Returns of a validation's figures what is less of a better model, for checkpoint.best and trainer.early_stop."""
         return float(found[f"val_{self.measure(None).learned}"])
+
+    def decides(self, figure: str) -> object:
+        """Returns the options on which a figure of its measure depends, so that those of two configs compare only where these are equal."""
+        return self if figure == self.measure(None).learned != "loss" else None
 
     def runs_parent(self) -> bool:
         """Whether each step runs the model that training started from."""

@@ -26,9 +26,12 @@ def on_meta(cfg: TrainSetup, model: ModelConfig) -> LM:
 
 
 def freeze_untrained(model: LM, cfg: TrainSetup) -> set[str]:
-    """Freezes the weights that no step moves, and returns their names: those of trainer.freeze, and blocks of mtp where training does not
-    run them (`runs_mtp`), whose gradient some engines take for 0, so that they would decay."""
-    return freeze(model, [*cfg.trainer.freeze, *(["mtp"] if model.mtp and not model.runs_mtp else [])])
+    """Freezes the weights that no step moves, and returns their names: those of trainer.freeze, and what training does not run, blocks of
+    mtp (`runs_mtp`) and the head, whose gradient some engines take for 0, so that they would decay."""
+    idle = ["mtp"] if model.mtp and not model.runs_mtp else []
+    if not cfg.objective.trains_head:
+        idle += [name for name, _ in model.named_parameters() if name.startswith("head.")]
+    return freeze(model, [*cfg.trainer.freeze, *idle])
 
 
 def freeze(model: LM, patterns: list[str]) -> set[str]:

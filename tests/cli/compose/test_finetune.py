@@ -74,7 +74,7 @@ def test_a_recipe_of_its_own_rate_keeps_it_and_no_parent_means_nothing_gentle(pa
 @pytest.mark.parametrize("recipe", [name for name in catalog.groups()["recipes"] if name.startswith("finetune/")])
 def test_a_recipe_of_fine_tuning_fits_the_context_of_its_parent(parent: str, recipe: str) -> None:
     own = ("chat_tiny", "dpo_tiny", "grpo_arithmetic", "continued_tiny", "classify_tiny", "reward_tiny", "regression_tiny")
-    has_data = {f"finetune/{name}" for name in (*own, "multi_label_tiny", "gkd_arithmetic")}
+    has_data = {f"finetune/{name}" for name in (*own, "multi_label_tiny", "gkd_arithmetic", "embed_tiny")}
     files = [] if recipe in has_data else ["data.files=a.jsonl"]
     composition = compose([f"recipes={recipe}", f"init_from={parent}", *files])
     assert composition.config().data.seq_len == 64

@@ -29,6 +29,7 @@ NEEDED = {
     "prompts": ["data.files=a.jsonl"],
     "rated": ["data.files=a.jsonl"],
     "labels": ["data.files=a.jsonl"],
+    "alike": ["data.files=a.jsonl"],
     "hub": ["data.name=a/b"],
     "file": ["tokenizer.path=tokenizer.json"],
 }  # what an option leaves to the user
@@ -38,6 +39,8 @@ BESIDE = {
     "data=chat": ["objective=sft"],
     "data=labels": ["objective=classify", "objective.labels=[no,yes]"],
     "data=stdlib_labels": ["objective=classify", "objective.labels=[nothing,value]"],
+    "data=alike": ["objective=contrastive"],
+    "data=stdlib_alike": ["objective=contrastive"],
     "data=stdlib_chat": ["objective=sft"],
     "data=stdlib_code": ["objective=sft"],
     "data=arithmetic": ["objective=sft"],
@@ -63,6 +66,7 @@ BESIDE = {
     "objective=classify": ["data=stdlib_labels", "objective.labels=[nothing,value]"],
     "objective=multi_label": ["data=stdlib_labels", "objective.labels=[nothing,value]"],
     "objective=regression": ["data=stdlib_labels"],
+    "objective=contrastive": ["data=stdlib_alike"],
     **{f"objective={name}": ["data=arithmetic", "init_from=runs/pretrain-tiny"] for name in ("grpo", "rloo")},
     "objective=gkd": ["data=arithmetic", "init_from=runs/pretrain-tiny", "objective.teacher=runs/pretrain-tiny"],
     **{
@@ -144,7 +148,7 @@ def test_recipe_token_arithmetic_is_that_of_its_config(default_run: Path, recipe
     product = 1
     for factor in factors:
         product *= factor
-    assert product == per_step == config.data.global_batch * config.data.seq_len
+    assert product == per_step == config.step_tokens
     assert steps == config.trainer.max_steps
     assert total == per_step * steps
 

@@ -1,0 +1,203 @@
+"""objective=contrastive: models that make a vector of a text, and what a validation tells of them."""
+
+import json
+import random
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn import functional as F
+
+import lm
+from lm.cli.compose.compose import compose_config
+from lm.errors import ConfigError
+from lm.losses.contrastive import Contrastive
+from lm.nn.batch import IGNORED, Batch
+from lm.nn.transformer import LM
+from lm.training.config import TrainConfig
+from lm.training.run import train_rank
+from tests.nn.models import config, redrawn
+from tests.training.conftest import in_each_way, read, settled
+
+WORDS = ["sea", "lake", "pond", "dew", "mist", "rain", "fire", "ember", "flame", "spark", "ash", "smoke"]
+ENCODER = ("model=bert_tiny", "model.d_model=32", "model.n_layers=1", "model.attention.n_heads=2", "model.ffn.hidden=64")
+MEAN = ("model.head.pooling=mean",)
+LONG = ("optim=adamw", "optim.lr=0.005", "trainer.max_steps=60", "trainer.val_every=60", "model.dropout=0", "data.val_rows=null")
+Told = Callable[..., TrainConfig]
+
+
+@pytest.fixture
+def of_pairs(tiny: list[str], tmp_path: Path) -> Told:
+    """The config of a run that learns which of two texts have the same words; where it starts from another, with its model."""
+    draw, lines = random.Random(0), []
+    for _ in range(400):
+        words = draw.sample(WORDS, k=draw.randint(2, 4))
+        others = [" ".join(draw.sample(WORDS, k=2)) for _ in range(draw.randint(0, 2))]
+        lines.append(json.dumps({"anchor": " ".join(words), "positive": " ".join(words[::-1]), "negative": others}) + "\n")
+    (tmp_path / "a.jsonl").write_text("".join(lines))
+
+    def run(*more: str) -> TrainConfig:
+        own = ("data=alike", f"data.files={tmp_path / 'a.jsonl'}", "data.val_frac=0.2", "objective=contrastive", "objective.among=4")
+        started = any(each.startswith("init_from=") for each in more)
+        kept = [each for each in tiny if not (started and each.startswith(("model", "tokenizer")))]
+        return compose_config(settled(*kept, *own, *more))
+
+    return run
+
+
+def vector(net: LM, ids: torch.Tensor) -> torch.Tensor:
+    """(d,) of one text alone, without padding: what the head would read of it, of length 1."""
+    seen: list[torch.Tensor] = []
+    with torch.no_grad():
+        net(Batch(ids[None]), read=lambda hidden, head, ctx: seen.append(hidden[0].double()))
+    [hidden] = seen
+    at = hidden[0] if net.cfg.head.pooling == "mean" or net.cfg.kind == "encoder" else hidden[-1]
+    return at / at.norm()
+
+
+def one_by_one(net: LM, batch: Batch, among: int, temperature: float) -> tuple[list[float], list[bool], list[float]]:
+    """Of every pair of a batch its nats, whether it is told rightly, and its cosine; by loops over texts that stand alone."""
+    assert batch.labels is not None and batch.positions is not None
+    texts = [row[at >= 0] for row, at in zip(batch.tokens, batch.positions, strict=True)]
+    starts = (batch.labels == 0).any(-1).nonzero().flatten().tolist()
+    found: tuple[list[float], list[bool], list[float]] = ([], [], [])
+    for start, end in pairwise([*starts, len(texts)]):
+        group, others = texts[start : start + among], texts[start + among : end]
+        for i, anchor in enumerate(group):
+            apart = [j for j, other in enumerate(others) if j == i or other.tolist() != others[i].tolist()]
+            cosines = torch.stack([vector(net, anchor) @ vector(net, others[j]) for j in apart])
+            own = apart.index(i)
+            found[0].append(-(cosines / temperature).log_softmax(0)[own].item())
+            found[1].append(int(cosines.argmax()) == own)
+            found[2].append(cosines[own].item())
+    return found
+
+
+@pytest.mark.parametrize("model", [(), ENCODER, (*ENCODER, *MEAN), MEAN], ids=["decoder", "encoder", "mean", "decoder_mean"])
+def test_what_it_learns_is_what_texts_one_by_one_tell(of_pairs: Told, tmp_path: Path, model: tuple[str, ...]) -> None:
+    cfg, folder = of_pairs(*model, *LONG), tmp_path / "run"
+    summary = train_rank(cfg)
+    net, _ = lm.load(folder)
+    [batch] = lm.batches(cfg).validation(micro_batch=500)
+    nats, right, cosines = one_by_one(net, batch, among=4, temperature=0.05)
+    last = read(folder / "metrics.jsonl")[-1]
+    assert len(nats) == 4 * (len(nats) // 4) > 40 and len(batch.tokens) > 2 * len(nats)
+    assert summary["val_loss"] == pytest.approx(np.mean(nats), rel=2e-3)
+    assert last["val_accuracy"] == pytest.approx(np.mean(right), abs=1.5 / len(right)) and last["val_accuracy"] > 0.5, "of about 8 texts"
+    assert last["val_similarity"] == pytest.approx(np.mean(cosines), abs=1e-3) and "val_bits_per_byte" not in last
+    found = lm.evaluate(folder)
+    assert [found["val_loss"], found["val_accuracy"]] == pytest.approx([last["val_loss"], last["val_accuracy"]], rel=1e-4)
+
+
+def test_the_loss_of_given_vectors_is_that_of_loops() -> None:
+    """With twins among the texts, both ways and one way, in two groups, one of three negatives and one of one."""
+    torch.manual_seed(0)
+    among, net = 3, redrawn(config())
+    tokens = torch.randint(5, 20, (9 + 7, 6))
+    tokens[4], tokens[1] = tokens[3], tokens[0]  # in the first group two second texts, and two first ones, are the same
+    labels = torch.full_like(tokens, IGNORED)
+    labels[[0, 1, 2, 9, 10, 11], -1] = torch.tensor([0, 1, 2, 0, 1, 2])
+    batch = Batch(tokens, labels, positions=torch.arange(6).repeat(len(tokens), 1))
+    nats, right, cosines = one_by_one(net, batch, among, 0.1)
+    with torch.no_grad():
+        sums, each = Contrastive(among, 0.1, both_ways=False).closely(net, batch)
+        both = Contrastive(among, 0.1, both_ways=True)(net, batch)
+    assert each[:, 0].tolist() == pytest.approx(nats, rel=1e-4) and each[:, 2].tolist() == right
+    assert float(sums.total) == pytest.approx(sum(nats), rel=1e-4)
+    assert sums.metrics["accuracy"].tolist() == [sum(right), 6] and sums.metrics["error"].tolist() == [6 - sum(right), 6]
+    assert sums.metrics["similarity"].tolist() == pytest.approx([sum(cosines), 6], rel=1e-4)
+    back = 0.0
+    for start in (0, 9):
+        anchors = torch.stack([vector(net, tokens[start + i]) for i in range(among)])
+        for i in range(among):
+            apart = [j for j in range(among) if j == i or tokens[start + j].tolist() != tokens[start + i].tolist()]
+            logits = anchors[apart] @ vector(net, tokens[start + among + i]) / 0.1
+            back += float(F.cross_entropy(logits, torch.tensor(apart.index(i))))
+    assert float(both.total) == pytest.approx((sum(nats) + back) / 2, rel=1e-4)
+
+
+def test_vectors_of_two_texts_that_belong_together_find_each_other(of_pairs: Told, tmp_path: Path) -> None:
+    train_rank(of_pairs(*LONG))
+    net, tokenizer = lm.load(tmp_path / "run")
+    first, same, other = (
+        vector(net, torch.tensor([*tokenizer.prefix, *tokenizer.encode(each)])) for each in ("sea ash", "ash sea", "dew fire")
+    )
+    assert float(first @ same) > 0.8 > float(first @ other)
+
+
+@pytest.mark.parametrize("model", [(), pytest.param(ENCODER, marks=pytest.mark.slow)], ids=["decoder", "encoder"])
+def test_a_resumed_run_is_the_one_that_was_left_alone(
+    of_pairs: Told, goes_on_to_the_bit: Callable[[TrainConfig], None], model: tuple[str, ...]
+) -> None:
+    goes_on_to_the_bit(of_pairs(*model))
+
+
+@pytest.mark.slow
+@in_each_way
+def test_ranks_and_micro_batches_learn_as_one(of_pairs: Told, learns_as_one: Callable[..., None], where: list[str]) -> None:
+    """With a head of its own, which has no gradient."""
+    learns_as_one(lambda *more: of_pairs(*more, "objective.temperature=1", "model.head.tied=false"), *where)
+
+
+def test_a_head_that_is_not_read_stays_as_it_is(of_pairs: Told, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And is frozen, as some engines take a missing gradient for 0."""
+    still = ("model.head.tied=false", "trainer.max_steps=1", "schedule.warmup_steps=0")
+    train_rank(of_pairs(*still, "optim=sgd", "optim.lr=1e-9"))
+    train_rank(
+        of_pairs(f"init_from={tmp_path / 'run'}", "optim=adamw", "optim.lr=0.01", "optim.weight_decay=0.5", "run.name=on", *still[1:])
+    )
+    before, after = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("run", "on"))
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert "head.weight" not in moved and "embed.weight" in moved and " frozen)" in capsys.readouterr().out
+
+
+def test_a_step_counts_the_tokens_of_all_its_texts(of_pairs: Told, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cfg = of_pairs("trainer.max_steps=2", "schedule.warmup_steps=0")
+    assert cfg.step_tokens == cfg.data.global_batch * 8 * cfg.data.seq_len
+    train_rank(cfg)
+    assert f"{cfg.data.global_batch} x 8 texts x {cfg.data.seq_len} tokens a step" in capsys.readouterr().out
+    assert read(tmp_path / "run" / "metrics.jsonl")[-1]["tokens"] == 2 * cfg.step_tokens
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["objective.among=1"], "objective.among"),
+        (["objective.temperature=0"], "objective.temperature"),
+        (["model=t5_small"], "model.kind is encoder_decoder"),
+        (["launch.context=2", "strategy=fsdp", "launch.devices=2"], "objective=contrastive needs whole rows"),
+        (["data=text"], "objective=contrastive needs records of the kind alike"),
+        (["data.packing=fit"], "packs by none"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_read(of_pairs: Told, asked: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        of_pairs(*asked)
+
+
+def test_a_split_of_too_few_pairs_is_refused(of_pairs: Told) -> None:
+    with pytest.raises(ConfigError, match=r"the val split has \d+ pairs, and objective.among=200 compares so many. Lower objective.among"):
+        train_rank(of_pairs("objective.among=200"))
+
+
+def test_sources_of_a_mixture_whose_negatives_differ_stand_side_by_side(of_pairs: Told, tiny: list[str], tmp_path: Path) -> None:
+    """Seen to fail: every row of a mixture had to become equally many rows of a batch."""
+    lines = [json.dumps({"anchor": f"{word} {other}", "positive": f"{other} {word}"}) for word in WORDS for other in WORDS]
+    (tmp_path / "b.jsonl").write_text("\n".join(lines))
+    kind = "kind:text,record:{kind:alike},val_frac:0.2"
+    sources = ",".join(f"{{name:{name},data:{{{kind},files:{tmp_path}/{name}.jsonl}}}}" for name in "ab")
+    kept = [each for each in tiny if not each.startswith(("data=", "data.files=", "data.val_frac="))]
+    cfg = compose_config([*kept, "data=mix", f"data.sources=[{sources}]", "objective=contrastive", "objective.among=4"])
+    mixed, ids = lm.batches(cfg).train, np.array([0, 70, 1, 71, 2])
+    whole, alone = mixed.batch(ids), [mixed.batch(ids[i : i + 1]) for i in range(5)]
+    assert len({len(batch.tokens) for batch in alone}) > 1 and len(whole.tokens) == sum(len(batch.tokens) for batch in alone)
+    net, measure = redrawn(config(vocab_size=300)), cfg.objective.measure(None)
+    with torch.no_grad():
+        each, both = [measure(net, batch) for batch in alone], measure(net, whole)
+    assert float(both.total) == pytest.approx(sum(float(sums.total) for sums in each), rel=1e-5)
+    assert both.metrics["accuracy"].tolist() == sum(sums.metrics["accuracy"] for sums in each).tolist()
+    train_rank(cfg)

@@ -31,6 +31,7 @@ _HOMES = {
     "classify": "lm.generation.classify",
     "compare": "lm.report.compare",
     "complete": "lm.generation.generate",
+    "embed": "lm.generation.embed",
     "evaluate": "lm.generation.examine",
     "export": "lm.hf.io.export",
     "generate": "lm.generation.generate",
@@ -43,6 +44,7 @@ _HOMES = {
 if TYPE_CHECKING:
     from lm.data.batches import Batches
     from lm.generation.classify import classify as classify
+    from lm.generation.embed import embed as embed
     from lm.generation.examine import evaluate as evaluate
     from lm.generation.generate import complete as complete
     from lm.generation.generate import generate as generate

@@ -17,6 +17,7 @@ VERBS = {
     "train": "pretrain, fine-tune, resume; with -m, every combination of a sweep",
     "generate": "sample text from a model",
     "classify": "which kind a text is of, by a model that was trained to tell",
+    "embed": "texts as vectors, which are alike where the texts are",
     "serve": "a model behind OpenAI's API, and a page to chat with it",
     "eval": "loss and bits per byte of a model on any data",
     "ablate": "a fair comparison of variants, matched, tuned, repeated and judged",
@@ -37,10 +38,10 @@ VERBS = {
 
 _ELSEWHERE = {
     "chat": "generate", "complete": "generate", "sample": "generate", "inference": "generate", "predict": "classify", "server": "serve",
-    "api": "serve", "finetune": "train", "fine-tune": "train", "fit": "train", "pretrain": "train", "resume": "train", "sweep": "train",
-    "evaluate": "eval", "test": "eval", "benchmark": "eval", "report": "compare", "plot": "compare", "convert": "export",
-    "push": "export", "study": "ablate", "tokenize": "prepare", "preprocess": "prepare", "inspect": "show", "info": "show",
-    "config": "explain", "upcycle": "remodel", "prune": "remodel",
+    "api": "serve", "encode": "embed", "embeddings": "embed", "finetune": "train", "fine-tune": "train", "fit": "train",
+    "pretrain": "train", "resume": "train", "sweep": "train", "evaluate": "eval", "test": "eval", "benchmark": "eval", "report": "compare",
+    "plot": "compare", "convert": "export", "push": "export", "study": "ablate", "tokenize": "prepare", "preprocess": "prepare",
+    "inspect": "show", "info": "show", "config": "explain", "upcycle": "remodel", "prune": "remodel",
 }  # fmt: skip  # what other programs call a verb
 
 _ASKS = ("-h", "--help")

@@ -1,18 +1,27 @@
 """The base classes of the command line's verbs: a verb has keys of its own, a usage and `run`. Each file of `verbs/` has one."""
 
 import shlex
+import time
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from keyword import iskeyword
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 from lm.cli.compose.arguments import refuse_spaced, take
 from lm.cli.views.help import listing, usage
 from lm.errors import ConfigError
 from lm.generation.config import CacheForm, Dtype
-from lm.schema import Config, did_you_mean
+from lm.printing import due, note, status
+from lm.schema import Config, MaybeEmpty, Tree, did_you_mean
+from lm.storage.model_folder import folder_hash, resolve_model
+from lm.units import counted
+
+if TYPE_CHECKING:
+    from lm.generation.whole import Whole
+
+T = TypeVar("T")
 
 
 class Verb(Config):
@@ -84,6 +93,82 @@ class Decoding(Verb):
     than float32 it rounds otherwise than a step of several rows. On CUDA a step of all rows is recorded as one graph, too."""
     cache: CacheForm | None = None
     """Of the keys and values of each token: bf16, or int8 (a scale for each head of a token). null: as they are computed."""
+
+
+class OfTexts(Verb):
+    """Base of the verbs that read whole texts, which are given as they are or in a file."""
+
+    done: ClassVar[str]
+    """What they have done to a text."""
+
+    from_: str
+    """Run, model or checkpoint folder."""
+    text: MaybeEmpty | list[MaybeEmpty] | None = None
+    """A text; may be given several times."""
+    texts: str | None = None
+    """File of JSON lines, each with a text."""
+    field: str | None = None
+    """With texts: the field of the text; a dot leads into an object: meta.text. null: text."""
+    out: str | None = None
+    """With texts: the file to write, which is there when it is complete."""
+    overwrite: bool = False
+    """With out: replace a file, and what a start that asked otherwise has left of it."""
+    merge: bool = True
+    """An adapter becomes part of the weights; otherwise it computes beside them."""
+    device: str = "auto"
+    """auto (CUDA where there is a GPU), cpu, cuda, cuda:N or mps (the GPU of a Mac)."""
+    dtype: Dtype | None = None
+    """As lm generate holds the matrices: saved, fp32, bf16, fp16, int8 or int4. null: as they were saved."""
+    format: Literal["text", "json"] = "text"
+    """json: a list with an object of each text."""
+
+    def files(self) -> tuple[Path, Path] | None:
+        """Returns the file of texts and the one to write; None where texts are given as they are. Raises ConfigError where it is neither,
+        or both."""
+        if (self.text is None) == (self.texts is None):
+            raise ConfigError("text: give text=TEXT, or texts=FILE and out=FILE.")
+        if (self.texts is None) != (self.out is None) or (self.texts is not None and self.format != "text"):
+            raise ConfigError("texts, out, format: a file of texts needs out=FILE, and has a format of its own. Write texts=FILE out=FILE.")
+        return None if self.texts is None or self.out is None else (Path(self.texts).expanduser(), Path(self.out).expanduser())
+
+    def read_lines(self, files: tuple[Path, Path], asked: Callable[[object, str], T], adds: str | None) -> tuple[list[Tree], list[T]]:
+        """Returns the lines of the file of texts, and what is asked of each.
+
+        asked: returns it of a line and its place.  adds: the field that each line gets.  Raises ConfigError for a file of no texts, and
+        where there is something at `out`.
+        """
+        from lm.generation.answering import read_lines, require_new
+
+        require_new(files[1], self.overwrite)
+        lines, found = [], []
+        for line, where in read_lines(files[0], "texts"):
+            found.append(asked(line, where))
+            if adds is not None and adds in line:
+                raise ConfigError(f"{where}: it has the field {adds} already, which is written here. Rename it.")
+            lines.append(line)
+        if not lines:
+            raise ConfigError(f'{files[0]}: it holds no text. Write a line such as {{"text": "a text"}} for each.')
+        return lines, found
+
+    def write_lines(self, out: Path, lines: list[Tree], fields: Sequence[str | None], of: "Whole[T]") -> None:
+        """Writes each line with what the model makes of its text; a start that was ended is gone on with.  fields: of the texts."""
+        asked = {"from": folder_hash(resolve_model(self.from_)), **self.model_dump(include={"dtype", "merge"}), "fields": [*fields]}
+        try:
+            n = of.into(out, lines, asked, self.telling(len(lines)), self.overwrite)
+        except KeyboardInterrupt:
+            note(f"{self.out}: what is {self.done} is kept, and the same command goes on behind it.")
+            raise
+        note(f"{self.out}: {counted(len(lines), 'text')} {self.done}, {n:,} now.")
+
+    def telling(self, n: int) -> Callable[[int], None]:
+        """Returns what is to be called with how many of n texts are done so far, and tells it now and then."""
+        began = time.monotonic()
+
+        def told(so_far: int) -> None:
+            if due(time.monotonic() - began):
+                status(f"{so_far:,} of {counted(n, 'text')} {self.done}")
+
+        return told
 
 
 def find(name: str) -> type[Verb]:

@@ -1,8 +1,7 @@
 """`lm.classify`: which kind a text, or a pair of texts, is of."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,9 +12,10 @@ from lm.data.sources.base import Turn
 from lm.data.tokenizer.chat import ChatTemplate
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError, expect
-from lm.generation.answering import add_line, digest, gone_on_with, turns_of
+from lm.generation.answering import turns_of
 from lm.generation.decode import decoding
 from lm.generation.text import ids_of
+from lm.generation.whole import Whole, numbered, of_text
 from lm.nn.context import Context
 from lm.nn.head import Head, HeadConfig
 from lm.nn.transformer import LM
@@ -24,7 +24,6 @@ from lm.schema import Tree
 
 PREDICTED = "predicted"  # the field that is added to each line
 Given = tuple[str, ...] | list[Turn]  # a text, or two, or a chat
-_ROWS, _TOKENS = 32, 1 << 14  # of a batch at the most, so that long texts need no more memory than short ones
 
 
 @device_unset()
@@ -41,11 +40,7 @@ def classify(model: LM, tokenizer: Tokenizer, texts: Sequence[str | tuple[str, .
     given = [_given(text, f"texts: number {number:,}") for number, text in enumerate([] if isinstance(texts, str) else texts, 1)]
     if isinstance(texts, str) or not all(given):
         raise ConfigError(f"texts: {texts!r:.80} is no list of texts or pairs. Give one, such as ['a text'] or [('a text', 'another')].")
-    found: list[dict[str, float]] = [{} for _ in given]
-    for each in Telling(model, tokenizer, given).batches():
-        for i, chances in each:
-            found[i] = chances
-    return found
+    return Telling(model, tokenizer, given).all()
 
 
 def _given(text: object, where: str) -> Given:
@@ -54,23 +49,6 @@ def _given(text: object, where: str) -> Given:
     if parts and all(isinstance(part, dict) for part in parts):
         return turns_of({"messages": [*parts]}, where)
     return parts if len(parts) in (1, 2) and all(isinstance(part, str) for part in parts) else ()
-
-
-def classify_file(
-    model: LM, tokenizer: Tokenizer, lines: Sequence[Tree], given: Sequence[Given], out: Path, asked: Tree,
-    told: Callable[[int], None], anew: bool = False,
-) -> int:  # fmt: skip
-    """Writes a file with each line and what was `PREDICTED` of its text, pair or chat, and returns of how many this was done here; a start
-    that was ended is gone on with, as by `answer_all`, whose arguments have these names.  told: called with how many are done so far."""
-    telling = Telling(model, tokenizer, given)
-    with gone_on_with(out, asked | {"texts": digest(lines)}, anew) as (file, done):
-        so_far = len(done)
-        for each in telling.batches(len(done)):
-            for i, chances in each:
-                add_line(file, i, lines[i] | {PREDICTED: predicted(chances, model.cfg.head)})
-            so_far += len(each)
-            told(so_far)
-    return len(lines) - len(done)
 
 
 def predicted(chances: dict[str, float], head: HeadConfig) -> Tree:
@@ -84,9 +62,9 @@ def predicted(chances: dict[str, float], head: HeadConfig) -> Tree:
     return {"label": max(chances, key=chances.__getitem__), "probabilities": rounded}
 
 
-class Telling:
-    """Texts, pairs of them, or chats, for a classifier to tell apart, the longest first: those of like lengths side by side have little
-    padding. Raises ConfigError for a model that is none, a text of no tokens, and chats that are too long or have no template."""
+class Telling(Whole[dict[str, float]]):
+    """Texts, pairs of them, or chats, for a classifier to tell apart: of each the probability of each label. Raises ConfigError for a model
+    that is none, and for chats that are too long or have no template."""
 
     def __init__(self, model: LM, tokenizer: Tokenizer, given: Sequence[Given]) -> None:
         if model.cfg.head.labels is None:
@@ -94,18 +72,18 @@ class Telling:
             raise ConfigError(f"classify: {rule}. Use one that objective=classify, multi_label, regression or reward has trained.")
         self._model, self._labels = model, model.cfg.head.labels
         self._reading, self._tokenizer = Reading(model.cfg, tokenizer, model.max_seq_len), tokenizer
-        self._read = [self._of(each, f"number {number:,} of {len(given):,}") for number, each in enumerate(given, 1)]
-        self._lengths = [len(each.ids) for each in self._read]
-        if empty := [number for number, length in enumerate(self._lengths, 1) if not length]:
-            raise ConfigError(f"texts: number {empty[0]:,} of {len(given):,} has no tokens, and a label is read off at one. Leave it out.")
-        self._order = sorted(range(len(given)), key=lambda i: -self._lengths[i])
+        super().__init__([self._of(each, numbered(number, len(given))) for number, each in enumerate(given, 1)])
+
+    def found(self, texts: list[Read]) -> list[dict[str, float]]:
+        with decoding(self._model):
+            return [dict(zip(self._labels, of, strict=True)) for of in _chances(self._model, self._reading, texts)]
+
+    def added(self, found: dict[str, float]) -> Tree:
+        return {PREDICTED: predicted(found, self._model.cfg.head)}
 
     def _of(self, given: Given, which: str) -> Read:
-        try:
+        with of_text(which):
             return self._chat(given, which) if isinstance(given, list) else self._reading.text(*given)
-        except UnicodeEncodeError as error:
-            fault = f"character {error.start} ({error.object[error.start]!r}) is not valid Unicode"
-            raise ConfigError(f"texts: {which}: {fault}. Give it as UTF-8.") from None
 
     @cached_property
     def _template(self) -> ChatTemplate:
@@ -120,20 +98,6 @@ class Telling:
                 f"texts: {which} is a chat of {len(ids):,} tokens, and the model reads {most:,}. Shorten it, or leave it out."
             )
         return self._reading.as_it_is(np.array(ids, np.int64))
-
-    def batches(self, done: int = 0) -> Iterator[list[tuple[int, dict[str, float]]]]:
-        """Yields the numbers of texts and their labels' probabilities, batch by batch.  done: so many of the first are left out, without
-        any mark on the others."""
-        end = 0
-        while end < len(self._order):
-            start, longest = end, self._lengths[self._order[end]]
-            end = min(len(self._order), start + max(1, min(_ROWS, _TOKENS >> (longest - 1).bit_length())))  # few numbers: each is compiled
-            if end > done:
-                some = self._order[start:end]
-                with decoding(self._model):
-                    chances = _chances(self._model, self._reading, [self._read[i] for i in some])
-                each = [(i, dict(zip(self._labels, of, strict=True))) for i, of in zip(some, chances, strict=True)]
-                yield each[max(0, done - start) :]
 
 
 def _chances(model: LM, reading: Reading, texts: list[Read]) -> list[list[float]]:

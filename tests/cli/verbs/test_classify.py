@@ -150,7 +150,7 @@ def test_long_texts_are_fewer_side_by_side(monkeypatch: pytest.MonkeyPatch) -> N
     texts = ["x" * (1 + 7 * i % 31) for i in range(90)]
     whole = api.classify(model, BytesConfig().build(), texts)
     model.register_forward_pre_hook(lambda module, args: seen.append(args[0].tokens.shape))
-    monkeypatch.setattr("lm.generation.classify._TOKENS", 100)
+    monkeypatch.setattr("lm.generation.whole._TOKENS", 100)
     found = api.classify(model, BytesConfig().build(), texts)
     assert all(one == pytest.approx(other, abs=1e-5) for one, other in zip(found, whole, strict=True))
     assert max(rows * width for rows, width in seen) <= 100 and sum(rows for rows, _ in seen) == 90

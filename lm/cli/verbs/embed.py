@@ -1,0 +1,82 @@
+"""`lm embed from=FOLDER text=TEXT`: texts as vectors, by a model that objective=contrastive has trained, or any other."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lm.cli.verb import OfTexts
+from lm.errors import ConfigError
+from lm.printing import answer, note
+from lm.storage.model_folder import resolve_model
+from lm.units import counted, table
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_SHOWN = 60  # letters of a text
+_MATRIX = ".npy"
+
+
+class Embed(OfTexts):
+    """usage: lm embed from=FOLDER [text=TEXT ...] [texts=FILE out=FILE] [key=value ...]
+
+    Gives a vector of length 1 for each text, so that the product of two is
+    their cosine, which is the higher the more the texts are alike to a model
+    that objective=contrastive has trained. Of one text the vector is printed,
+    of several the cosine of each two.
+
+    texts=FILE out=FILE reads a text from each line of a file, {"text": ...}:
+    out=a.jsonl has each line with its `embedding`, and killed, the same command
+    goes on; out=a.npy is a matrix of NumPy, float32, with a row for each line.
+    """
+
+    done = "embedded"
+
+    texts: str | None = None
+    """File of JSON lines, each with a text. To `out` go the lines with `embedding` added; to one that ends in .npy the vectors alone."""
+
+    def run(self, rest: list[str]) -> None:
+        """Prints numbers on stdout, notes on stderr."""
+        self.refuse(rest)
+        files = self.files()
+        if files is None and self.field is not None:
+            raise ConfigError("field: it is of texts=FILE, which is not set. Set it, or leave it out.")
+        folder = resolve_model(self.from_)
+        if files is not None:
+            self._embed_file(folder, files)
+            return
+        from lm.generation.embed import EMBEDDING, embed, shortest
+        from lm.generation.load import load
+
+        given = [self.text] if isinstance(self.text, str) else self.text or []
+        found = embed(*load(folder, self.device, self.merge, self.dtype), given)
+        vectors = [shortest(vector) for vector in found.numpy()]
+        if self.format == "json":
+            answer(json.dumps([{"text": text, EMBEDDING: vector} for text, vector in zip(given, vectors, strict=True)], ensure_ascii=False))
+        else:
+            answer(table(_cosines(given, found), indent="") if len(given) > 1 else json.dumps(vectors[0]))
+
+    def _embed_file(self, folder: Path, files: tuple[Path, Path]) -> None:
+        from lm.generation.embed import EMBEDDING, Embedding, read_texts
+        from lm.generation.load import load
+        from lm.generation.whole import require_texts, values_of
+
+        names = [self.field or "text"]
+        matrix = files[1].suffix == _MATRIX
+        lines, texts = self.read_lines(
+            files, lambda line, where: require_texts(values_of(line, names, where), names, where)[0], None if matrix else EMBEDDING
+        )
+        model, tokenizer = load(folder, self.device, self.merge, self.dtype)
+        embedding = Embedding(model, read_texts(model, tokenizer, texts))
+        if not matrix:
+            self.write_lines(files[1], lines, [self.field], embedding)
+            return
+        embedding.matrix(files[1], self.telling(len(lines)), self.overwrite)
+        note(f"{self.out}: {counted(len(lines), 'text')} {self.done}.")
+
+
+def _cosines(texts: list[str], vectors: "Tensor") -> list[list[str]]:
+    """Returns a table with a row and a column for each text; columns have the numbers of their texts."""
+    numbers = [str(number) for number in range(1, len(texts) + 1)]
+    rows = zip(numbers, (vectors @ vectors.T).tolist(), texts, strict=True)
+    return [["", *numbers, "text"], *([number, *(f"{cosine:.4f}" for cosine in row), text[:_SHOWN]] for number, row, text in rows)]

@@ -1,0 +1,93 @@
+"""`lm.embed`: texts as vectors, which are the more alike the more the texts are."""
+
+from collections.abc import Callable, Sequence
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lm.data.rows.reading import Read, Reading, batch_of
+from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.errors import ConfigError, expect
+from lm.generation.answering import require_new
+from lm.generation.decode import decoding
+from lm.generation.whole import Whole, numbered, of_text
+from lm.losses.embeddings import row_vectors
+from lm.nn.transformer import LM
+from lm.ops.defaults import device_unset
+from lm.schema import Tree
+from lm.storage.atomic import disk_errors, replace_file
+
+EMBEDDING = "embedding"  # the field that is added to each line
+Vector = NDArray[np.float32]  # (d,)
+
+
+@device_unset()
+def embed(model: LM, tokenizer: Tokenizer, texts: Sequence[str]) -> Tensor:
+    """(n, d) float32 on the CPU: a vector of length 1 of each text, so that a product of two is their cosine.
+
+    It is what the model's head would read at the first token of an encoder and the last one of a decoder, or the mean over all tokens with
+    model.head.pooling=mean, as objective=contrastive trains it. The end of a text that is longer than the model's context is left out.
+    Raises ConfigError for an encoder-decoder.
+    """
+    expect("model", model, torch.nn.Module, "Give the model and the tokenizer that lm.load returned")
+    expect("tokenizer", tokenizer, Tokenizer, "Give the model and the tokenizer that lm.load returned")
+    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+        raise ConfigError(f"texts: {texts!r:.80} is no list of texts. Give one, such as ['a text'].")
+    vectors = Embedding(model, read_texts(model, tokenizer, texts)).all()
+    return torch.from_numpy(np.stack(vectors)) if vectors else torch.zeros(0, model.cfg.d_model)
+
+
+def read_texts(model: LM, tokenizer: Tokenizer, texts: Sequence[str]) -> list[Read]:
+    """Returns texts as the model reads them. Raises ConfigError for one that is not Unicode."""
+    reading, found = Reading(model.cfg, tokenizer, model.max_seq_len), []
+    for number, text in enumerate(texts, 1):
+        with of_text(numbered(number, len(texts))):
+            found.append(reading.text(text))
+    return found
+
+
+def require_embeds(model: LM) -> None:
+    """Raises ConfigError for a model of whose states none is the vector of a text."""
+    if model.cfg.kind == "encoder_decoder":
+        raise ConfigError("embed: the model is an encoder-decoder, and its vectors are of no whole text. Use a decoder or an encoder.")
+
+
+class Embedding(Whole[Vector]):
+    """Texts that become vectors, each (d,) and of length 1. Raises ConfigError as `require_embeds`."""
+
+    def __init__(self, model: LM, read: Sequence[Read]) -> None:
+        require_embeds(model)
+        self._model = model
+        super().__init__(read)
+
+    def found(self, texts: list[Read]) -> list[Vector]:
+        batch = batch_of([[text] for text in texts], max(len(text.ids) for text in texts), pad=0).to(self._model.embed.weight.device)
+        with decoding(self._model):
+            vectors: Tensor = self._model(batch, read=row_vectors(batch, self._model.cfg))
+        return [*vectors.float().cpu().numpy()]
+
+    def added(self, found: Vector) -> Tree:
+        return {EMBEDDING: shortest(found)}
+
+    def matrix(self, out: Path, told: Callable[[int], None], anew: bool = False) -> None:
+        """Writes a file of NumPy with a row for each text, (n, d), once all are there.  told, anew: as in `into`."""
+        require_new(out, anew)
+        vectors, so_far = np.empty((self.n, self._model.cfg.d_model), np.float32), 0
+        for each in self.batches():
+            for i, found in each:
+                vectors[i] = found
+            so_far += len(each)
+            told(so_far)
+        np.save(made := BytesIO(), vectors)
+        with disk_errors(out):
+            out.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(out, made.getvalue())
+
+
+def shortest(vector: Vector) -> list[float]:
+    """Returns the numbers of a vector with as few digits as tell them from all other float32."""
+    return [float(str(each)) for each in vector]

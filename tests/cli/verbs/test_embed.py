@@ -1,0 +1,120 @@
+"""`lm embed`, and `lm.embed`."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import lm as api
+from lm.data.tokenizer.config import BytesConfig
+from lm.errors import ConfigError
+from lm.generation.embed import Embedding
+from lm.nn.stack import model_config
+from lm.nn.transformer import LM
+from lm.testing.models import BASE
+from tests.conftest import Lm
+from tests.nn.models import config, random_model, redrawn, with_kinds
+
+TEXTS = ["x" * 40, "a", "the sea", "", "a line\nbreak", "the sea is wet"]  # of which the first is cut
+
+
+def built(kind: str, pooling: str = "token") -> LM:
+    cfg = model_config(with_kinds({**BASE, "kind": kind, "vocab_size": 320, "max_seq_len": 32}))
+    return random_model(cfg.replace(head=cfg.head.replace(pooling=pooling)))
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> str:
+    api.save(redrawn(config(vocab_size=320, max_seq_len=32)), BytesConfig().build(), tmp_path / "made")
+    return "from=made"
+
+
+def test_a_vector_is_the_state_of_a_text_alone_where_the_head_would_read_it() -> None:
+    """By a forward over the ids of one text: of a decoder the last, of an encoder the first, which ends with eos, or the mean."""
+    tokenizer = BytesConfig().build()
+    for kind, pooling in (("decoder", "token"), ("encoder", "token"), ("decoder", "mean"), ("encoder", "mean")):
+        model = built(kind, pooling)
+        found = api.embed(model, tokenizer, TEXTS)
+        assert found.shape == (len(TEXTS), model.cfg.d_model) and found.dtype == torch.float32 and found.device.type == "cpu"
+        for text, vector in zip(TEXTS, found, strict=True):
+            after = tokenizer.suffix if kind == "encoder" else []
+            ids = [*[*tokenizer.prefix, *tokenizer.encode(text)][: 32 - len(after)], *after]
+            with torch.no_grad():
+                hidden = model(torch.tensor([ids]), read=lambda hidden, head, ctx: hidden)[0]
+            expected = hidden[0 if kind == "encoder" else -1] if pooling == "token" else hidden.mean(0)
+            torch.testing.assert_close(vector, expected / expected.norm(), atol=1e-5, rtol=1e-5)
+    assert api.embed(model, tokenizer, []).shape == (0, model.cfg.d_model)
+
+
+def test_cosines_or_a_vector_are_printed(made: str, lm: Lm, tmp_path: Path) -> None:
+    vectors = api.embed(*api.load(tmp_path / "made"), TEXTS[1:4])
+    code, table, _ = lm("embed", made, *(f"text={text}" for text in TEXTS[1:4]))
+    head, *rows = table.splitlines()
+    assert code == 0 and head.split() == ["1", "2", "3", "text"] and rows[1].endswith("the sea")
+    assert [[float(cell) for cell in row.split()[1:4]] for row in rows] == [
+        [pytest.approx(float(one @ other), abs=1e-4) for other in vectors] for one in vectors
+    ]
+    [told] = json.loads(lm("embed", made, "text=the sea", "format=json")[1])
+    assert told["text"] == "the sea" and told["embedding"] == pytest.approx(vectors[1].tolist(), abs=1e-6)
+    assert json.loads(lm("embed", made, "text=the sea")[1]) == told["embedding"]
+
+
+def test_a_file_gets_embeddings_or_becomes_a_matrix(made: str, lm: Lm, tmp_path: Path) -> None:
+    """The numbers of a line are those of the matrix, bit for bit."""
+    given = [{"of": {"text": text}, "id": i} for i, text in enumerate(TEXTS)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, given)) + "\n\n")
+    code, _, note = lm("embed", made, "texts=a.jsonl", "field=of.text", "out=b.jsonl")
+    found = [json.loads(line) for line in (tmp_path / "b.jsonl").read_text().splitlines()]
+    assert code == 0 and "6 texts embedded, 6 now" in note and [{k: line[k] for k in ("of", "id")} for line in found] == given
+    assert lm("embed", made, "texts=a.jsonl", "field=of.text", "out=new/b.npy")[0] == 0
+    matrix = np.load(tmp_path / "new" / "b.npy")
+    assert matrix.dtype == np.float32 and np.array_equal(matrix, np.array([line["embedding"] for line in found], np.float32))
+    torch.testing.assert_close(torch.from_numpy(matrix), api.embed(*api.load(tmp_path / "made"), TEXTS))
+    assert "it exists already" in lm("embed", made, "texts=a.jsonl", "field=of.text", "out=new/b.npy")[2]
+    assert lm("embed", made, "texts=b.jsonl", "field=of.text", "out=new/b.npy", "overwrite=true")[0] == 0
+    assert "embedding already" in lm("embed", made, "texts=b.jsonl", "field=of.text", "out=c.jsonl")[2]
+
+
+def test_a_file_that_a_kill_has_left_is_gone_on_with(made: str, lm: Lm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": "x" * (1 + 7 * i % 31)}) + "\n" for i in range(70)))
+    assert lm("embed", made, "texts=a.jsonl", "out=whole.jsonl")[0] == 0
+    real, seen = Embedding.found, []
+
+    def ended(*args: object) -> object:
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+        seen.append(args)
+        return real(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Embedding, "found", ended)
+    code, _, error = lm("embed", made, "texts=a.jsonl", "out=b.jsonl")
+    assert code == 130 and "what is embedded is kept" in error
+    assert lm("embed", made, "texts=a.jsonl", "out=b.npy")[0] == 130 and not [*tmp_path.glob("*b.npy*")]
+    monkeypatch.setattr(Embedding, "found", real)
+    assert lm("embed", made, "texts=a.jsonl", "out=b.jsonl")[2].endswith("70 texts embedded, 6 now.\n")
+    assert (tmp_path / "b.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+
+
+def test_what_has_no_vector_is_told(made: str, lm: Lm, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": ["a"]}\n')
+    (tmp_path / "half.jsonl").write_text('{"text": "a"}\n{"text": "a\\ud800"}\n')
+    refused = {
+        (): "text: give text=TEXT, or texts=FILE and out=FILE",
+        ("text=a", "field=b"): "field: it is of texts=FILE",
+        ("text=a", "out=b"): "needs out=FILE",
+        ("texts=a.jsonl", "out=b"): "a.jsonl, line 2: it is no object with a text in text",
+        ("texts=half.jsonl", "out=b"): r"texts: number 2 of 2: character 1 ('\ud800') is not valid Unicode",
+        ("texts=half.jsonl", "out=b.npy"): r"texts: number 2 of 2: character 1 ('\ud800') is not valid Unicode",
+        ("txt=a",): "txt: there is no such key. Did you mean 'text'",
+    }
+    for given, says in refused.items():
+        code, _, error = lm("embed", made, *given)
+        assert code == 2 and says in error, error
+    tokenizer = BytesConfig().build()
+    with pytest.raises(ConfigError, match="embed: the model is an encoder-decoder, and its vectors are of no whole text"):
+        api.embed(built("encoder_decoder"), tokenizer, ["a"])
+    for texts in ("a", [("a", "b")]):
+        with pytest.raises(ConfigError, match=r"is no list of texts. Give one, such as \['a text'\]"):
+            api.embed(built("decoder"), tokenizer, texts)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lm.data.rows.reading import Read, Reading, batch_of
 from lm.data.tokenizer.tokenizer import Tokenizer
-from lm.errors import ConfigError, expect
+from lm.errors import ConfigError, NumericsError, expect
 from lm.generation.answering import require_new
 from lm.generation.decode import decoding
 from lm.generation.whole import Whole, numbered, of_text
@@ -59,16 +59,19 @@ def require_embeds(model: LM) -> None:
 class Embedding(Whole[Vector]):
     """Texts that become vectors, each (d,) and of length 1. Raises ConfigError as `require_embeds`."""
 
-    def __init__(self, model: LM, read: Sequence[Read]) -> None:
+    def __init__(self, model: LM, read: Sequence[Read], most: int | None = None) -> None:
         require_embeds(model)
         self._model = model
-        super().__init__(read)
+        super().__init__(read, most)
 
     def found(self, texts: list[Read]) -> list[Vector]:
         batch = batch_of([[text] for text in texts], max(len(text.ids) for text in texts), pad=0).to(self._model.embed.weight.device)
         with decoding(self._model):
             vectors: Tensor = self._model(batch, read=row_vectors(batch, self._model.cfg))
-        return [*vectors.float().cpu().numpy()]
+        found: Vector = vectors.float().cpu().numpy()
+        if not np.isfinite(found).all():
+            raise NumericsError("model: its states hold NaN or infinity, and no vector can be read off them. Use another checkpoint.")
+        return [*found]
 
     def added(self, found: Vector) -> Tree:
         return {EMBEDDING: shortest(found)}
@@ -89,5 +92,5 @@ class Embedding(Whole[Vector]):
 
 
 def shortest(vector: Vector) -> list[float]:
-    """Returns the numbers of a vector with as few digits as tell them from all other float32."""
+    """Returns the numbers of a vector, written with as few digits as tell them from all other float32."""
     return [float(str(each)) for each in vector]

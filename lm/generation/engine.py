@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lm.generation.config import SamplingConfig
-from lm.generation.decode import begin, decoding
+from lm.generation.decode import decoding
 from lm.generation.loop import Row, Vocabulary
 from lm.generation.prefill import chunks, prompt_batch
 from lm.generation.sampling import Logprob, choose, logprobs
@@ -85,7 +85,6 @@ class Engine:
     def __init__(self, model: LM, vocabulary: Vocabulary, most_rows: int, chunk: int = 512) -> None:
         """most_rows: rows decoded together at most.  chunk: prompt tokens prefilled in one step, so that running rows do not wait for a
         long prompt."""
-        begin(model, [0])  # raises ConfigError for a model that continues nothing
         self._model, self._vocabulary, self._most_rows, self._chunk = model.eval(), vocabulary, most_rows, chunk
         self._waiting: deque[Request] = deque()
         self._prompt: _Prompt | None = None  # of the first waiting request, where a part of it has been prefilled

@@ -19,9 +19,10 @@ T = TypeVar("T")  # what is found of each text
 class Whole(ABC, Generic[T]):
     """Texts as `Reading` has read them, the longest first: those of like lengths side by side have little padding."""
 
-    def __init__(self, read: Sequence[Read]) -> None:
-        """Raises ConfigError for a text of no tokens."""
+    def __init__(self, read: Sequence[Read], most: int | None = None) -> None:
+        """most: tokens of a batch, unless one text has more. None: as many as are fast. Raises ConfigError for a text of no tokens."""
         self._read, self._lengths, self.n = read, [len(each.ids) for each in read], len(read)
+        self._most = most or _TOKENS
         if empty := [number for number, length in enumerate(self._lengths, 1) if not length]:
             raise ConfigError(f"texts: number {empty[0]:,} of {len(read):,} has no tokens, and a model reads at least one. Leave it out.")
         self._order = sorted(range(len(read)), key=lambda i: -self._lengths[i])
@@ -40,7 +41,8 @@ class Whole(ABC, Generic[T]):
         end = 0
         while end < len(self._order):
             start, longest = end, self._lengths[self._order[end]]
-            end = min(len(self._order), start + max(1, min(_ROWS, _TOKENS >> (longest - 1).bit_length())))  # few numbers: each is compiled
+            rows = min(_ROWS, self._most >> (longest - 1).bit_length())  # few numbers: each is compiled
+            end = min(len(self._order), start + max(1, rows))
             if end > done:
                 some = self._order[start:end]
                 yield [*zip(some, self.found([self._read[i] for i in some]), strict=True)][max(0, done - start) :]

@@ -1,15 +1,18 @@
 """Replies in the JSON of OpenAI's API, from pieces of text."""
 
+import base64
+import json
 import math
 import secrets
 import time
 from collections.abc import Sequence
 
 from lm.data.tokenizer.stream import Stream
+from lm.generation.embed import Vector, shortest
 from lm.generation.sampling import Logprob
 from lm.generation.text import primed
 from lm.schema import Tree
-from lm.serving.asked import Asked
+from lm.serving.asked import Asked, Texts
 from lm.serving.bodies import ChatBody
 from lm.serving.calls import Said
 from lm.serving.worker import Piece
@@ -124,6 +127,18 @@ class Answer:
             return data.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def of_vectors(texts: Texts, vectors: Sequence[Vector], name: str) -> bytes:
+    """Returns the reply to a request for vectors, which takes long to write where they are many."""
+    said: list[str | list[float]]
+    if texts.body.encoding_format == "base64":
+        said = [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]
+    else:
+        said = [shortest(vector) for vector in vectors]
+    data = [{"object": "embedding", "index": index, "embedding": each} for index, each in enumerate(said)]
+    usage = {"prompt_tokens": texts.n_tokens, "total_tokens": texts.n_tokens}
+    return json.dumps({"object": "list", "data": data, "model": name, "usage": usage}).encode()
 
 
 def _called(piece: Piece) -> Tree:

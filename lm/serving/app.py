@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 from fastapi import Depends, FastAPI, Request, Response
@@ -21,13 +21,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from lm.errors import ConfigError, LmError, ResourceError, internal
 from lm.printing import note
 from lm.schema import Tree
-from lm.serving.answers import Answer
+from lm.serving.answers import Answer, of_vectors
 from lm.serving.asked import Asked, Reader, Refusal
 from lm.serving.metrics import Metrics
-from lm.serving.worker import Piece, Ticket, Worker
+from lm.serving.worker import Job, Piece, Ticket, Worker
 
-PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/metrics", "/")
+PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/models", "/health", "/metrics", "/")
 
+T = TypeVar("T")
 _PAGE = Path(__file__).with_name("page.html")
 _KINDS = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_error", 503: "server_error"}
 
@@ -87,6 +88,20 @@ class Service:
         """/v1/chat/completions."""
         return await self._answer(request, self._reader.answer)
 
+    async def embed(self, request: Request) -> Response:
+        """/v1/embeddings."""
+        began, data, loop = time.monotonic(), await self._door.body(request), asyncio.get_running_loop()
+        texts = await loop.run_in_executor(self._thread, self._reader.texts, data)
+        job = Job(texts)
+        with self.worker.opened(job):
+            self.metrics.prompt_tokens += texts.n_tokens
+            vectors = await self._unless_left(request, asyncio.wrap_future(job.done))
+        if vectors is None:
+            return Response(status_code=499)
+        self.metrics.whole_s.add(time.monotonic() - began)
+        reply = await loop.run_in_executor(self._thread, of_vectors, texts, vectors, self._reader.name)
+        return Response(reply, media_type="application/json")
+
     async def models(self) -> Tree:
         """/v1/models, with two more keys that the page reads."""
         return {"object": "list", "data": [await self.model(self._reader.name)]}
@@ -124,14 +139,19 @@ class Service:
             stack.callback(self._count_left, ticket)
             return _Stream(self._chunks(ticket, answer, began), stack)
         with stack:
-            whole, gone = asyncio.ensure_future(self._whole(ticket, began)), asyncio.ensure_future(_left(request))
-            await asyncio.wait((whole, gone), return_when=asyncio.FIRST_COMPLETED)
-            gone.cancel()
-            if whole.done():
-                return JSONResponse(answer.whole(whole.result()))
-            whole.cancel()
-            self.metrics.cancelled += 1
-            return Response(status_code=499)
+            samples = await self._unless_left(request, asyncio.ensure_future(self._whole(ticket, began)))
+            return Response(status_code=499) if samples is None else JSONResponse(answer.whole(samples))
+
+    async def _unless_left(self, request: Request, whole: "asyncio.Future[T]") -> T | None:
+        """Returns what it comes to; None, and counts it, where the client has left before."""
+        gone = asyncio.ensure_future(_left(request))
+        await asyncio.wait((whole, gone), return_when=asyncio.FIRST_COMPLETED)
+        gone.cancel()
+        if whole.done():
+            return whole.result()
+        whole.cancel()
+        self.metrics.cancelled += 1
+        return None
 
     def _count_left(self, ticket: Ticket) -> None:
         """Called behind a stream; where something of it was still to come, the client has left."""
@@ -199,9 +219,10 @@ class Counted:
 def build(service: Service, door: Door) -> FastAPI:
     """Returns the application."""
     app = FastAPI(title="lm", openapi_url=None, dependencies=[Depends(door.check)], lifespan=service.lifespan)
-    told: tuple[Callable[..., Any], ...] = (service.complete, service.chat, service.models, service.health, service.told, service.page)
+    posts: tuple[Callable[..., Any], ...] = (service.complete, service.chat, service.embed)
+    told = (*posts, service.models, service.health, service.told, service.page)
     for path, endpoint in zip(PATHS, told, strict=True):
-        app.add_api_route(path, endpoint, methods=["POST"] if endpoint in told[:2] else ["GET", "HEAD"], response_model=None)
+        app.add_api_route(path, endpoint, methods=["POST"] if endpoint in posts else ["GET", "HEAD"], response_model=None)
     app.add_api_route("/v1/models/{name:path}", service.model, methods=["GET", "HEAD"], response_model=None)
     app.add_middleware(Counted, metrics=service.metrics)
     for error in (Refusal, LmError, HTTPException, ClientDisconnect, Exception):

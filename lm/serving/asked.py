@@ -1,24 +1,31 @@
 """From the bodies of requests to prompts and settings that the engine takes; unknown keys are refused by name."""
 
 import secrets
+import sys
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+import numpy as np
+
+from lm.data.rows.reading import Read, Reading
 from lm.data.tokenizer.stream import Stream
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
 from lm.generation.decode import begin
+from lm.generation.embed import Embedding, require_embeds
 from lm.generation.engine import Request
 from lm.generation.grammar_trial import Trial
 from lm.generation.text import chat_template, ends_of, ids_of
+from lm.generation.whole import numbered
 from lm.generation.writer import Writer
 from lm.schema import Tree, did_you_mean, from_tree
-from lm.serving.bodies import TOP, Body, ChatBody, CompletionBody, Ids
+from lm.serving.bodies import TOP, AnyBody, Body, ChatBody, CompletionBody, EmbeddingBody, Ids
 from lm.serving.calls import Marks, declared, grammar_of, marks_of
 from lm.serving.config import ServeConfig
 from lm.storage.reading import parse_asked
 
 _SAMPLES = 128  # of one request
+_TEXTS = 2048  # that become vectors in one request, as many as OpenAI's API takes
 _STOPS = 16
 _FORMS = {"json_schema", "regex", "grammar"}
 _DRAWN = (  # fields of SamplingConfig; a server does not search by beams
@@ -26,7 +33,7 @@ _DRAWN = (  # fields of SamplingConfig; a server does not search by beams
     "no_repeat_ngram", "logit_bias", "first_token", "n", "logprobs", "seed", "stop", "json_schema", "regex", "grammar",
 )  # fmt: skip
 
-B = TypeVar("B", bound="Body")
+B = TypeVar("B", bound="AnyBody")
 
 
 class Refusal(Exception):
@@ -53,26 +60,39 @@ class Asked:
     """Of the calls of tools in an answer; None where no tools are given, or their calls are not told apart, and stay text."""
 
 
+@dataclass(frozen=True)
+class Texts:
+    """A request for vectors, read and checked."""
+
+    body: EmbeddingBody
+    work: Embedding
+    n_tokens: int
+    """Of all texts."""
+
+
 class Reader:
     """Reads bodies into requests. It works in one thread, since the process behind a chat template answers one question at a time."""
 
     def __init__(self, writer: Writer, name: str, cfg: ServeConfig) -> None:
-        """writer: of texts. Raises ConfigError for a model that continues nothing, such as an encoder."""
-        begin(writer.model, [0])
+        """writer: of texts. Raises ConfigError for a model that neither continues them nor makes vectors of them."""
+        if writer.model.cfg.kind == "encoder_decoder":
+            begin(writer.model, [0])
         self.writer, self.name = writer, name
         self.chat = chat_template(writer.tokenizer) if writer.tokenizer.chat_template is not None else None
         self._marks = None if self.chat is None else marks_of(self.chat)
         self.most_tokens = cfg.tokens or 2 * writer.model.max_seq_len
-        self._most_rows = min(cfg.rows, _SAMPLES)
+        self._most_rows, self._chunk = min(cfg.rows, _SAMPLES), cfg.prefill_chunk
+        self._whole = Reading(writer.model.cfg, writer.tokenizer, sys.maxsize)
         self._trial = Trial(writer.tokenizer, ends_of(writer.tokenizer))
 
     def completion(self, data: bytes) -> Asked:
         """Reads a body of /v1/completions. Raises ConfigError and Refusal."""
         body, tree = _parsed(CompletionBody, data)
-        prompts = _prompts(body.prompt)
+        begin(self.writer.model, [0])
+        prompts = _several(body.prompt, "prompt")
         if len(prompts) > _SAMPLES:  # before time is spent on them
             raise ConfigError(f"prompt: {len(prompts)} prompts are too many for a request; at most {_SAMPLES}. Ask for fewer.")
-        encoded = [self._ids(prompt) for prompt in prompts]
+        encoded = [self.writer.ids(prompt) if isinstance(prompt, str) else self._known(prompt, "prompt") for prompt in prompts]
         if body.echo and self.writer.model.cfg.kind == "encoder_decoder":
             raise ConfigError("echo: the prompt of an encoder-decoder is a source, which its answer does not go on. Leave it out.")
         only_read = body.echo and tree.get("max_tokens") == 0
@@ -87,6 +107,7 @@ class Reader:
     def answer(self, data: bytes) -> Asked:
         """Reads a body of /v1/chat/completions. Raises ConfigError and Refusal."""
         body, tree = _parsed(ChatBody, data)
+        begin(self.writer.model, [0])
         if self.chat is None:
             raise ConfigError("messages: the model's tokenizer has no chat template. Use /v1/completions, or a model fine-tuned on chats.")
         if body.logprobs:
@@ -110,6 +131,30 @@ class Reader:
         cfg = self._sampling(tree | form | self._forced(body, bool(form or tree.keys() & _FORMS)))
         return self._asked(body, tree, cfg, [ids_of(self.writer.tokenizer, parts)], [""], self._marks if tools else None)
 
+    def texts(self, data: bytes) -> Texts:
+        """Reads a body of /v1/embeddings. Raises ConfigError and Refusal."""
+        body, _ = _parsed(EmbeddingBody, data)
+        self._require_name(body)
+        model, given = self.writer.model, _several(body.input, "input")
+        require_embeds(model)
+        if body.dimensions not in (None, model.cfg.d_model):
+            raise ConfigError(f"dimensions: {body.dimensions} is not the model's {model.cfg.d_model}, and no vector is cut. Leave it out.")
+        if len(given) > _TEXTS:
+            raise ConfigError(f"input: {len(given)} texts are too many for a request; at most {_TEXTS}. Send fewer.")
+        read = [self._text_of(given[i], numbered(i + 1, len(given))) for i in range(len(given))]
+        return Texts(body, Embedding(model, read, self._chunk), sum(len(each.ids) for each in read))
+
+    def _text_of(self, given: str | Ids, which: str) -> Read:
+        """Returns what the model reads of a text, which is not cut."""
+        ids = np.array([] if isinstance(given, str) else self._known(given, "input"), np.int64)
+        read = self._whole.text(given) if isinstance(given, str) else self._whole.as_it_is(ids)
+        if not len(read.ids):
+            raise ConfigError(f"input: {which} has no tokens, and a model reads at least one. Leave it out.")
+        if len(read.ids) > (most := self.writer.model.max_seq_len):
+            told = f"input: {which} has {len(read.ids):,} tokens, and the model reads {most:,}. Shorten it."
+            raise Refusal(400, told, "context_length_exceeded")
+        return read
+
     def _forced(self, body: ChatBody, formed: bool) -> Tree:
         """Returns the field of SamplingConfig that lets the answer be calls of tools alone, where tool_choice asks for them; else {}.
         formed: something else says too what the answer is."""
@@ -127,13 +172,15 @@ class Reader:
         """Returns the text of a prompt, without a character at the end that new tokens may complete."""
         return prompt if isinstance(prompt, str) else "".join(map(Stream(self.writer.tokenizer).push, prompt))
 
-    def _ids(self, prompt: str | Ids) -> Ids:
-        if isinstance(prompt, str):
-            return self.writer.ids(prompt)
+    def _known(self, ids: Ids, key: str) -> Ids:
         n_tokens = self.writer.tokenizer.vocab_size
-        if unknown := [token for token in prompt if not 0 <= token < n_tokens]:
-            raise ConfigError(f"prompt: {unknown[0]} is not one of the {n_tokens} tokens. Use the model's own tokenizer.")
-        return prompt
+        if unknown := [token for token in ids if not 0 <= token < n_tokens]:
+            raise ConfigError(f"{key}: {unknown[0]} is not one of the {n_tokens} tokens. Use the model's own tokenizer.")
+        return ids
+
+    def _require_name(self, body: AnyBody) -> None:
+        if body.model not in (None, self.name):
+            raise Refusal(404, f"model: {body.model!r} is not served here. Ask for {self.name!r}.", "model_not_found")
 
     def _sampling(self, tree: Tree) -> SamplingConfig:
         cfg = from_tree(SamplingConfig, {"seed": secrets.randbits(31)} | tree)
@@ -153,8 +200,7 @@ class Reader:
         marks: Marks | None = None,
     ) -> Asked:
         """Returns the request, checked against the server's limits. Raises ConfigError and Refusal.  told: sampling options in the body."""
-        if body.model not in (None, self.name):
-            raise Refusal(404, f"model: {body.model!r} is not served here. Ask for {self.name!r}.", "model_not_found")
+        self._require_name(body)
         if cfg.n > self._most_rows or len(prompts) * cfg.n > _SAMPLES:
             most = f"{self._most_rows} samples of a prompt, {_SAMPLES} of a request"
             raise ConfigError(f"n: {len(prompts)} x {cfg.n} samples are too many; at most {most}. Ask for fewer.")
@@ -185,23 +231,24 @@ def _parsed(kind: type[B], data: bytes) -> tuple[B, Tree]:
         raise ConfigError("body: it is nested too deeply. Send a flatter one.") from None
 
 
-def _divided(kind: type[Body], tree: Tree) -> tuple[Tree, Tree]:
-    if "max_completion_tokens" in tree and "max_tokens" in tree:
+def _divided(kind: type[AnyBody], tree: Tree) -> tuple[Tree, Tree]:
+    drawn = _DRAWN if issubclass(kind, Body) else ()
+    if drawn and "max_completion_tokens" in tree and "max_tokens" in tree:
         raise ConfigError("max_tokens: max_completion_tokens is its new name, and both were given. Leave one of them out.")
-    if "max_completion_tokens" in tree:
+    if drawn and "max_completion_tokens" in tree:
         tree["max_tokens"] = tree.pop("max_completion_tokens")
     own = {key: value for key, value in tree.items() if key in kind.model_fields}
     rest = {key: value for key, value in tree.items() if key not in own}
-    if unknown := [key for key in rest if key not in _DRAWN]:
-        known = list(dict.fromkeys([*kind.model_fields, *_DRAWN]))
+    if unknown := [key for key in rest if key not in drawn]:
+        known = list(dict.fromkeys([*kind.model_fields, *drawn]))
         raise ConfigError(f"{unknown[0][:80]}: there is no such key. {did_you_mean(unknown[0][:80], known)}")
     return own, rest
 
 
-def _prompts(given: str | Ids | list[str] | list[Ids]) -> list[str] | list[Ids]:
-    """Returns the prompts as a list, even where there is one. Raises ConfigError for an empty list."""
+def _several(given: str | Ids | list[str] | list[Ids], key: str) -> list[str] | list[Ids]:
+    """Returns texts as a list, even where there is one. Raises ConfigError for an empty list."""
     if isinstance(given, str):
         return [given]
     if not given:
-        raise ConfigError("prompt: it is an empty list. Give a text, token ids, or several of either.")
+        raise ConfigError(f"{key}: it is an empty list. Give a text, token ids, or several of either.")
     return [given] if isinstance(given[0], int) else given

@@ -20,17 +20,23 @@ class StreamOptions(Config):
     """A last chunk counts the tokens."""
 
 
-class Body(Config):
-    """What requests of all kinds hold, beside how tokens are drawn."""
+class AnyBody(Config):
+    """What requests of all kinds hold."""
 
     model: str | None = None
     """The served one's name."""
+    user: MaybeEmpty | None = None
+    """Whom it is for; not used."""
+
+
+class Body(AnyBody):
+    """What requests for text hold, beside how tokens are drawn."""
+
     stream: bool = False
     """Chunks come as they are made."""
     stream_options: StreamOptions | None = None
-    user: MaybeEmpty | None = None
-    """Whom it is for; not used, and neither are the next five, which change no answer."""
     safety_identifier: MaybeEmpty | None = None
+    """Not used either, as the next four, which change no answer."""
     prompt_cache_key: MaybeEmpty | None = None
     metadata: dict[str, str] | None = None
     service_tier: str | None = None
@@ -59,10 +65,31 @@ class CompletionBody(Body):
     @field_validator("prompt", mode="before")
     @classmethod
     def _of_one_kind(cls, given: Any) -> Any:
-        one = given if isinstance(given, list) else [given]
-        if not (_all(str, one) or _all(int, one) or (_all(list, one) and all(_all(int, each) for each in one))):
-            raise ValueError(f"{json.dumps(given)[:80]} is no prompt. Give a text, token ids, or several of either.")
-        return given
+        return _of_one_kind(given, "prompt")
+
+
+class EmbeddingBody(AnyBody):
+    """Of /v1/embeddings."""
+
+    input: MaybeEmpty | Ids | list[MaybeEmpty] | list[Ids]
+    """Text that becomes a vector, or its token ids, or several of either."""
+    encoding_format: Literal["float", "base64"] = "float"
+    """base64: of the bytes of float32, the lowest first."""
+    dimensions: int | None = None
+    """Of the vectors; none but the model's own."""
+
+    @field_validator("input", mode="before")
+    @classmethod
+    def _of_one_kind(cls, given: Any) -> Any:
+        return _of_one_kind(given, "input")
+
+
+def _of_one_kind(given: Any, what: str) -> Any:
+    """Returns it. Raises ValueError unless it is a text, token ids, or several of either."""
+    one = given if isinstance(given, list) else [given]
+    if not (_all(str, one) or _all(int, one) or (_all(list, one) and all(_all(int, each) for each in one))):
+        raise ValueError(f"{json.dumps(given)[:80]} is no {what}. Give a text, token ids, or several of either.")
+    return given
 
 
 def _all(kind: type, values: list[Any]) -> bool:

@@ -61,7 +61,7 @@ class Server(uvicorn.Server):
     """Takes requests until a signal comes; running requests then have `drain_s` seconds to end, and new ones are answered 503."""
 
     def __init__(self, model: LM, tokenizer: Tokenizer, name: str, cfg: ServeConfig) -> None:
-        """Raises ConfigError for a model that continues nothing, such as an encoder, and as `key_of`."""
+        """Raises ConfigError for a model that neither continues texts nor makes vectors of them, and as `key_of`."""
         metrics = Metrics()
         reader = Reader(writer := Writer(model, tokenizer), name, cfg)
         self._worker = Worker(Engine(model, writer.vocabulary, cfg.rows, cfg.prefill_chunk), cfg.queue, metrics)

@@ -2,18 +2,21 @@
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
 from lm.errors import LmError, NumericsError, ResourceError, internal
+from lm.generation.embed import Vector
 from lm.generation.engine import Engine, Event, Finish, Request
 from lm.generation.sampling import Logprob
 from lm.generation.text import Continuation
 from lm.nn.device_memory import out_of_memory
 from lm.printing import note
-from lm.serving.asked import Asked, Refusal
+from lm.serving.asked import Asked, Refusal, Texts
 from lm.serving.metrics import Metrics
 
 _UNTOLD = float("nan")  # in place of log p of a prompt's first token, which has no context
@@ -75,21 +78,43 @@ class Ticket:
         return piece
 
 
+class Job:
+    """Texts that become vectors, a batch between two of the engine's steps."""
+
+    def __init__(self, texts: Texts) -> None:
+        self.done: Future[list[Vector]] = Future()
+        """The vectors, in the order of the texts."""
+        self.done.set_running_or_notify_cancel()  # from here on who waits for it cannot cancel it
+        self._batches, self._found = texts.work.batches(), dict[int, Vector]()
+
+    def step(self) -> bool:
+        """Reads the next batch; returns whether all are read. Called in the worker's thread."""
+        try:
+            if (batch := next(self._batches, None)) is not None:
+                self._found |= dict(batch)
+                return False
+            self.done.set_result([self._found[i] for i in sorted(self._found)])
+        except LmError as error:  # of these texts alone
+            self.done.set_exception(error)
+        return True
+
+
 class Worker(threading.Thread):
-    """Steps the engine while there is a request. Tickets come in by a queue, so that nothing is shared."""
+    """Steps the engine and the jobs while there is a request. Tickets come in by a queue, so that nothing is shared."""
 
     def __init__(self, engine: Engine, queue: int, metrics: Metrics) -> None:
         super().__init__(name="model", daemon=True)
         self.draining = False
         self._engine, self._queue, self._metrics = engine, queue, metrics
-        self._inbox: SimpleQueue[tuple[str, Ticket | None]] = SimpleQueue()
-        self._open: set[Ticket] = set()  # touched by the event loop only
-        self._tickets: dict[Request, Ticket] = {}  # touched by the worker only
+        self._inbox: SimpleQueue[tuple[str, Ticket | Job | None]] = SimpleQueue()
+        self._open: set[Ticket | Job] = set()  # touched by the event loop only
+        self._tickets: dict[Request, Ticket] = {}  # touched by the worker only, and so is the next
+        self._jobs: deque[Job] = deque()
 
     @contextmanager
-    def opened(self, ticket: Ticket) -> Iterator[None]:
-        """Hands the ticket's requests to the worker, and cancels what is left of them behind the block. Raises Refusal where too many
-        tickets are open, or the server is shutting down."""
+    def opened(self, ticket: Ticket | Job) -> Iterator[None]:
+        """Hands the ticket's requests, or a job, to the worker, and cancels what is left of it behind the block. Raises Refusal where too
+        many are open, or the server is shutting down."""
         if self.draining:
             raise Refusal(503, "server: it is shutting down and takes no more requests. Ask another one.", "shutting_down")
         if len(self._open) >= self._queue:
@@ -108,29 +133,40 @@ class Worker(threading.Thread):
         self.join()
 
     def run(self) -> None:
-        """Steps the engine until `stop`; an error of a step goes to all open tickets, and the thread goes on."""
+        """Steps the engine and a job in turn until `stop`; an error of a step goes to all open tickets, and the thread goes on."""
         while self._read_inbox():
             try:
                 for event in self._engine.step():
                     self._tell(event)
+                if self._jobs:
+                    over = self._jobs[0].step()
+                    self._jobs.rotate(-1)
+                    if over:
+                        self._jobs.pop()
             except Exception as error:
                 self._lose(error)
 
     def _read_inbox(self) -> bool:
         """Takes in added and cancelled tickets, and waits for one where nothing is to be decoded; returns False when the thread shall
         end."""
-        while not self._inbox.empty() or not (self._engine.running or self._engine.waiting):
+        while not self._inbox.empty() or not (self._engine.running or self._engine.waiting or self._jobs):
             self._metrics.running, self._metrics.waiting = self._engine.running, self._engine.waiting
             what, ticket = self._inbox.get()
             if ticket is None:
                 return False
-            for request in ticket.asked.requests if what == "add" else ():
-                self._tickets[request] = ticket
-                self._engine.add(request)
-            if what == "cancel":
-                self._engine.cancel(ticket.asked.requests)
-                for request in ticket.asked.requests:
-                    self._tickets.pop(request, None)
+            match what, ticket:
+                case "add", Job():
+                    self._jobs.append(ticket)
+                case _, Job():
+                    self._jobs = deque(job for job in self._jobs if job is not ticket)
+                case "add", _:
+                    for request in ticket.asked.requests:
+                        self._tickets[request] = ticket
+                        self._engine.add(request)
+                case _:
+                    self._engine.cancel(ticket.asked.requests)
+                    for request in ticket.asked.requests:
+                        self._tickets.pop(request, None)
         self._metrics.running, self._metrics.waiting = self._engine.running, self._engine.waiting
         return True
 
@@ -146,11 +182,14 @@ class Worker(threading.Thread):
         ticket.put(NumericsError(nan) if piece.finish == "error" else piece)
 
     def _lose(self, error: Exception) -> None:
-        """Puts the error into all open tickets and empties the engine."""
+        """Puts the error into all open tickets and jobs, and empties the engine."""
         known = error if isinstance(error, LmError) else internal(error)
         lost = ResourceError("server: an allocation failed. Ask for less, or serve with fewer rows.") if out_of_memory(error) else known
         note(lost.sentence)
         self._engine.clear()
         for ticket in set(self._tickets.values()):
             ticket.put(lost)
+        for job in self._jobs:
+            job.done.set_exception(lost)
         self._tickets.clear()
+        self._jobs.clear()

@@ -238,7 +238,7 @@ ASK: Tree = {"messages": [{"role": "user", "content": "?"}]}
         (COMPLETIONS, {"prompt": "a", "regex": "[ab"}, 400, "unclosed character class"),
         (CHAT, {"messages": [{"role": "user", "content": "?"}], "tool_choice": "required"}, 400, "tool_choice"),
         (CHAT, {"messages": [{"role": "user", "content": "?"}], "top_logprobs": 2}, 400, "without logprobs=true"),
-        ("/v1/embeddings", {}, 404, "Not Found"),
+        ("/v1/images", {}, 404, "Not Found"),
         ("/health", {}, 405, "Method Not Allowed"),
     ],
     ids=lambda value: str(value)[:40],

@@ -13,12 +13,9 @@ import httpx
 import pytest
 
 from lm.data.tokenizer.tokenizer import Tokenizer
-from lm.nn.stack import model_config
-from lm.nn.transformer import DecoderLM, build_model
+from lm.nn.transformer import DecoderLM
 from lm.storage.model_folder import save_model
-from lm.testing.models import BASE
 from tests.conftest import Lm
-from tests.nn.models import with_kinds
 from tests.server import Process
 
 
@@ -33,13 +30,10 @@ def test_what_cannot_be_served_is_told_in_one_sentence(lm: Lm, folder: Path, mon
         port = taken.getsockname()[1]
         code, out, err = lm("serve", f"from={folder}", f"port={port}")
         assert (code, out) == (5, "") and err.startswith(f"port: {port} on 127.0.0.1 cannot be had") and len(err.splitlines()) == 1
-    encoder = build_model(model_config(with_kinds({**BASE, "kind": "encoder", "vocab_size": 320})), seed=0)
-    save_model(folder / "encoder", encoder.cfg.tree(), dict(encoder.named_parameters()), tokenizer.save, {})
     refused = {
         (f"from={folder}", "host=nowhere.invalid"): "'nowhere.invalid' is no address of this machine",
         (f"from={folder}", "key_env=LM_NO_SUCH"): "the environment variable LM_NO_SUCH is empty or not set",
         (f"from={folder}", "prot=1"): "Did you mean 'port'?",
-        (f"from={folder / 'encoder'}",): "the model is an encoder",
     }
     for args, says in refused.items():
         code, out, err = lm("serve", *args, *(() if "port" in says else ("port=0",)))

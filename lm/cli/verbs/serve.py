@@ -11,9 +11,10 @@ from lm.storage.model_folder import resolve_model
 class Serve(Decoding, ServeConfig):
     """usage: lm serve from=FOLDER [key=value ...]
 
-    Answers /v1/completions, /v1/chat/completions and /v1/models as OpenAI's API does, with the options and defaults of `lm generate`:
-    the same seed and settings give the same text, whoever else is being answered. /health and /metrics are for machines, / is a page to
-    chat with. Requests join and leave the running batch at every token. SIGTERM and Ctrl-C let what is in hand end first.
+    Answers /v1/completions, /v1/chat/completions, /v1/embeddings and /v1/models as OpenAI's API does, with the options and defaults of
+    `lm generate`: the same seed and settings give the same text, whoever else is being answered. An encoder, or a classifier, continues no
+    text and has vectors alone. /health and /metrics are for machines, / is a page to chat with. Requests join and leave the running batch
+    at every token. SIGTERM and Ctrl-C let what is in hand end first.
     """
 
     def run(self, rest: list[str]) -> None:

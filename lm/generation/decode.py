@@ -126,6 +126,8 @@ def begin(model: LM, prompt: Sequence[int], first: int | None = None) -> list[in
     where there is no start token."""
     if model.cfg.head.labels is not None:
         raise ConfigError(f"generate: the model {model.cfg.head.does()} and continues none. Use lm classify.")
+    if model.cfg.head.pooling == "mean":
+        raise ConfigError("generate: the model reads the mean of a text (model.head.pooling=mean) and continues none. Use lm embed.")
     match model.cfg:
         case EncoderConfig():
             raise ConfigError(

@@ -37,6 +37,8 @@ class Export(Writer):
     """Type of the weights: of hf fp32, bf16 or fp16; of gguf f32, f16, bf16 or q8_0. keep: as they are."""
     mtp: Literal["drop", "keep"] = "drop"
     """Blocks that predict further tokens: leave them out, or write them where the family has a place for them (DeepSeek-V3)."""
+    embeds: bool | None = None
+    """Of format=hf, write how the vector of a text is read, for sentence-transformers. null: where objective=contrastive has trained it."""
     check: bool = True
     """Load the result with transformers and compare logits."""
 
@@ -50,15 +52,15 @@ class Export(Writer):
             other = "hf" if self.format == "peft" else "peft"
             raise ConfigError(f"merge={str(self.merge).lower()}: format={self.format} is never so. Leave it out, or use format={other}.")
         if self.format == "peft":
-            if (self.dtype, self.mtp, self.license) != ("keep", "drop", None):
-                raise ConfigError("format=peft: dtype, mtp and license are of whole models. Leave them out, or use format=hf.")
+            if (self.dtype, self.mtp, self.license, self.embeds) != ("keep", "drop", None, None):
+                raise ConfigError("format=peft: dtype, mtp, license and embeds are of whole models. Leave them out, or use format=hf.")
             found = export_adapter(
                 self.from_, self.out, family=self.family, base=self.base, check=self.check, overwrite=self.overwrite, say=note
             )
         else:
             found = export(
                 self.from_, self.out, format=self.format, family=self.family, dtype=self.dtype, mtp=self.mtp, license=self.license,
-                base=self.base, check=self.check, overwrite=self.overwrite, say=note,
+                base=self.base, embeds=self.embeds, check=self.check, overwrite=self.overwrite, say=note,
             )  # fmt: skip
         say(f"{found.folder}: {found.kind}, {si(found.n_parameters)} parameters")
         if found.check is not None:

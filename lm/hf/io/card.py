@@ -26,9 +26,10 @@ def stated(folder: Path, source: str) -> Tree | None:
     return found | dict(_LICENSE.findall(header[1]) if header else ()) or None
 
 
-def model_card(saved: Tree, source: str, family: Family, model: LM, said: Tree) -> str:
+def model_card(saved: Tree, source: str, family: Family, model: LM, said: Tree, embeds: bool = False) -> str:
     """Returns Markdown with the header that the hub reads.  saved, source: the config and the folder that the model was read from.  said:
-    what the user says of it, as in `stated`; a license goes before all that is known of one."""
+    what the user says of it, as in `stated`; a license goes before all that is known of one.  embeds: it is
+    for vectors of texts."""
     known = {key: value for key, value in (saved.get("card") or {}).items() if "license" not in said or not key.startswith("license")}
     header = "".join(f"{key}: {json.dumps(value)}\n" for key, value in (known | said).items())
     size = sum(p.numel() for p in model.parameters())
@@ -40,9 +41,10 @@ def model_card(saved: Tree, source: str, family: Family, model: LM, said: Tree) 
         "Started from": _text(saved, "parent"),
     }
     table = "\n".join(f"| {fact} | {value} |" for fact, value in facts.items() if value)
-    task = _TASKS[model.cfg.kind] if model.cfg.head.labels is None else "text-classification"
+    library, of = ("sentence-transformers", "sentence-similarity") if embeds else ("transformers", None)
+    task = of or (_TASKS[model.cfg.kind] if model.cfg.head.labels is None else "text-classification")
     return (
-        f"---\nlibrary_name: transformers\npipeline_tag: {task}\n{header}---\n\n# {name(saved, source)}\n\n"
+        f"---\nlibrary_name: {library}\npipeline_tag: {task}\n{header}---\n\n# {name(saved, source)}\n\n"
         f"Trained with lm (slotlm) and exported to the format of transformers.\n\n| | |\n|---|---|\n{table}\n\n"
         "Intended use, training data and limits are for its author to state.\n"
     )

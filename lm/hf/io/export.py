@@ -13,6 +13,7 @@ from lm.adapters.adapter import LoRAConfig
 from lm.data.tokenizer.fitting import new_ids
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import CheckpointError, ConfigError, expect
+from lm.generation.embed import require_embeds
 from lm.generation.growing import grown_weights
 from lm.generation.load import load
 from lm.hf.gguf.vocabulary import normalises, unnamed_ends
@@ -20,8 +21,10 @@ from lm.hf.gguf.writing import FILE, TYPES, architecture_for, require_gguf, writ
 from lm.hf.io import card, vllm
 from lm.hf.io import check as theirs
 from lm.hf.io.family import TRAINING_ONLY, Family, alike, differs, resolved
-from lm.hf.io.handing_on import uses_of_gguf, uses_of_hf
+from lm.hf.io.handing_on import use_of_sentences, uses_of_gguf, uses_of_hf
 from lm.hf.io.peft import highest_rank, write_peft
+from lm.hf.io.sentences import embeds as is_for_vectors
+from lm.hf.io.sentences import write_sentences
 from lm.hf.io.tokenizer import save_tokenizer
 from lm.hf.io.writing import drop_mtp, family_for, write_hf
 from lm.hf.io.written import Written
@@ -51,6 +54,7 @@ def export(
     mtp: Literal["drop", "keep"] = "drop",
     license: str | None = None,
     base: str | None = None,
+    embeds: bool | None = None,
     check: bool = True,
     overwrite: bool = False,
     say: Say = printing.say,
@@ -61,6 +65,8 @@ def export(
     family: the model type to write (llama, gpt2, t5, ...); None: the one that it was imported from, or else the most general that can hold
     the model. dtype: of the weights, under the names that the format has. mtp: what becomes of the blocks that predict further tokens.
     license, base: what the model card says, such as apache-2.0 and owner/name; None: what it said of the hub's model that this is of.
+    embeds: of format=hf, whether sentence-transformers finds how the vector of a text is read, and the tokenizer puts around each text what
+    `lm.embed` does; None: where objective=contrastive has trained the model, or it reads the mean of a text.
     check: whether to compare logits with transformers, where it is installed. Raises ConfigError naming the option that no family has,
     NumericsError for a weight that is not finite in `dtype`, CheckpointError where transformers computes other logits; nothing is written
     then.
@@ -71,20 +77,31 @@ def export(
     said = {key: value for key, value in (("base_model", base), ("license", license)) if value is not None}
     if said and format != "hf":
         raise ConfigError(f"license, base: format={format} has no model card. Leave them out.")
+    if embeds and format != "hf":
+        raise ConfigError(f"embeds=true: format={format} has no place for how the vector of a text is read. Leave it out.")
     found, tokenizer = load(model, "cpu")
     _without_mtp(found, mtp, say)
     _settle(found, say)
     if format == "gguf":
         return _as_gguf(model, folder, found, tokenizer, family, dtype, overwrite, say)
     about = read_config(resolve_model(str(model)))
+    read_as = found.cfg
+    if embeds is None:
+        embeds = read_as.kind != "encoder_decoder" and is_for_vectors(resolve_model(str(model)), read_as)
+    if embeds:
+        require_embeds(found)
+        found.cfg = read_as.replace(head=read_as.head.replace(pooling="token"))  # how vectors are read is told beside the model
     home = family_for(found.cfg, family, imported=about.get("family"))
     if dtype != "keep":
         found = found.to(_DTYPES[dtype])
     weights = {name: p.detach() for name, p in found.named_parameters()}
     uses = uses_of_hf(str(model), folder, home, found, tokenizer, about.get("family"))
+    uses = [use_of_sentences(folder), *uses] if embeds else uses
     with out_folder(folder, overwrite, sum(weight.nbytes for weight in weights.values())) as half:
-        write_hf(half, home, found.cfg, weights, tokenizer, about.get("sampling"))
-        (half / card.CARD).write_text(card.model_card(about, str(model), home, found, said), encoding="utf-8")
+        write_hf(half, home, found.cfg, weights, tokenizer, about.get("sampling"), embeds)
+        if embeds:
+            write_sentences(half, read_as)
+        (half / card.CARD).write_text(card.model_card(about, str(model), home, found, said, embeds), encoding="utf-8")
         compared = _compared(half, home, found, say) if check else None
     if not check:
         say("not compared with transformers (check=false)")

@@ -53,6 +53,12 @@ def uses_of_hf(source: str, folder: Path, family: Family, model: LM, tokenizer: 
     return [*found, Use("lm-eval", None if why else command, why)]
 
 
+def use_of_sentences(folder: Path) -> Use:
+    """Returns the use of a folder with the files of sentence-transformers."""
+    script = f"from sentence_transformers import SentenceTransformer as S; print(S({str(folder)!r}).encode(['a text']))"
+    return Use("sentence-transformers", _python(script))
+
+
 def uses_of_gguf(source: str, folder: Path, chats: bool) -> list[Use]:
     """Returns the uses of a folder with a GGUF file.  source: what it was exported from; chats: the file has a chat template, in which
     llama-cli asks everything (llama.cpp's tools/cli and tools/completion, August 2026)."""

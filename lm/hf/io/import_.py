@@ -16,6 +16,7 @@ from lm.hf.io.older import read_foreign
 from lm.hf.io.peft import CONFIG as ADAPTER
 from lm.hf.io.peft_reading import read_peft
 from lm.hf.io.reading import read_hf
+from lm.hf.io.sentences import read_sentences
 from lm.hf.io.whole import with_rows_of
 from lm.hf.io.writing import family_for
 from lm.hf.io.written import Written
@@ -67,7 +68,12 @@ def import_model(
         say(f"{GENERATION}: not kept: {', '.join(not_kept)[:300]}")
     extra = {"parent": str(source), "tokenizer_hash": own.hash, "family": found.family.name, "sampling": drawn}
     extra["card"] = stated(folder, str(source))
-    save_model(target, with_first(found.config, folder).tree(), found.weights, own.save, extra, overwrite)
+    config = with_first(found.config, folder)
+    if (sentences := read_sentences(folder, config)) is not None:
+        config = config.replace(head=config.head.replace(pooling=sentences.pooling))
+        for note in sentences.notes:
+            say(note)
+    save_model(target, config.tree(), found.weights, own.save, extra, overwrite)
     return Written(target, found.family.name, sum(weight.numel() for weight in found.weights.values()))
 
 

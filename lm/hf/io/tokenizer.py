@@ -9,18 +9,22 @@ from lm.nn.stack import ModelConfig
 from lm.schema import Tree
 
 
-def save_tokenizer(folder: Path, tokenizer: Tokenizer, cfg: ModelConfig) -> None:
+def save_tokenizer(folder: Path, tokenizer: Tokenizer, cfg: ModelConfig, embeds: bool = False) -> None:
     """Writes the files so that other programs read the ids that `lm` gives this model: a decoder's prompt starts with the tokenizer's
     prefix (bos), a text that an encoder reads whole also ends with eos, and the source of an encoder-decoder has its language beside it.
-    A classifier's rows of a batch begin together, since transformers counts learned positions from the first column."""
+    A classifier's rows of a batch begin together, since transformers counts learned positions from the first column.
+
+    embeds: texts become vectors, and are read as a classifier reads them.
+    """
+    continues = cfg.continues() and not embeds
     tokenizer.save(folder)
     before, after = around(tokenizer) if cfg.kind == "encoder_decoder" else (tokenizer.prefix, tokenizer.suffix)
-    after = after if cfg.kind != "decoder" else [] if cfg.continues() else behind(tokenizer, both_ways=False)
+    after = after if cfg.kind != "decoder" else [] if continues else behind(tokenizer, both_ways=False)
     if tokenizer.as_saved("a")[0] != [*before, *tokenizer.encode("a"), *after]:
         middle, _ = between(tokenizer, cfg.kind == "encoder")
         _change(folder / "tokenizer.json", post_processor=_around(tokenizer, before, middle, after))
     adds = {"add_bos_token": bool(before), "add_eos_token": bool(after)} if cfg.kind != "encoder" else {}
-    side = {"padding_side": "left" if cfg.continues() else "right"} if cfg.kind == "decoder" else {}  # where the next token comes
+    side = {"padding_side": "left" if continues else "right"} if cfg.kind == "decoder" else {}  # where the next token comes
     asked = ["input_ids", *(["token_type_ids"] if (cfg.embed.segments or 1) > 1 else []), "attention_mask"]
     read = {"model_input_names": asked} if cfg.kind == "encoder" else {}  # else the segments of two texts are all 0
     _change(folder / "tokenizer_config.json", model_max_length=cfg.max_seq_len, **adds, **side, **read, **_further_names(tokenizer, cfg))

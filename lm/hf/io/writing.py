@@ -81,11 +81,17 @@ def to_hf(family: Family, cfg: ModelConfig, weights: Mapping[str, Tensor]) -> di
 
 
 def write_hf(
-    folder: Path, family: Family, cfg: ModelConfig, weights: Mapping[str, Tensor], tokenizer: Tokenizer | None, sampling: Tree | None = None
+    folder: Path,
+    family: Family,
+    cfg: ModelConfig,
+    weights: Mapping[str, Tensor],
+    tokenizer: Tokenizer | None,
+    sampling: Tree | None = None,
+    embeds: bool = False,
 ) -> None:
     """Writes config.json, generation_config.json, safetensors (with an index beyond 5 GB) and tokenizer files into a folder.
 
-    sampling: what generation_config.json says of it beside the special tokens.
+    sampling: what generation_config.json says of it beside the special tokens.  embeds: as in `save_tokenizer`.
     Raises NumericsError for a tensor that is not finite, ConfigError for a tokenizer whose padding token is not the family's.
     """
     theirs = to_hf(family, cfg, weights)
@@ -106,7 +112,7 @@ def write_hf(
     if cfg.head.labels is None:
         write_json(folder / GENERATION, generation_config(config, cfg, tokenizer, sampling))
     if tokenizer is not None:
-        save_tokenizer(folder, tokenizer, cfg)
+        save_tokenizer(folder, tokenizer, cfg, embeds)
 
 
 def _save_shards(folder: Path, tensors: dict[str, Tensor]) -> None:

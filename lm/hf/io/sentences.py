@@ -1,0 +1,92 @@
+"""What sentence-transformers reads beside a model in the format of transformers: how the vector of a text is read off its states."""
+
+import json
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from lm.errors import CheckpointError
+from lm.nn.stack import ModelConfig
+from lm.schema import Tree
+from lm.storage.atomic import write_json
+from lm.storage.reading import parse_json, read_bytes
+from lm.storage.run_folder import RunFolder
+
+MODULES, TEXTS, MODEL = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
+_POOLING, _NORMALIZE = "1_Pooling", "2_Normalize"
+_MODES = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+Pooling = Literal["token", "mean"]
+
+
+def embeds(model: Path, cfg: ModelConfig) -> bool:
+    """Returns whether vectors of texts are what this model is for: the run around its folder has trained it so, or it reads the mean of a
+    text, of which it predicts nothing."""
+    if cfg.head.labels is None and cfg.head.pooling == "mean":
+        return True
+    run = RunFolder.around(model)
+    return run is not None and (run.config().get("objective") or {}).get("kind") == "contrastive"
+
+
+def mode_of(cfg: ModelConfig) -> str:
+    """Returns the pooling that reads what `row_vectors` does."""
+    return "mean_tokens" if cfg.head.pooling == "mean" else "cls_token" if cfg.kind == "encoder" else "lasttoken"
+
+
+def write_sentences(folder: Path, cfg: ModelConfig) -> None:
+    """Writes the files into the folder of a model, so that SentenceTransformer(folder) gives the vectors of `lm.embed`."""
+    kinds = [("", "Transformer"), (_POOLING, "Pooling"), (_NORMALIZE, "Normalize")]
+    module = "sentence_transformers.models"
+    found = [{"idx": i, "name": str(i), "path": path, "type": f"{module}.{kind}"} for i, (path, kind) in enumerate(kinds)]
+    (folder / MODULES).write_text(json.dumps(found, indent=1), encoding="utf-8")
+    for name in (_POOLING, _NORMALIZE):
+        (folder / name).mkdir()
+    pooling: Tree = {f"pooling_mode_{mode}": mode == mode_of(cfg) for mode in _MODES}
+    write_json(folder / _POOLING / "config.json", {"word_embedding_dimension": cfg.d_model, **pooling, "include_prompt": True})
+    write_json(folder / _NORMALIZE / "config.json", {})  # else the folder would be lost on its way through git
+    write_json(folder / TEXTS, {"max_seq_length": cfg.max_seq_len, "do_lower_case": False})
+    write_json(folder / MODEL, {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine"})
+
+
+class Sentences(NamedTuple):
+    """How a folder reads the vector of a text.  notes: what is not so here, for the user."""
+
+    pooling: Pooling
+    notes: list[str]
+
+
+def read_sentences(folder: Path, cfg: ModelConfig) -> Sentences | None:
+    """Returns what sentence-transformers would do with a folder; None where it has none of its files. Raises CheckpointError for files that
+    are no JSON."""
+    if not (folder / MODULES).is_file():
+        return None
+    modules, notes = _read(folder / MODULES), list[str]()
+    named = {str(each.get("type")).rpartition(".")[2]: str(each.get("path")) for each in modules if isinstance(each, dict)}
+    if further := named.keys() - {"Transformer", "Pooling", "Normalize"}:
+        notes.append(f"{MODULES}: left out: {', '.join(sorted(further))[:200]}: expect other vectors here")
+    if "Normalize" not in named:
+        notes.append(f"{MODULES}: it names no Normalize, and vectors here have length 1")
+    told = _read(folder / named.get("Pooling", _POOLING) / "config.json")
+    modes = told.get("pooling_mode") or [mode for mode in _MODES if told.get(f"pooling_mode_{mode}")] or "mean"
+    found = [modes] if isinstance(modes, str) else [*map(str, modes)]
+    pooling: Pooling = "mean" if found in (["mean"], ["mean_tokens"]) else "token"
+    ours = mode_of(cfg.replace(head=cfg.head.replace(pooling=pooling)))
+    if found not in ([ours], [ours.removesuffix("_token").removesuffix("_tokens")]):
+        notes.append(f"{_POOLING}: {', '.join(found)[:200]} has no form here, and vectors are those of {ours}: expect other ones")
+    if prompts := {name: text for name, text in (_read(folder / MODEL).get("prompts") or {}).items() if text}:
+        notes.append(f"{MODEL}: prompts are not kept: write them before texts yourself: {str(prompts)[:200]}")
+    texts = _read(folder / TEXTS)
+    if texts.get("do_lower_case"):
+        notes.append(f"{TEXTS}: do_lower_case is not kept: write texts in small letters yourself")
+    most, own = texts.get("max_seq_length"), cfg.max_seq_len
+    if isinstance(most, int) and own is not None and most < own:
+        notes.append(f"{TEXTS}: it cuts texts at {most} tokens, and this model at {own}: for that import with max_seq_len={most}")
+    return Sentences(pooling, notes)
+
+
+def _read(path: Path) -> Any:
+    """Returns what a file holds; an empty object where there is none."""
+    if not path.is_file():
+        return {}
+    try:
+        return parse_json(read_bytes(path), foreign=True)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: the file is damaged: it is not JSON ({error}). Use another folder.") from None

@@ -1,0 +1,128 @@
+"""Exports that sentence-transformers reads, and the way back."""
+
+import json
+import random
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+transformers = pytest.importorskip("transformers")
+
+import torch  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+import lm  # noqa: E402
+from lm.data.tokenizer.config import BytesConfig  # noqa: E402
+from lm.errors import ConfigError  # noqa: E402
+from lm.nn.stack import ModelConfig  # noqa: E402
+from lm.nn.transformer import build_model  # noqa: E402
+from lm.storage.run_folder import RunFolder  # noqa: E402
+from tests.hf.draws import held  # noqa: E402
+from tests.nn.models import random_model  # noqa: E402
+
+TEXTS = ["the sea", "a", "x" * 100, "the sea is wet"]  # of which one is cut
+CASES = [("llama", "token"), ("bert", "token"), ("bert", "mean"), ("gpt2", "token"), ("gpt2", "mean"), ("modernbert", "mean")]
+
+
+def drawn(name: str, pooling: str = "token") -> ModelConfig:
+    """A random model that this family holds."""
+    source = random.Random(name)
+    while True:
+        with suppress(ConfigError):
+            cfg = held(source, name)
+            return cfg.replace(vocab_size=320, max_seq_len=48, head=cfg.head.replace(pooling=pooling))
+
+
+def saved(folder: Path, name: str, pooling: str = "token") -> Tensor:
+    """Writes a model folder; returns the vectors of TEXTS."""
+    model, tokenizer = random_model(drawn(name, pooling)), BytesConfig().build()
+    lm.save(model, tokenizer, folder)
+    return lm.embed(model, tokenizer, TEXTS)
+
+
+def read_by_hand(folder: Path) -> Tensor:
+    """The vectors by AutoModel, as the files say that they are read."""
+    tokenizer, model = transformers.AutoTokenizer.from_pretrained(folder), transformers.AutoModel.from_pretrained(folder).eval()
+    batch = tokenizer(TEXTS, padding=True, truncation=True, return_tensors="pt")
+    with torch.no_grad():
+        hidden = model(**batch).last_hidden_state
+    mask = batch["attention_mask"].unsqueeze(-1)
+    told = json.loads((folder / "1_Pooling" / "config.json").read_text())
+    [mode] = [key for key, value in told.items() if key.startswith("pooling_mode") and value]
+    last = hidden[torch.arange(len(TEXTS)), batch["attention_mask"].sum(1) - 1]
+    ways = {"cls_token": hidden[:, 0], "lasttoken": last, "mean_tokens": (hidden * mask).sum(1) / mask.sum(1)}
+    return torch.nn.functional.normalize(ways[mode.removeprefix("pooling_mode_")], dim=-1)
+
+
+def test_transformers_gives_the_same_vectors_as_the_files_say(tmp_path: Path) -> None:
+    for name, pooling in CASES:
+        there = tmp_path / f"{name}-{pooling}"
+        expected = saved(there, name, pooling)
+        lm.export(there, out := tmp_path / f"{there.name}-hf", family=name, embeds=True, check=name == "gpt2")
+        torch.testing.assert_close(read_by_hand(out), expected, atol=2e-5, rtol=1e-4)
+        lm.import_model(out, back := tmp_path / f"{there.name}-back")
+        torch.testing.assert_close(lm.embed(*lm.load(back), TEXTS), expected, atol=2e-5, rtol=1e-4)
+
+
+def test_sentence_transformers_gives_the_same_vectors(tmp_path: Path) -> None:
+    sentences = pytest.importorskip("sentence_transformers")
+    for name, pooling in CASES:
+        there = tmp_path / f"{name}-{pooling}"
+        expected = saved(there, name, pooling)
+        lm.export(there, out := tmp_path / f"{there.name}-hf", family=name, embeds=True, check=False)
+        found = sentences.SentenceTransformer(str(out), device="cpu").encode(TEXTS, convert_to_tensor=True)
+        torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
+
+
+def test_a_run_tells_whether_its_model_is_for_vectors(tmp_path: Path) -> None:
+    """And so does a mean, of which nothing is predicted; asked otherwise the files are left out."""
+    saved(tmp_path / "runs" / "x" / "model", "llama")
+    run = RunFolder(tmp_path / "runs" / "x")
+    for kind, written in (("contrastive", True), ("causal", False)):
+        run.write_config({"objective": {"kind": kind}})
+        found = lm.export(run.path, out := tmp_path / kind, check=False)
+        assert (out / "modules.json").exists() == written == (found.uses[0].program == "sentence-transformers")
+        assert ("library_name: sentence-transformers" in (out / "README.md").read_text()) == written
+        assert json.loads((out / "tokenizer_config.json").read_text())["padding_side"] == ("right" if written else "left")
+    run.write_config({"objective": {"kind": "contrastive"}})
+    lm.export(run.path, out := tmp_path / "asked", check=False, embeds=False)
+    assert not (out / "modules.json").exists()
+    saved(tmp_path / "mean", "llama", "mean")
+    lm.export(tmp_path / "mean", out := tmp_path / "of_mean", check=False)
+    assert json.loads((out / "1_Pooling" / "config.json").read_text())["pooling_mode_mean_tokens"]
+    with pytest.raises(ConfigError, match="the model reads the mean of a text"):
+        lm.generate(*lm.load(tmp_path / "mean"), "a")
+
+
+def test_what_has_no_vectors_is_not_exported_so(tmp_path: Path) -> None:
+    saved(tmp_path / "made", "llama")
+    with pytest.raises(ConfigError, match="embeds=true: format=gguf has no place"):
+        lm.export(tmp_path / "made", tmp_path / "out", format="gguf", embeds=True)
+    model = build_model(drawn("t5"), seed=0)
+    lm.save(model, BytesConfig().build(), tmp_path / "t5")
+    with pytest.raises(ConfigError, match="embed: the model is an encoder-decoder"):
+        lm.export(tmp_path / "t5", tmp_path / "out", embeds=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_an_import_does_not_keep_is_told(tmp_path: Path) -> None:
+    saved(tmp_path / "made", "bert")
+    lm.export(tmp_path / "made", out := tmp_path / "hf", check=False, embeds=True)
+    modules = json.loads((out / "modules.json").read_text())
+    modules[2] = {"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.models.Dense"}
+    (out / "modules.json").write_text(json.dumps(modules))
+    (out / "1_Pooling" / "config.json").write_text('{"pooling_mode": "max"}')
+    (out / "sentence_bert_config.json").write_text('{"max_seq_length": 20, "do_lower_case": true}')
+    (out / "config_sentence_transformers.json").write_text('{"prompts": {"query": "query: ", "document": ""}}')
+    told: list[str] = []
+    lm.import_model(out, tmp_path / "back", say=told.append)
+    for says in (
+        "modules.json: left out: Dense",
+        "it names no Normalize",
+        "1_Pooling: max has no form here, and vectors are those of cls_token",
+        "prompts are not kept: write them before texts yourself: {'query': 'query: '}",
+        "do_lower_case is not kept",
+        "for that import with max_seq_len=20",
+    ):
+        assert sum(says in line for line in told) == 1, (says, told)

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -82,11 +83,11 @@ def test_a_file_that_a_kill_has_left_is_gone_on_with(made: str, lm: Lm, tmp_path
     assert lm("embed", made, "texts=a.jsonl", "out=whole.jsonl")[0] == 0
     real, seen = Embedding.found, []
 
-    def ended(*args: object) -> object:
+    def ended(*args: Any) -> Any:
         if len(seen) == 2:
             raise KeyboardInterrupt
         seen.append(args)
-        return real(*args)  # type: ignore[arg-type]
+        return real(*args)
 
     monkeypatch.setattr(Embedding, "found", ended)
     code, _, error = lm("embed", made, "texts=a.jsonl", "out=b.jsonl")
@@ -115,6 +116,7 @@ def test_what_has_no_vector_is_told(made: str, lm: Lm, tmp_path: Path) -> None:
     tokenizer = BytesConfig().build()
     with pytest.raises(ConfigError, match="embed: the model is an encoder-decoder, and its vectors are of no whole text"):
         api.embed(built("encoder_decoder"), tokenizer, ["a"])
-    for texts in ("a", [("a", "b")]):
+    wrong: list[Any] = ["a", [("a", "b")]]
+    for texts in wrong:
         with pytest.raises(ConfigError, match=r"is no list of texts. Give one, such as \['a text'\]"):
-            api.embed(built("decoder"), tokenizer, texts)  # type: ignore[arg-type]
+            api.embed(built("decoder"), tokenizer, texts)

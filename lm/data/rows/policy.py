@@ -72,6 +72,10 @@ class PolicyConfig(OwnAnswersConfig):
             raise ValueError("reward_model has no effect without its reward. Set objective.rewards={learned:{}}, or drop it.")
         return self
 
+    @property
+    def texts(self) -> int:
+        return self.n_answers
+
     def judged(self, found: Tree) -> float:
         return -float(found["val_reward"])
 

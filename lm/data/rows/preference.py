@@ -30,6 +30,10 @@ class PreferenceConfig(ObjectiveConfig):
     needs_masked_documents = True
     trains_mtp = False
 
+    @property
+    def texts(self) -> int:
+        return 2
+
     @abstractmethod
     def loss(self) -> PairLoss:
         """Returns the loss function for a batch of pairs."""

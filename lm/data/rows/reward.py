@@ -34,6 +34,10 @@ class RewardModelConfig(ObjectiveConfig):
     centre: float = Field(0.0, ge=0)
     """Factor on (r_better + r_other)^2, which keeps rewards around 0 (Eisenstein et al. 2023, arXiv:2312.09244, equation 3: 0.01)."""
 
+    @property
+    def texts(self) -> int:
+        return 2
+
     def headed(self, model: ModelConfig) -> ModelConfig:
         """The model as it is where it tells one number already, whatever that is called: LABEL_0 in transformers."""
         return model if model.head.tells_number() else model.replace(head=model.head.telling([REWARD], bias=False))

@@ -153,6 +153,17 @@ def test_recipe_token_arithmetic_is_that_of_its_config(default_run: Path, recipe
     assert total == per_step * steps
 
 
+def test_a_step_and_its_memory_count_every_text_of_a_row(default_run: Path) -> None:
+    """Seen to fail: of a preference one of its two texts."""
+    for objective, texts in {"dpo": 2, "orpo": 2, "reward": 2, "kto": 1, "grpo": 8, "contrastive": 32, "sft": 1}.items():
+        data = {"contrastive": "alike", "grpo": "prompts", "sft": "chat", "kto": "rated"}.get(objective, "preferences")
+        given = ["data.files=a.jsonl", f"data={data}", "objective.rewards={ended:{}}"][: 3 if objective == "grpo" else 2]
+        config = compose(
+            [f"objective={objective}", *given, "init_from=runs/pretrain-tiny", "data.global_batch=6", "data.seq_len=64"]
+        ).config()
+        assert config.step_tokens == 6 * texts * 64 and config.setting().micro_batch == 6 * texts
+
+
 def test_jobs_of_an_ablation_have_folders_of_their_own() -> None:
     for recipe in [name for name in RECIPES if name.startswith("ablation/")]:
         names = [config.run.name for config in run_line(recipe)]

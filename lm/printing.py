@@ -95,6 +95,7 @@ def raw(text: str) -> None:
     if on_terminal(sys.stdout) or not isinstance(sys.stdout, io.TextIOWrapper):
         answer(text, end="")
         return
+    _again(sys.stdout)
     sys.stdout.flush()
     sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))
     sys.stdout.buffer.flush()
@@ -163,7 +164,6 @@ class _Notes(logging.Handler):
 def _try(stream: TextIO | None, text: str) -> None:
     """Prints where that is possible. What takes nothing for now is tried again with the next line; meanwhile others print nowhere."""
     try:
-        _again(stream)
         _write(stream, text)
     except (OSError, ValueError) as error:
         _silence(stream, isinstance(error, OSError) and error.errno in _FOR_NOW)
@@ -172,6 +172,7 @@ def _try(stream: TextIO | None, text: str) -> None:
 def _write(stream: TextIO | None, text: str) -> None:
     if stream is None:
         return
+    _again(stream)
     _last.at = time.monotonic()
     if _last.status and text:
         _last.status = False
@@ -193,11 +194,12 @@ def _silence(stream: TextIO | None, for_now: bool = False) -> None:
         stream.flush()
 
 
-def _again(stream: TextIO | None) -> None:
+def _again(stream: TextIO) -> None:
     """Leads a stream that took nothing for a while where it led before."""
-    if _full and stream is not None and (kept := _full.pop(stream.fileno(), None)) is not None:
-        os.dup2(kept, stream.fileno())
-        os.close(kept)
+    with contextlib.suppress(OSError, ValueError):  # it has no descriptor
+        if _full and (kept := _full.pop(stream.fileno(), None)) is not None:
+            os.dup2(kept, stream.fileno())
+            os.close(kept)
 
 
 def _styled(text: str, style: str, stream: TextIO | None) -> str:

@@ -49,22 +49,24 @@ def grammar_of(marks: Marks, tools: Sequence[Tree], one: str | None) -> str:
     """Returns the grammar of calls between these marks, one below the other, each with arguments of its tool's schema.  one: a single call,
     of the tool of this name."""
     wanted = [(name, schema) for name, schema in map(declared, tools) if one in (None, name)]
-    each = [
-        {"properties": {"name": {"const": name}, "arguments": schema}, "required": ["name", "arguments"], "additionalProperties": False}
-        for name, schema in wanted
-    ]
-    schema = {"x-guidance": _AS_TOJSON, "anyOf": [{"type": "object", **of} for of in each]}
-    opening, closing = (json.dumps(text) for text in (f"{marks.opening}\n", f"\n{marks.closing}"))
     more = "" if one else ' ("\\n" call)*'
-    return f"start: call{more}\ncall: {opening} function {closing}\nfunction: %json {json.dumps(schema)}\n"
+    rules = [f"start: call{more}", f"call: {' | '.join(f'call{n}' for n in range(len(wanted)))}"]
+    for n, (name, schema) in enumerate(wanted):  # each schema is a text of its own, whose references lead within it
+        before, behind = f'{marks.opening}\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": ', f"}}\n{marks.closing}"
+        rules.append(f"call{n}: {json.dumps(before)} arguments{n} {json.dumps(behind)}")
+        rules.append(f"arguments{n}: %json {json.dumps({**schema, 'x-guidance': _AS_TOJSON})}")
+    return "\n".join(rules)
 
 
 def declared(tool: Tree) -> tuple[str, Tree]:
-    """Returns a tool's name, and the schema of its arguments. Raises ConfigError where it has no name."""
+    """Returns a tool's name, and the schema of its arguments. Raises ConfigError where it has no name, or that is no schema."""
     of = tool.get("function", tool)
     if not isinstance(of, dict) or not isinstance(of.get("name"), str):
         raise ConfigError(f'tools: {json.dumps(tool)[:80]} has no name. Write {{"type": "function", "function": {{"name": ...}}}}.')
-    return of["name"], of.get("parameters") or {"type": "object"}
+    schema = of.get("parameters") or {"type": "object"}
+    if not isinstance(schema, dict):
+        raise ConfigError(f"tools: parameters of {of['name'][:80]} are {json.dumps(schema)[:80]}. Give a JSON schema, an object.")
+    return of["name"], schema
 
 
 class Said:
@@ -99,13 +101,12 @@ class Said:
 
 
 def _call(text: str) -> Tree | None:
-    """Returns the call in a text; None where it is not the JSON of an object with a name."""
-    try:
+    """Returns the call in a text; None where it is not the JSON of an object with a name, and with arguments unless it has nothing else."""
+    with suppress(ValueError, RecursionError):
         found = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
-        return None
-    given = found.get("arguments", {})
-    function = {"name": found["name"], "arguments": given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)}
-    return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
+        if isinstance(found, dict) and isinstance(found.get("name"), str) and ("arguments" in found or len(found) == 1):
+            given = found.get("arguments", {})
+            arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False, allow_nan=False)
+            f"{found['name']}{arguments}".encode()  # half a surrogate pair, which JSON can spell, could not be sent
+            return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": {"name": found["name"], "arguments": arguments}}
+    return None

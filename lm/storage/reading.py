@@ -109,14 +109,14 @@ def read_json(path: Path, foreign: bool = False) -> Tree:
     return tree
 
 
-def parse_json(data: bytes, foreign: bool = False) -> Any:
+def parse_json(data: bytes, foreign: bool = False, deepest: int = _DEEPEST) -> Any:
     """Returns a value whose numbers are finite and whose integers have at most 64 bits. Raises ValueError.
 
-    foreign: numbers may be infinite, and longer integers become floats."""
+    foreign: numbers may be infinite, and longer integers become floats.  deepest: levels of lists and objects."""
     try:
         if foreign:
-            return _shallow(data, json.loads(data, parse_constant=_number, parse_float=_number, parse_int=_nearest))
-        return _shallow(data, json.loads(data, parse_constant=_finite, parse_float=_finite, parse_int=_of_64_bits))
+            return _shallow(data, json.loads(data, parse_constant=_number, parse_float=_number, parse_int=_nearest), deepest)
+        return _shallow(data, json.loads(data, parse_constant=_finite, parse_float=_finite, parse_int=_of_64_bits), deepest)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
@@ -130,7 +130,7 @@ def parse_asked(data: bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def _shallow(data: bytes, found: Any, deepest: int = _DEEPEST) -> Any:
+def _shallow(data: bytes, found: Any, deepest: int) -> Any:
     """Returns what was found in the data. Raises ValueError where lists and objects are nested more deeply."""
     level = [found] if data.count(b"[") + data.count(b"{") >= deepest else []  # few brackets are never deep
     for _ in range(deepest):

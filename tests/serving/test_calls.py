@@ -79,9 +79,11 @@ def test_calls_are_told_apart_from_the_text(caller: httpx.Client, before: str, s
         ("So: <tool_call>{'name': 'f'}</tool_call>", {}, "stop"),
         (f"{ONE} and <tool_call>", {}, "stop"),
         ("a <tool> b ", {}, "stop"),
+        ('<tool_call>{"name": "f", "arguments": {"a": "\\ud800"}}</tool_call>', {}, "stop"),
     ],
 )
 def test_what_is_no_call_stays_text(caller: httpx.Client, text: str, more: Tree, why: str) -> None:
+    """Seen to fail: half a surrogate pair in arguments ended the answer with code 500, and a stream without a word."""
     body = asked(text, **more)
     (choice,) = choices(caller, CHAT, body)
     assert choice["message"] == {"role": "assistant", "content": text.encode()[: body["max_tokens"]].decode()}
@@ -105,6 +107,14 @@ def test_a_text_is_divided_alike_in_whatever_pieces_it_comes(text: str) -> None:
     assert Said(None).push(ONE) == ONE
 
 
+@pytest.mark.parametrize(
+    "found", ['"arguments": {"a": NaN}', '"arguments": {"a": 1e999}', '"arguments": "\\ud800"', '"parameters": {"a": 1}']
+)
+def test_a_call_that_no_client_could_read_or_that_would_lose_its_arguments_is_text(found: str) -> None:
+    said, text = Said(MARKS), f'<tool_call>{{"name": "f", {found}}}</tool_call>'
+    assert (said.push(text), said.end()) == ("", (text, []))
+
+
 def test_marks_are_those_that_the_template_writes() -> None:
     tokenizer = BytesConfig().build(extra=(*CHATML, "<tool_call>"))
     assert marks_of(ChatTemplate(source("chatml"), "here", BytesConfig().build(extra=CHATML))) == MARKS
@@ -124,13 +134,15 @@ def test_a_request_may_set_variables_of_the_template(caller: httpx.Client) -> No
         assert answer.status_code == 400 and says in answer.json()["error"]["message"]
 
 
-SCHEMA = {"type": "object", "properties": {"a": {"enum": ["é", 2]}}, "required": ["a"], "additionalProperties": False}
+SCHEMA = {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}}, "required": ["a"], "additionalProperties": False}
+SCHEMA["$defs"] = {"A": {"enum": ["é", 2]}}  # as pydantic writes models within models
 TWO_TOOLS = [{"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in ("f", "g")]
 
 
 @pytest.mark.parametrize("chosen", ["required", {"type": "function", "function": {"name": "g"}}])
 def test_a_call_may_be_asked_for(caller: httpx.Client, chosen: Any) -> None:
-    """Of arguments by the tool's schema, which a model of random weights would never write. Seen to fail: both were refused."""
+    """Of arguments by the tool's schema, which a model of random weights would never write. Seen to fail: both were refused, then
+    those whose schema has a reference."""
     body: Tree = {"messages": [{"role": "user", "content": "?"}], "tools": TWO_TOOLS, "tool_choice": chosen, "max_tokens": 500, "seed": 1}
     for seed in range(3):
         (choice,) = choices(caller, CHAT, body | {"seed": seed, "logit_bias": {"260": 100}})  # <|im_end|>, as soon as it may come
@@ -150,6 +162,7 @@ def test_a_call_may_be_asked_for(caller: httpx.Client, chosen: Any) -> None:
         ({"regex": "a"}, "tool_choice: another key says too what the answer is"),
         ({"response_format": {"type": "json_object"}}, "tool_choice: another key says too what the answer is"),
         ({"tools": [{"type": "function"}]}, "tools: "),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": "a"}}]}, 'tools: parameters of f are "a"'),
         ({"parallel_tool_calls": False}, "parallel_tool_calls"),
     ],
 )

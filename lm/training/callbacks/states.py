@@ -1,6 +1,7 @@
 """What callbacks keep when the process ends: the `state_dict()` of each, as JSON in the checkpoint."""
 
 import json
+import reprlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -9,7 +10,9 @@ from lightning import Callback
 
 from lm.errors import ConfigError
 from lm.schema import Tree
-from lm.storage.reading import parse_json
+from lm.storage.reading import MIB, parse_json
+
+_MOST_MIB, _DEEPEST = 64, 100  # of a state, as JSON: more would be saved, and refused where the checkpoint is read
 
 
 def require_apart(callbacks: Iterable[Callback]) -> None:
@@ -38,11 +41,13 @@ def load_states(callbacks: Iterable[Callback], saved: Mapping[str, Tree], say: C
 def _kept(callback: Callback, state: Any) -> Tree:
     """Returns a copy, which the callback does not change while it is written."""
     try:
-        kept = parse_json(json.dumps(state, allow_nan=False, ensure_ascii=False).encode())
-    except (TypeError, ValueError):
+        data = json.dumps(state, allow_nan=False, ensure_ascii=False).encode()
+        kept = parse_json(data, deepest=_DEEPEST) if len(data) <= _MOST_MIB * MIB else None
+    except (TypeError, ValueError, RecursionError):
         kept = None
     if not isinstance(kept, dict) or kept != state:
-        shown = " ".join(repr(state).split())[:80]
-        rule = "is a dict of finite numbers, texts, None, lists and dicts whose keys are texts, since a checkpoint holds no pickle"
+        shown = " ".join(reprlib.repr(state).split())[:80]
+        what = "is a dict of finite numbers, texts, None, lists and dicts whose keys are texts"
+        rule = f"{what}, of {_MOST_MIB} MiB and {_DEEPEST} levels at most, since a checkpoint holds no pickle"
         raise ConfigError(f"callbacks: state_dict() of {type(callback).__name__} gave {shown}, and a state {rule}. Convert it there.")
     return kept

@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import LambdaCallback, Timer
 
 from lm.errors import ConfigError
 from lm.storage.checkpoint import CheckpointReader, checkpoints
+from lm.training.callbacks.states import states_of
 from lm.training.run import train_rank
 from tests.training.conftest import Before, Configure, read
 
@@ -80,6 +81,19 @@ def test_lightnings_timer_counts_the_time_before_a_kill(configure: Configure) ->
     assert after.time_elapsed() > before.time_elapsed() > 0
     over = Timer(timedelta(seconds=after.time_elapsed() / 2))
     assert train_rank(configure(), callbacks=[over])["steps"] < 12
+
+
+def test_a_state_that_could_be_saved_but_not_read_again_is_refused() -> None:
+    """Seen: checkpoints that no resume could read; with more levels, a RecursionError."""
+    for levels in (150, 2000, 100_000):
+        counting = Counting()
+        for _ in range(levels):
+            counting.seen = {"in": counting.seen}
+        with pytest.raises(ConfigError, match=r"^callbacks: state_dict\(\) of Counting gave \{'in': .* 100 levels at most"):
+            states_of([counting])
+    counting.seen = {"long": "a" * (64 << 20)}
+    with pytest.raises(ConfigError, match=r"'aaa.* of 64 MiB"):
+        states_of([counting])
 
 
 @pytest.mark.parametrize("state", [{"best": float("inf")}, {"best": torch.zeros(2)}, {1: 2}, {"pair": (1, 2)}, {"n": 1 << 70}, [1]])

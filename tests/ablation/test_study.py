@@ -240,6 +240,12 @@ def test_a_study_is_asked_once_more_from_the_folder_of_another(
     assert code == 2 and "seeds: ffn-again goes on as it was asked for" in err
     code, _, err = lm("ablate", "study=ffn-again/study.json", "optim.lr=1", "plugins=ffn/plugins/own.py")
     assert code == 2 and "optim.lr=1: ffn-again goes on as it was asked for" in err
+    monkeypatch.chdir(tmp_path / "ffn-again")
+    for named in ("study.json", "."):
+        code, _, err = lm("ablate", f"study={named}", "name=third", "seeds=3", "plugins=../ffn/plugins/own.py")
+        assert code == 2 and f"seeds: study={named} is run again as it was asked for" in err
+        code, _, err = lm("ablate", "report", f"study={named}", "plugins=../ffn/plugins/own.py")
+        assert code == 0 and not (tmp_path / "ffn-again.jsonl").exists(), err
 
 
 def test_what_variants_have_in_common_is_told_once(ablate: Ablate) -> None:

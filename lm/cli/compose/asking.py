@@ -18,7 +18,11 @@ def begun_folder(study: str | None) -> Path | None:
     """Returns the folder of a begun study that is named by its path, or by that of its study.json; None for all other names."""
     path = Path(os.path.expanduser(study or ""))
     folder = path.parent if path.name == FROZEN else path
-    return folder if study and os.sep in study and (folder / FROZEN).is_file() else None
+    if not study or not (folder / FROZEN).is_file():
+        return None
+    if path.name in (FROZEN, "", "..") and os.sep not in study:
+        return folder.resolve()  # the working directory, whose parent has the ledger
+    return folder if os.sep in study else None
 
 
 def listed(override: str) -> str:

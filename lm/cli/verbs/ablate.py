@@ -136,7 +136,8 @@ class Ablate(Verb):
         folder = frozen if frozen is not None and there else self._folder(name)
         begun = AskedStudy.read(folder)
         if question is None and (unread := sorted(self.model_fields_set & StudyConfig.model_fields.keys()) + overrides):
-            raise ConfigError(f"{unread[0]}: {folder} goes on as it was asked for. Leave it out, or repeat the command that began it.")
+            what = f"{folder} goes on" if frozen is None or there else f"study={self.study} is run again"
+            raise ConfigError(f"{unread[0]}: {what} as it was asked for. Leave it out, or repeat the command that began it.")
         if question is None or (doing == "report" and begun is None):
             study = read_study(folder, None if doing == "report" else frozen)
         else:

@@ -128,8 +128,14 @@ class Reader:
             raise ConfigError(f"chat_template_kwargs: the model's chat template does not read {unread[0][:80]}. Leave it out.")
         messages, names = [message.shown() for message in body.messages], body.chat_template_kwargs | ({"tools": tools} if tools else {})
         parts = self.chat.asking(messages, names, body.continue_final_message)
-        cfg = self._sampling(tree | form | self._forced(body, bool(form or tree.keys() & _FORMS)))
-        return self._asked(body, tree, cfg, [ids_of(self.writer.tokenizer, parts)], [""], self._marks if tools else None)
+        forced = self._forced(body, bool(form or tree.keys() & _FORMS))
+        cfg = self._sampling(tree | form | forced)
+        try:
+            return self._asked(body, tree, cfg, [ids_of(self.writer.tokenizer, parts)], [""], self._marks if tools else None)
+        except ConfigError as error:
+            if not forced or not str(error).startswith("grammar: "):
+                raise
+            raise ConfigError(f"tools: tool_choice enforces their schemas; {str(error).removeprefix('grammar: ')}") from None
 
     def texts(self, data: bytes) -> Texts:
         """Reads a body of /v1/embeddings. Raises ConfigError and Refusal."""

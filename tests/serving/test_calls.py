@@ -163,6 +163,10 @@ def test_a_call_may_be_asked_for(caller: httpx.Client, chosen: Any) -> None:
         ({"response_format": {"type": "json_object"}}, "tool_choice: another key says too what the answer is"),
         ({"tools": [{"type": "function"}]}, "tools: "),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": "a"}}]}, 'tools: parameters of f are "a"'),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "not": {}}}}]},
+            "tools: tool_choice enforces their schemas; ",
+        ),
         ({"parallel_tool_calls": False}, "parallel_tool_calls"),
     ],
 )

@@ -73,8 +73,11 @@ class Writer(Verb):
         from lm.storage.model_folder import read_config
 
         model, prompt = read_config(Path(self.out).expanduser()).get("model", {}), ["prompt=...", *map(shlex.quote, options)]
-        verb, what = ("eval", "data=text data.files=...") if model.get("kind") == "encoder" else ("generate", " ".join(prompt))
-        verb, what = ("classify", "text=...") if model.get("head", {}).get("labels") else (verb, what)
+        head, encoder = model.get("head", {}), model.get("kind") == "encoder"
+        verb, what = ("eval", "data=text data.files=...") if encoder else ("generate", " ".join(prompt))
+        if encoder and not (head.get("transform") or head.get("bias")):  # it has no head
+            verb, what = "embed", "text=..."
+        verb, what = ("classify", "text=...") if head.get("labels") else (verb, what)
         return f"Try it: lm {verb} from={shlex.quote(self.out)} {what}"
 
 

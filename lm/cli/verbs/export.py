@@ -64,7 +64,8 @@ class Export(Writer):
             )  # fmt: skip
         say(f"{found.folder}: {found.kind}, {si(found.n_parameters)} parameters")
         if found.check is not None:
-            how = f"float32, {found.check.rows} x {found.check.tokens} tokens, logits of std {found.check.spread:.2g}"
-            say(f"largest logit difference to transformers: {found.check.difference:.1e} ({how})")
+            what = found.check.what
+            how = f"float32, {found.check.rows} x {found.check.tokens} tokens, {what}s of std {found.check.spread:.2g}"
+            say(f"largest {what} difference to transformers: {found.check.difference:.1e} ({how})")
         for use in found.uses:
             say(f"{use.program}: {use.command}" if use.command is not None else f"{use.program} cannot take it: {use.why}")

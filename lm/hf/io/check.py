@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from lm.errors import ConfigError
+from lm.hf.io.bodies import headless
 from lm.hf.io.family import Family
 from lm.hf.options.context import changes_at, shortened
 from lm.nn.batch import Batch
@@ -19,13 +20,17 @@ LONGEST = 8192  # tokens of one row, where so many are needed
 
 
 class Comparison(NamedTuple):
-    """Of the logits of random tokens: the largest difference, and their spread.  left_out: what was not compared."""
+    """Of the logits of random tokens, or the last states of an encoder without a head: the largest difference, and their spread.
+
+    left_out: what was not compared.
+    """
 
     difference: float
     spread: float
     rows: int
     tokens: int
     left_out: str | None
+    what: str = "logit"  # or state
 
 
 def why_not(family: Family, package: str = "transformers") -> str | None:
@@ -87,7 +92,10 @@ def compare(folder: Path, family: Family, model: LM, adapter: Path | None = None
         ids[ids == padding] = 1 if padding == 0 else 0  # a label is read off at the last token that is no padding
         at = 0 if model.cfg.kind == "encoder" else -1
         expected, found = theirs(ids).logits, model(Batch(ids), read=lambda hidden, head, ctx: head(hidden[:, at]))
+    elif headless(model.cfg):
+        expected, found = theirs(ids).last_hidden_state, model(Batch(ids), read=lambda hidden, head, ctx: hidden)
     else:
         expected, found = theirs(ids).logits, model(Batch(ids))
     spread = expected.std() if expected.numel() > 1 else expected.abs().max()  # a reward of one text is one number
-    return Comparison(float((expected - found).abs().max()), float(spread), rows, tokens, left_out)
+    what = "state" if headless(model.cfg) else "logit"
+    return Comparison(float((expected - found).abs().max()), float(spread), rows, tokens, left_out, what)

@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from lm.errors import ConfigError
+from lm.hf.io.bodies import BODIES, bodies
 from lm.hf.io.family import Family, Pair, families, module
 from lm.nn.stack import ModelConfig
 from lm.schema import Tree
@@ -112,7 +113,10 @@ class _Classifier(Family):
 
 
 def known_task(hf: Tree) -> dict[str, Family]:
-    """Returns the families that a config.json can be of: by its architecture those of classifiers, or those of language models."""
+    """Returns the families that a config.json can be of: by its architecture those of classifiers, of encoders without a head, or of
+    language models."""
     named: Any = hf.get("architectures")
-    architecture = str(named[0]) if isinstance(named, list) and named else ""
-    return classifiers() if architecture.endswith(TASK) and hf.get("model_type") in HEADS else families()
+    architecture, kind = str(named[0]) if isinstance(named, list) and named else "", hf.get("model_type")
+    if architecture.endswith("Model") and kind in BODIES:
+        return bodies()
+    return classifiers() if architecture.endswith(TASK) and kind in HEADS else families()

@@ -241,6 +241,7 @@ def _compared(folder: Path, family: Family, model: LM, say: Say, adapter: Path |
         say(f"not compared with transformers: {compared.left_out}")
     if not compared.difference <= 1e-3 * max(1.0, compared.spread):
         raise CheckpointError(
-            f"export: transformers computes other logits from it, by up to {compared.difference:.2g}, so nothing is written. Report it."
+            f"export: transformers computes other {compared.what}s from it, by up to {compared.difference:.2g}, so nothing is written."
+            " Report it."
         )
     return compared

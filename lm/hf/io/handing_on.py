@@ -10,6 +10,7 @@ from lm.errors import ConfigError
 from lm.hf.gguf.vocabulary import vocabulary
 from lm.hf.gguf.writing import FILE, architecture_for
 from lm.hf.io import mlx, vllm
+from lm.hf.io.bodies import headless
 from lm.hf.io.family import Family, resolved
 from lm.nn.stack import ModelConfig
 from lm.nn.transformer import LM
@@ -41,7 +42,7 @@ def uses_of_hf(source: str, folder: Path, family: Family, model: LM, tokenizer: 
     there, kind = shlex.quote(str(folder)), model.cfg.kind
     head = model.cfg.head
     told = "m(input_ids=x['input_ids']).logits" + ("" if head.tells_number() else ".sigmoid()" if head.several else ".argmax(-1)")
-    shown = _GENERATED if model.cfg.continues() else told
+    shown = _GENERATED if model.cfg.continues() else "m(input_ids=x['input_ids']).last_hidden_state.shape" if headless(model.cfg) else told
     found = [Use("transformers", _python(_PYTHON.format(auto=family.auto, folder=str(folder), shown=shown)))]
     if model.cfg.head.labels is not None:
         return [*found, Use("vLLM, MLX, llama.cpp, lm-eval", None, f"it {head.does()}, and none was tried with such a model")]

@@ -9,6 +9,7 @@ from lm.data.tokenizer.fitting import fitted, grown, new_ids
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import ConfigError, expect
 from lm.generation.text import require_fit
+from lm.hf.io.bodies import headless
 from lm.hf.io.card import stated
 from lm.hf.io.generation import GENERATION, further_ends, sampling, with_first
 from lm.hf.io.hub import local_folder
@@ -55,6 +56,8 @@ def import_model(
     found = read_hf(folder, max_seq_len)
     for note in found.notes:
         say(note)
+    if headless(found.config):
+        say("config.json: the model has no head: lm embed makes vectors by it, and objective=contrastive or classify trains it")
     own = read_foreign(Path(os.path.expanduser(tokenizer)) if tokenizer else folder, say)
     assert found.config.vocab_size is not None
     own, beyond = fitted(own, found.config.vocab_size) if tokenizer is None else (own, [])

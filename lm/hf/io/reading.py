@@ -62,6 +62,9 @@ def read_hf(folder: Path, max_seq_len: int | None = None) -> Imported:
         notes.append(f"{CONFIG}: auto_map names code of the model's own, which is not run")
     files = Files(folder) if packing is None else PackedFiles(folder, packing)
     _require_unwrapped(folder, files.names)
+    if (tie := _ties_no_head(family, cfg, _architecture(hf), files.names)) is not None:
+        hf |= {tie: True}
+        notes.append(f"{CONFIG}: {_architecture(hf)} has no head, and the embedding takes its place: lm embed makes vectors by it")
     cfg, ignored = family.config(family.as_stored(hf, files.names)), family.ignores(hf)
     try:
         weights = _weights(folder, files, family, cfg, ignored, _architecture(hf))
@@ -157,6 +160,16 @@ def _weights(
             weights[name] = tensor.contiguous()
     dtype, self_updated = Counter(tensor.dtype for tensor in weights.values()).most_common(1)[0][0], model.self_updated()
     return {name: tensor if name in self_updated else tensor.to(dtype) for name, tensor in weights.items()}
+
+
+def _ties_no_head(family: Family, cfg: ModelConfig, architecture: str | None, names: set[str]) -> str | None:
+    """Returns the key of config.json that ties the head of a decoder which was saved without one; None where it has one, or needs none."""
+    key = family.fields.get("head.tied")
+    if key is None or cfg.head.tied or not (architecture or "").endswith("Model"):
+        return None
+    spelled, heads = _spelled(family, names), [pair for pair in family.pairs(resolved(cfg)) if pair.ours == ("head.weight",)]
+    there = any(spelled(name) in names for pair in heads for name in pair.theirs)
+    return None if there else key if isinstance(key, str) else key[0]
 
 
 def _spelled(family: Family, names: set[str]) -> Callable[[str], str]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from lm.errors import CheckpointError
+from lm.hf.io.bodies import headless
 from lm.nn.stack import ModelConfig
 from lm.schema import Tree
 from lm.storage.atomic import write_json
@@ -18,9 +19,9 @@ Pooling = Literal["token", "mean"]
 
 
 def embeds(model: Path, cfg: ModelConfig) -> bool:
-    """Returns whether vectors of texts are what this model is for: the run around its folder has trained it so, or it reads the mean of a
-    text, of which it predicts nothing."""
-    if cfg.head.labels is None and cfg.head.pooling == "mean":
+    """Returns whether vectors of texts are what this model is for: the run around its folder has trained it so, or it has no head, or reads
+    the mean of a text, of which it predicts nothing."""
+    if headless(cfg) or (cfg.head.labels is None and cfg.head.pooling == "mean"):
         return True
     run = RunFolder.around(model)
     return run is not None and (run.config().get("objective") or {}).get("kind") == "contrastive"

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
+from lm.hf.io.bodies import bodies, headless
 from lm.hf.io.classifier import classifiers
 from lm.hf.io.family import Family, families, resolved
 from lm.hf.io.files import INDEX, SINGLE
@@ -30,7 +31,9 @@ def family_for(cfg: ModelConfig, wanted: str | None = None, among: Collection[st
     wanted: the only family that may; None: all in `among`. among: names of families; None: all. Raises ConfigError naming the options that
     have no place in the nearest family.
     """
-    every = classifiers() if cfg.head.labels is not None and among is None else families()
+    every = families()
+    if among is None:
+        every = classifiers() if cfg.head.labels is not None else bodies() if headless(cfg) else every
     known = {name: family for name, family in every.items() if among is None or name in among}
     if wanted is not None and wanted not in known:
         raise ConfigError(f"family={wanted!r} is not known. Known are {', '.join(known)}.")

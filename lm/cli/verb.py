@@ -68,16 +68,17 @@ class Writer(Verb):
     overwrite: bool = False
     """Replace a folder that a verb has written before, once the new one is complete."""
 
-    def tried(self, options: Sequence[str] = ()) -> str:
-        """Returns the command that tries the written model; an encoder and a classifier continue no prompt.  options: of lm generate."""
+    def tried(self, options: Sequence[str] = (), embeds: bool = False) -> str:
+        """Returns the command that tries the written model; an encoder and a classifier continue no prompt.
+
+        options: of lm generate.  embeds: it was written without a head.
+        """
         from lm.storage.model_folder import read_config
 
         model, prompt = read_config(Path(self.out).expanduser()).get("model", {}), ["prompt=...", *map(shlex.quote, options)]
-        head, encoder = model.get("head", {}), model.get("kind") == "encoder"
-        verb, what = ("eval", "data=text data.files=...") if encoder else ("generate", " ".join(prompt))
-        if encoder and not (head.get("transform") or head.get("bias")):  # it has no head
-            verb, what = "embed", "text=..."
-        verb, what = ("classify", "text=...") if head.get("labels") else (verb, what)
+        verb, what = ("eval", "data=text data.files=...") if model.get("kind") == "encoder" else ("generate", " ".join(prompt))
+        verb, what = ("classify", "text=...") if model.get("head", {}).get("labels") else (verb, what)
+        verb, what = ("embed", "text=...") if embeds else (verb, what)
         return f"Try it: lm {verb} from={shlex.quote(self.out)} {what}"
 
 

@@ -44,4 +44,4 @@ class Import(Writer):
                 overwrite=self.overwrite, say=note,
             )  # fmt: skip
         options = options_of(read_config(found.folder).get("sampling") or {})
-        say(f"{found.folder}: {found.kind}, {si(found.n_parameters)} parameters. {self.tried(options)}")
+        say(f"{found.folder}: {found.kind}, {si(found.n_parameters)} parameters. {self.tried(options, found.embeds)}")

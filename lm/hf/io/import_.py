@@ -77,7 +77,8 @@ def import_model(
         for note in sentences.notes:
             say(note)
     save_model(target, config.tree(), found.weights, own.save, extra, overwrite)
-    return Written(target, found.family.name, sum(weight.numel() for weight in found.weights.values()))
+    n = sum(weight.numel() for weight in found.weights.values())
+    return Written(target, found.family.name, n, embeds=headless(config))
 
 
 def import_adapter(

@@ -10,6 +10,7 @@ from lm.losses.measure import Measure
 from lm.losses.tokens import labelled_first
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import LM
+from lm.ops.precision import without_autocast
 
 
 class Contrastive(Measure):
@@ -36,9 +37,13 @@ class Contrastive(Measure):
         n = batch.n_labels(labels)
         n = int((labels != IGNORED).sum()) if n is None else n
         first = labelled_first(labels.flatten())[:n] // labels.shape[1]  # (n,) rows of anchors
-        second = first + self._among
         vectors: Tensor = model(batch, read=row_vectors(batch, model.cfg))  # (b, d)
-        wrong = _apart(labels, batch.tokens)
+        with without_autocast(vectors.device):  # cosines are divided by so little that bf16 is too coarse
+            return self._compared(vectors, first, first + self._among, _apart(labels, batch.tokens))
+
+    def _compared(self, vectors: Tensor, first: Tensor, second: Tensor, wrong: Tensor) -> tuple[LossSums, Tensor]:
+        """vectors: (b, d); first, second: (n,) rows of anchors and of their positives; wrong: as of `_apart`."""
+        n = len(first)
         seconds = torch.ones_like(wrong[0]).index_fill(0, first, False)  # (b,) whether a row is a candidate of anchors
         cosines = vectors[first] @ vectors.T  # (n, b)
         logits = self._logits(cosines, second, wrong[second] | ~seconds)

@@ -16,6 +16,7 @@ import lm
 from lm.cli.compose.compose import compose_config
 from lm.errors import ConfigError
 from lm.losses.contrastive import Contrastive
+from lm.losses.embeddings import row_vectors
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import LM
 from lm.training.config import TrainConfig
@@ -118,6 +119,19 @@ def test_the_loss_of_given_vectors_is_that_of_loops() -> None:
             logits = anchors[apart] @ vector(net, tokens[start + among + i]) / 0.1
             back += float(F.cross_entropy(logits, torch.tensor(apart.index(i))))
     assert float(both.total) == pytest.approx((sum(nats) + back) / 2, rel=1e-4)
+
+
+def test_cosines_are_not_rounded_where_the_model_computes_in_bf16() -> None:
+    """Seen to fail: a temperature of 0.01 makes 0.4 nats of a rounding of 0.004."""
+    torch.manual_seed(0)
+    net, tokens, labels = redrawn(config()), torch.randint(5, 20, (8, 6)), torch.full((8, 6), IGNORED)
+    labels[:4, -1] = torch.arange(4)
+    batch = Batch(tokens, labels, positions=torch.arange(6).repeat(8, 1))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        vectors = net(batch, read=row_vectors(batch, net.cfg))
+        _, each = Contrastive(4, 0.01, both_ways=False).closely(net, batch)
+    exact = F.cross_entropy(vectors[:4].double() @ vectors[4:].double().T / 0.01, torch.arange(4), reduction="none")
+    assert each[:, 0].tolist() == pytest.approx(exact.tolist(), abs=1e-3)
 
 
 def test_vectors_of_two_texts_that_belong_together_find_each_other(of_pairs: Told, tmp_path: Path) -> None:

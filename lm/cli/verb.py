@@ -69,12 +69,15 @@ class Writer(Verb):
     """Replace a folder that a verb has written before, once the new one is complete."""
 
     def tried(self, options: Sequence[str] = ()) -> str:
-        """Returns the command that tries the written model; an encoder and a classifier continue no prompt.  options: of lm generate."""
+        """Returns the command that tries the written model; an encoder, a classifier and a model that reads the mean of a text continue no
+        prompt.  options: of lm generate."""
         from lm.storage.model_folder import read_config
 
         model, prompt = read_config(Path(self.out).expanduser()).get("model", {}), ["prompt=...", *map(shlex.quote, options)]
         verb, what = ("eval", "data=text data.files=...") if model.get("kind") == "encoder" else ("generate", " ".join(prompt))
-        verb, what = ("classify", "text=...") if model.get("head", {}).get("labels") else (verb, what)
+        head = model.get("head", {})
+        verb, what = ("embed", "text=[TEXT,ANOTHER]") if head.get("pooling") == "mean" else (verb, what)
+        verb, what = ("classify", "text=...") if head.get("labels") else (verb, what)
         return f"Try it: lm {verb} from={shlex.quote(self.out)} {what}"
 
 

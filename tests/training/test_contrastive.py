@@ -205,7 +205,7 @@ def test_sources_of_a_mixture_whose_negatives_differ_stand_side_by_side(of_pairs
 
 @pytest.mark.parametrize("pooling", ["mean", "token"])
 def test_samples_are_left_aside(of_pairs: Told, tmp_path: Path, capsys: pytest.CaptureFixture[str], pooling: str) -> None:
-    """Seen to fail: a decoder that reads the mean of a text was refused at its start, by the default prompts; another one wrote nonsense."""
+    """Seen to fail: a decoder that reads the mean of a text was refused at its start by the default prompts; another wrote nonsense."""
     train_rank(of_pairs(f"model.head.pooling={pooling}", "trainer.sample_prompts=held_out"))
     assert "trainer.sample_prompts are left aside" in capsys.readouterr().out
     assert not (tmp_path / "run" / "samples.md").exists()

@@ -69,7 +69,8 @@ class Writer(Verb):
     """Replace a folder that a verb has written before, once the new one is complete."""
 
     def tried(self, options: Sequence[str] = (), embeds: bool = False) -> str:
-        """Returns the command that tries the written model; an encoder and a classifier continue no prompt.
+        """Returns the command that tries the written model; an encoder, a classifier and a model that reads the mean of a text continue no
+        prompt.
 
         options: of lm generate.  embeds: it was written without a head.
         """
@@ -77,8 +78,9 @@ class Writer(Verb):
 
         model, prompt = read_config(Path(self.out).expanduser()).get("model", {}), ["prompt=...", *map(shlex.quote, options)]
         verb, what = ("eval", "data=text data.files=...") if model.get("kind") == "encoder" else ("generate", " ".join(prompt))
-        verb, what = ("classify", "text=...") if model.get("head", {}).get("labels") else (verb, what)
-        verb, what = ("embed", "text=...") if embeds else (verb, what)
+        head = model.get("head", {})
+        verb, what = ("embed", "text=[TEXT,ANOTHER]") if embeds or head.get("pooling") == "mean" else (verb, what)
+        verb, what = ("classify", "text=...") if head.get("labels") else (verb, what)
         return f"Try it: lm {verb} from={shlex.quote(self.out)} {what}"
 
 

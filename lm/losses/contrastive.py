@@ -29,11 +29,19 @@ class Contrastive(Measure):
         """both_ways: half of the loss is of positives, which are to find their anchors."""
         self._among, self._temperature, self._both_ways = among, temperature, both_ways
 
+    def labels(self, batch: Batch) -> Tensor:
+        """(groups, among): of each anchor its number."""
+        places = self.places(batch)
+        return places[places != IGNORED].unflatten(0, (-1, self._among))
+
+    def places(self, batch: Batch) -> Tensor:
+        return super().labels(batch)
+
     def __call__(self, model: LM, batch: Batch) -> LossSums:
         return self.closely(model, batch)[0]
 
     def closely(self, model: LM, batch: Batch) -> tuple[LossSums, Tensor]:
-        labels = self.labels(batch)
+        labels = self.places(batch)
         n = batch.n_labels(labels)
         n = int((labels != IGNORED).sum()) if n is None else n
         first = labelled_first(labels.flatten())[:n] // labels.shape[1]  # (n,) rows of anchors

@@ -116,8 +116,8 @@ class ModelConfig(Slot):
         return self.replace(vocab_size=self.vocab_size or -(-n_tokens // 64) * 64, max_seq_len=self.max_seq_len or seq_len)
 
     def continues(self) -> bool:
-        """Whether it goes on with texts, as an encoder and a classifier do not."""
-        return self.kind != "encoder" and self.head.labels is None
+        """Whether it goes on with texts, as an encoder, a classifier and a model that reads the mean of a text do not."""
+        return self.kind != "encoder" and self.head.labels is None and self.head.pooling == "token"
 
     def drafts(self) -> bool:
         """Whether there are blocks beyond the last layer."""

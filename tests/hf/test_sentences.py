@@ -82,7 +82,7 @@ def test_a_run_tells_whether_its_model_is_for_vectors(tmp_path: Path) -> None:
     for kind, written in (("contrastive", True), ("causal", False)):
         run.write_config({"objective": {"kind": kind}})
         found = lm.export(run.path, out := tmp_path / kind, check=False)
-        assert (out / "modules.json").exists() == written == (found.uses[0].program == "sentence-transformers")
+        assert (out / "modules.json").exists() == written == ([use.program for use in found.uses] == ["sentence-transformers"])
         assert ("library_name: sentence-transformers" in (out / "README.md").read_text()) == written
         assert json.loads((out / "tokenizer_config.json").read_text())["padding_side"] == ("right" if written else "left")
     run.write_config({"objective": {"kind": "contrastive"}})

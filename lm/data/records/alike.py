@@ -15,6 +15,7 @@ _USUAL = (
     ("sentence1", "sentence2"), ("query", "passage"), ("query", "document"),
 )  # fmt: skip
 _USUAL_NEGATIVES = ("negative", "neg")
+_TOLD = ("neg", "pos", "score", "label", "similarity")  # names that begin so, where they are not read
 
 
 class AlikeRecord(RecordConfig):
@@ -49,11 +50,12 @@ class AlikeRecord(RecordConfig):
         return self.model_copy(update=named), ", ".join(name for name in named.values() if name)
 
     def unread(self, values: Values) -> set[str]:
-        """Fields of any name may stand beside the texts; what looks like a further text of one of them is told."""
+        """Fields of any name may stand beside the texts; what looks like a further text of one of them is told, or like how well they
+        belong together, since all are taken to do so."""
         many = listed(values.get(self.positive or ""))
         others = {f"all but the first of {self.positive}"} if isinstance(many, list) and len(many) > 1 else set[str]()
         read = {self.anchor, self.positive, self.negative}
-        return others | {name for name in values if name not in read and str(name).startswith(("neg", "pos")) and values[name] is not None}
+        return others | {name for name in values if name not in read and str(name).startswith(_TOLD) and values[name] is not None}
 
     def turns(self, values: Values, where: str) -> list[Turn]:
         """Returns the anchor, the positive, then the negatives."""

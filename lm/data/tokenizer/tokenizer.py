@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm.data.tokenizer.bytelevel import is_plain, token_bytes, unknown_token
-from lm.data.tokenizer.panics import sound
+from lm.data.tokenizer.panics import encoded, sound
 from lm.data.tokenizer.templates import DEFAULT, read_templates, written
 from lm.errors import CheckpointError, ConfigError
 from lm.schema import MOST, Tree, did_you_mean
@@ -121,8 +121,8 @@ class Tokenizer:
         if self._plain:
             return [np.frombuffer(text.encode(), np.uint8).astype(np.uint32) for text in texts]
         parts = [self._leaks.split(text) if self._leaks else [text] for text in texts]
-        encoded = iter(sound(self._raw.encode_batch_fast, [part for split in parts for part in split], add_special_tokens=False))
-        arrays = [[np.array(next(encoded).ids, np.uint32) for _ in split] for split in parts]
+        found = iter(encoded(self._raw.encode_batch_fast, [part for split in parts for part in split], add_special_tokens=False))
+        arrays = [[np.array(next(found).ids, np.uint32) for _ in split] for split in parts]
         return [found[0] if len(found) == 1 else np.concatenate(found) for found in arrays]
 
     def places(self, text: str, specials: bool) -> NDArray[np.int64]:
@@ -132,7 +132,7 @@ class Tokenizer:
         """
         found, at = [np.empty((3, 0), np.int64)], 0
         for part in self._leaks.split(text) if self._leaks and not specials else [text]:
-            encoding = sound((self._reader if specials else self._raw).encode, part, add_special_tokens=False)
+            encoding = encoded((self._reader if specials else self._raw).encode, part, add_special_tokens=False)
             starts, ends = np.array(encoding.offsets, np.int64).reshape(-1, 2).T
             ends = np.maximum.accumulate(ends)
             starts = np.minimum(starts, np.concatenate([[0], ends[:-1]]))  # what lies between two tokens is the later one's

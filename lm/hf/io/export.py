@@ -95,8 +95,7 @@ def export(
     if dtype != "keep":
         found = found.to(_DTYPES[dtype])
     weights = {name: p.detach() for name, p in found.named_parameters()}
-    uses = uses_of_hf(str(model), folder, home, found, tokenizer, about.get("family"))
-    uses = [use_of_sentences(folder), *uses] if embeds else uses
+    uses = [use_of_sentences(folder)] if embeds else uses_of_hf(str(model), folder, home, found, tokenizer, about.get("family"))
     with out_folder(folder, overwrite, sum(weight.nbytes for weight in weights.values())) as half:
         write_hf(half, home, found.cfg, weights, tokenizer, about.get("sampling"), embeds)
         if embeds:

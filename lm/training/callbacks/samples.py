@@ -21,8 +21,9 @@ class Samples(RunCallback):
 
     def begin(self, module: TrainModule) -> None:
         prompts = _prompts(module)
-        if prompts and not module.model.cfg.continues():
-            module.run.journal.console.say("trainer.sample_prompts are left aside: an encoder, or a classifier, continues no text")
+        if prompts and not _continues(module):
+            why = "an encoder, a classifier or a model of vectors continues no text"
+            module.run.journal.console.say(f"trainer.sample_prompts are left aside: {why}")
             return
         try:
             writer = self._writer(module)
@@ -41,7 +42,7 @@ class Samples(RunCallback):
     def write(self, module: TrainModule) -> None:
         """Generates and writes the samples. Every rank generates, since each may hold only a part of the weights."""
         run = module.run
-        if module.cfg.trainer.sample_prompts and module.model.cfg.continues():
+        if module.cfg.trainer.sample_prompts and _continues(module):
             told = run.journal.console.during("Sampling")
             with run.clock.paused(), told, module.exported_weights(), eager(module.cfg.trainer.compile):
                 run.counters.samples_bytes = run.journal.samples(module.step, self._texts(module))
@@ -63,6 +64,11 @@ class Samples(RunCallback):
     def _writer(self, module: TrainModule) -> Writer:
         tokens, seed = module.cfg.trainer.sample_tokens, module.cfg.seeds.init
         return Writer(module.model, module.run.data.tokenizer, SamplingConfig(max_tokens=tokens, temperature=0.8, top_p=0.95, seed=seed))
+
+
+def _continues(module: TrainModule) -> bool:
+    """Whether the model goes on with texts when it is trained: what it predicts is read by the head."""
+    return module.model.cfg.continues() and module.cfg.objective.trains_head
 
 
 def _prompts(module: TrainModule) -> list[str]:

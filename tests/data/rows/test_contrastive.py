@@ -106,6 +106,14 @@ def test_usual_names_are_recognised(rows: AlikeRows, first: str, second: str, th
     assert any("not read: all but the first of pos" in line for line in said) == (second == "pos")
 
 
+def test_how_well_two_texts_belong_together_is_told_not_to_be_read(rows: AlikeRows) -> None:
+    """Seen to fail: pairs of score 0, or of the label of a contradiction, were taken for paraphrases without a word."""
+    for name in ("score", "label", "similarity_score"):
+        said.clear()
+        rows([{"sentence1": f"a{i}", "sentence2": "b", name: 0, "id": i} for i in range(30)], among=2, val_frac=0.1)
+        assert f"records: not read: {name}" in said
+
+
 @pytest.mark.parametrize(
     ("record", "named", "fault"),
     [

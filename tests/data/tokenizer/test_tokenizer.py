@@ -84,6 +84,14 @@ def test_encoding_a_batch_equals_one_by_one(any_kind: Tokenizer) -> None:
     assert [ids.tolist() for ids in any_kind.encode_arrays(texts)] == [any_kind.encode(text) for text in texts]
 
 
+def test_half_a_surrogate_pair_is_told_alike_by_all(any_kind: Tokenizer) -> None:
+    """Seen to fail: the library's TypeError, which ended `lm embed` and `lm classify` as a bug, but for plain bytes."""
+    for read in (lambda: any_kind.encode_arrays(["a", "a\ud800"]), lambda: any_kind.document("a\ud800")):
+        with pytest.raises(UnicodeEncodeError) as found:
+            read()
+        assert found.value.start == 1
+
+
 def test_token_bytes_add_up_to_the_text(byte_level: Tokenizer) -> None:
     counts = byte_level.token_bytes()
     assert counts is not None and counts.shape == (byte_level.vocab_size,)

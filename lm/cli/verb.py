@@ -158,6 +158,7 @@ class OfTexts(Verb):
 
     def write_lines(self, out: Path, lines: list[Tree], fields: Sequence[str | None], of: "Whole[T]") -> None:
         """Writes each line with what the model makes of its text; a start that was ended is gone on with.  fields: of the texts."""
+        self.note_cut(of)
         asked = {"from": folder_hash(resolve_model(self.from_)), **self.model_dump(include={"dtype", "merge"}), "fields": [*fields]}
         try:
             n = of.into(out, lines, asked, self.telling(len(lines)), self.overwrite)
@@ -165,6 +166,11 @@ class OfTexts(Verb):
             note(f"{self.out}: what is {self.done} is kept, and the same command goes on behind it.")
             raise
         note(f"{self.out}: {counted(len(lines), 'text')} {self.done}, {n:,} now.")
+
+    def note_cut(self, of: "Whole[T]") -> None:
+        """Notes how many texts are longer than what the model reads."""
+        if of.n_cut:
+            note(f"texts: {of.n_cut:,} of {of.n:,} {'is' if of.n_cut == 1 else 'are'} longer than the model reads: the end is left out")
 
     def telling(self, n: int) -> Callable[[int], None]:
         """Returns what is to be called with how many of n texts are done so far, and tells it now and then."""

@@ -22,7 +22,7 @@ class Whole(ABC, Generic[T]):
     def __init__(self, read: Sequence[Read], most: int | None = None) -> None:
         """most: tokens of a batch, unless one text has more. None: as many as are fast. Raises ConfigError for a text of no tokens."""
         self._read, self._lengths, self.n = read, [len(each.ids) for each in read], len(read)
-        self._most = most or _TOKENS
+        self._most, self.n_cut = most or _TOKENS, sum(each.cut for each in read)
         if empty := [number for number, length in enumerate(self._lengths, 1) if not length]:
             raise ConfigError(f"texts: number {empty[0]:,} of {len(read):,} has no tokens, and a model reads at least one. Leave it out.")
         self._order = sorted(range(len(read)), key=lambda i: -self._lengths[i])

@@ -59,7 +59,8 @@ def _about(run: Run) -> list[tuple[str, str]]:
     slots = [str(flat[key]) for slot in ("norm", "position", "attention", "ffn") if (key := f"model.{slot}.kind") in flat]
     source = [shown(flat[key]) for key in ("data.kind", "data.name", "data.files") if flat.get(key) is not None]
     source += [", ".join(str(one.get("name")) for one in run.config.get("data", {}).get("sources", []))]
-    rows = f"{flat.get('data.global_batch', '?')} rows of {flat.get('data.seq_len', '?')} tokens a step"
+    group = f"{pairs} pairs of up to " if (pairs := flat.get("objective.among")) is not None else ""
+    rows = f"{flat.get('data.global_batch', '?')} rows of {group}{flat.get('data.seq_len', '?')} tokens a step"
     prints = str(summary.get("data_fingerprint") or "")[:12]
     commit = str(summary.get("commit") or "")
     changed = ", with changes that are not committed" if commit.endswith("+") else ""

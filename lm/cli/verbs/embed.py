@@ -11,7 +11,8 @@ from lm.storage.model_folder import resolve_model
 from lm.units import counted, table
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import numpy as np
+    from numpy.typing import NDArray
 
 _SHOWN = 60  # letters of a text
 _MATRIX = ".npy"
@@ -45,12 +46,17 @@ class Embed(OfTexts):
         if files is not None:
             self._embed_file(folder, files)
             return
-        from lm.generation.embed import EMBEDDING, embed, shortest
+        import numpy as np
+
+        from lm.generation.embed import EMBEDDING, Embedding, read_texts, shortest
         from lm.generation.load import load
 
         given = [self.text] if isinstance(self.text, str) else self.text or []
-        found = embed(*load(folder, self.device, self.merge, self.dtype), given)
-        vectors = [shortest(vector) for vector in found.numpy()]
+        model, tokenizer = load(folder, self.device, self.merge, self.dtype)
+        embedding = Embedding(model, read_texts(model, tokenizer, given))
+        self.note_cut(embedding)
+        found = np.stack(embedding.all())
+        vectors = [shortest(vector) for vector in found]
         if self.format == "json":
             answer(json.dumps([{"text": text, EMBEDDING: vector} for text, vector in zip(given, vectors, strict=True)], ensure_ascii=False))
         else:
@@ -71,11 +77,12 @@ class Embed(OfTexts):
         if not matrix:
             self.write_lines(files[1], lines, [self.field], embedding)
             return
+        self.note_cut(embedding)
         embedding.matrix(files[1], self.telling(len(lines)), self.overwrite)
         note(f"{self.out}: {counted(len(lines), 'text')} {self.done}.")
 
 
-def _cosines(texts: list[str], vectors: "Tensor") -> list[list[str]]:
+def _cosines(texts: list[str], vectors: "NDArray[np.float32]") -> list[list[str]]:
     """Returns a table with a row and a column for each text; columns have the numbers of their texts."""
     numbers = [str(number) for number in range(1, len(texts) + 1)]
     rows = zip(numbers, (vectors @ vectors.T).tolist(), texts, strict=True)

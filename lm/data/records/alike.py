@@ -1,5 +1,6 @@
 """Records that are two texts that belong together, and texts that do not belong to the first."""
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Literal, Self
 
@@ -14,7 +15,7 @@ _USUAL = (
     ("anchor", "positive"), ("query", "positive"), ("query", "pos"), ("query", "answer"), ("question", "answer"),
     ("sentence1", "sentence2"), ("query", "passage"), ("query", "document"),
 )  # fmt: skip
-_USUAL_NEGATIVES = ("negative", "neg")
+_NEGATIVE = re.compile(r"neg|negative(_\d+)?")
 _TOLD = ("neg", "pos", "score", "label", "similarity")  # names that begin so, where they are not read
 
 
@@ -27,8 +28,9 @@ class AlikeRecord(RecordConfig):
     """Field of the first text. null: anchor, query or question, or sentence1, as the other one's field goes with it."""
     positive: str | None = None
     """Field of the second text, or of a list of which it is the first. null: positive, pos, answer, passage, document or sentence2."""
-    negative: str | None = None
-    """Field of a text that does not belong to the first, or of a list of such texts. null: negative or neg, where there is one."""
+    negative: str | list[str] | None = None
+    """Field of a text that does not belong to the first, or of a list of such texts; or several such fields. null: neg, negative and
+    negative_1, negative_2 ..., where there are any."""
 
     @model_validator(mode="after")
     def _both_or_none(self) -> Self:
@@ -42,19 +44,19 @@ class AlikeRecord(RecordConfig):
         there = {name for name, value in values.items() if value is not None}
         found = [pair for pair in _USUAL if there.issuperset(pair)]
         if len(found) != 1:
-            which = " and as ".join(f"{first} with {second}" for first, second in found)
-            said = f"could be read as {which}" if found else "are not those of two texts that belong together, by their usual names"
+            which = (" and as " if found else ", ").join(f"{first} with {second}" for first, second in found or _USUAL)
+            said = f"could be read as {which}" if found else f"have no usual names of two texts that belong together ({which})"
             raise bad_record(f"{where}: its fields {names(values)} {said}. Set data.record.anchor and data.record.positive, fix the record")
-        negative = next((name for name in _USUAL_NEGATIVES if name in there), None)
-        named = {"anchor": found[0][0], "positive": found[0][1], "negative": negative}
-        return self.model_copy(update=named), ", ".join(name for name in named.values() if name)
+        negatives = [name for name in values if _NEGATIVE.fullmatch(str(name))]
+        named = {"anchor": found[0][0], "positive": found[0][1], "negative": negatives}
+        return self.model_copy(update=named), ", ".join([*found[0], *negatives])
 
     def unread(self, values: Values) -> set[str]:
         """Fields of any name may stand beside the texts; what looks like a further text of one of them is told, or like how well they
         belong together, since all are taken to do so."""
         many = listed(values.get(self.positive or ""))
         others = {f"all but the first of {self.positive}"} if isinstance(many, list) and len(many) > 1 else set[str]()
-        read = {self.anchor, self.positive, self.negative}
+        read = {self.anchor, self.positive, *self._negatives()}
         return others | {name for name in values if name not in read and str(name).startswith(_TOLD) and values[name] is not None}
 
     def turns(self, values: Values, where: str) -> list[Turn]:
@@ -64,9 +66,13 @@ class AlikeRecord(RecordConfig):
             Turn("anchor", self._texts(values, self.anchor, "anchor", where)[0]),
             Turn("positive", self._texts(values, self.positive, "positive", where)[0]),
         ]
-        if self.negative is not None and value_of(values, self.negative, "data.record.negative", where) is not None:
-            turns += [Turn("negative", text) for text in self._texts(values, self.negative, "negative", where, least=0)]
+        for field in self._negatives():
+            if value_of(values, field, "data.record.negative", where) is not None:
+                turns += [Turn("negative", text) for text in self._texts(values, field, "negative", where, least=0)]
         return turns
+
+    def _negatives(self) -> list[str]:
+        return [self.negative] if isinstance(self.negative, str) else self.negative or []
 
     def _texts(self, values: Values, field: str, option: str, where: str, least: int = 1) -> list[str]:
         """Returns the text in a field, or those of a list. Raises BadRecord for fewer than `least`, and for blank ones."""

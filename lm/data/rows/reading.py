@@ -15,10 +15,12 @@ from lm.nn.stack import ModelConfig
 
 
 class Read(NamedTuple):
-    """The ids that a model reads, and the segment of each. None: the model, or its tokenizer, tells no segments apart."""
+    """The ids that a model reads, and the segment of each. None: the model, or its tokenizer, tells no segments apart.  cut: its texts lost
+    an end."""
 
     ids: Ids
     segments: Ids | None
+    cut: bool = False
 
 
 class Reading:
@@ -42,12 +44,13 @@ class Reading:
         after, room = np.array(self._behind, np.int64), self._most - len(self._behind)
         if second is None:
             ids = np.concatenate([begun[:room], after])
-            return Read(ids, np.zeros_like(ids) if self._segmented else None)
+            return Read(ids, np.zeros_like(ids) if self._segmented else None, len(begun) > room)
         most = _longest_first(len(begun) - len(self._prefix), len(second), room - len(self._prefix) - len(self._between))
         first = [begun[: len(self._prefix) + most[0]], np.array(self._between, np.int64)]
         ids = np.concatenate([*first, second[: most[1]], after])[: self._most]
         behind_first = np.arange(len(ids)) >= sum(map(len, first))
-        return Read(ids, behind_first.astype(np.int64) if self._segmented else None)
+        cut = sum(most) < len(begun) - len(self._prefix) + len(second)
+        return Read(ids, behind_first.astype(np.int64) if self._segmented else None, cut)
 
     def as_it_is(self, ids: Ids) -> Read:
         """Returns what `read` does of all that a model is to read, such as a chat."""

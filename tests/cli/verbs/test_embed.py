@@ -59,7 +59,10 @@ def test_cosines_or_a_vector_are_printed(made: str, lm: Lm, tmp_path: Path) -> N
     ]
     [told] = json.loads(lm("embed", made, "text=the sea", "format=json")[1])
     assert told["text"] == "the sea" and told["embedding"] == pytest.approx(vectors[1].tolist(), abs=1e-6)
-    assert json.loads(lm("embed", made, "text=the sea")[1]) == told["embedding"]
+    code, whole, note = lm("embed", made, "text=the sea")
+    assert json.loads(whole) == told["embedding"] and "longer" not in note
+    for n, cut in ((31, False), (32, True)):  # beside [bos]
+        assert ("1 of 1 is longer than the model reads" in lm("embed", made, f"text={'x' * n}")[2]) == cut
 
 
 def test_a_file_gets_embeddings_or_becomes_a_matrix(made: str, lm: Lm, tmp_path: Path) -> None:
@@ -68,7 +71,10 @@ def test_a_file_gets_embeddings_or_becomes_a_matrix(made: str, lm: Lm, tmp_path:
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, given)) + "\n\n")
     code, _, note = lm("embed", made, "texts=a.jsonl", "field=of.text", "out=b.jsonl")
     found = [json.loads(line) for line in (tmp_path / "b.jsonl").read_text().splitlines()]
-    assert code == 0 and "6 texts embedded, 6 now" in note and [{k: line[k] for k in ("of", "id")} for line in found] == given
+    cut = "texts: 1 of 6 is longer than the model reads: the end is left out"
+    assert (
+        code == 0 and "6 texts embedded, 6 now" in note and cut in note and [{k: line[k] for k in ("of", "id")} for line in found] == given
+    )
     assert lm("embed", made, "texts=a.jsonl", "field=of.text", "out=new/b.npy")[0] == 0
     matrix = np.load(tmp_path / "new" / "b.npy")
     assert matrix.dtype == np.float32 and np.array_equal(matrix, np.array([line["embedding"] for line in found], np.float32))

@@ -237,3 +237,11 @@ def test_labels_do_not_go_through_the_tokenizer(rows: Callable[..., Rows]) -> No
     found = rows(words, encoder(), WordPieceConfig(vocab_size=270), ["好", "坏"])
     batch = found.batch(np.arange(len(found)))
     assert batch.labels is not None and {*batch.labels[batch.labels != IGNORED].tolist()} == {0, 1}
+
+
+def test_what_was_read_says_whether_its_texts_lost_an_end() -> None:
+    for model in (config(), encoder()):
+        reading = Reading(model, BytesConfig().build(), 8)
+        short, long = (next(n for n in range(20) if reading.text("x" * n).cut == cut) for cut in (False, True))
+        assert (short, len(reading.text("x" * (long - 1)).ids), len(reading.text("x" * long).ids)) == (0, 8, 8)
+        assert reading.text("a", "b" * 9).cut and reading.text("a" * 9, "b").cut and not reading.text("a", "b").cut

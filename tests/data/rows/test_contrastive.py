@@ -114,10 +114,30 @@ def test_how_well_two_texts_belong_together_is_told_not_to_be_read(rows: AlikeRo
         assert f"records: not read: {name}" in said
 
 
+def test_negatives_may_stand_in_fields_of_their_own(rows: AlikeRows) -> None:
+    """As sentence-transformers publishes mined ones."""
+    found = rows(
+        [{"query": f"a{i}", "answer": "b", "negative_1": "c", "negative_2": None, "negative_3": "d"} for i in range(30)],
+        among=2,
+        val_frac=0.1,
+    )
+    assert texts(found.batch(np.arange(1)))[4:] == ["c", "d"] * 2
+    assert "records: read as query, answer, negative_1, negative_2, negative_3" in said
+    named = AlikeRecord(anchor="query", positive="answer", negative=["negative_3"])
+    found = rows(
+        [{"query": f"a{i}", "answer": "b", "negative_1": "c", "negative_3": "d"} for i in range(30)], among=2, val_frac=0.1, record=named
+    )
+    assert texts(found.batch(np.arange(1)))[4:] == ["d", "d"] and "records: not read: negative_1" in said
+
+
 @pytest.mark.parametrize(
     ("record", "named", "fault"),
     [
-        ({"text": "a"}, None, "its fields text are not those of two texts that belong together"),
+        (
+            {"text": "a"},
+            None,
+            r"its fields text have no usual names of two texts that belong together \(anchor with positive, query with positive,",
+        ),
         ({"query": "a", "answer": "b", "question": "c"}, None, "could be read as query with answer and as question with answer"),
         ({"anchor": "a", "positive": " "}, None, "field 'positive' holds \" \", and no text"),
         ({"anchor": "a", "positive": []}, None, r"field 'positive' holds \[\], and no text"),

@@ -197,7 +197,7 @@ def test_a_new_head_may_read_the_mean_of_a_text(of_labels: Labelled, tmp_path: P
 
 def test_a_classifier_continues_nothing(of_labels: Labelled, parent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train_rank(of_labels("trainer.max_steps=1", "trainer.sample_prompts=[sea]", "schedule.warmup_steps=0"))
-    assert "an encoder, or a classifier, continues no text" in capsys.readouterr().out
+    assert "an encoder, a classifier or a model of vectors continues no text" in capsys.readouterr().out
     net, tokenizer = lm.load(tmp_path / "run")
     with pytest.raises(ConfigError, match=r"the model tells texts apart and continues none\. Use lm classify"):
         lm.generate(net, tokenizer, "sea")

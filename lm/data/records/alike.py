@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
@@ -54,8 +54,8 @@ class AlikeRecord(RecordConfig):
     def unread(self, values: Values) -> set[str]:
         """Fields of any name may stand beside the texts; what looks like a further text of one of them is told, or like how well they
         belong together, since all are taken to do so."""
-        many = listed(values.get(self.positive or ""))
-        others = {f"all but the first of {self.positive}"} if isinstance(many, list) and len(many) > 1 else set[str]()
+        many = _several(values.get(self.positive or ""))
+        others = {f"all but the first of {self.positive}"} if many is not None and len(many) > 1 else set[str]()
         read = {self.anchor, self.positive, *self._negatives()}
         return others | {name for name in values if name not in read and str(name).startswith(_TOLD) and values[name] is not None}
 
@@ -77,12 +77,11 @@ class AlikeRecord(RecordConfig):
     def _texts(self, values: Values, field: str, option: str, where: str, least: int = 1) -> list[str]:
         """Returns the text in a field, or those of a list. Raises BadRecord for fewer than `least`, and for blank ones."""
         key = f"data.record.{option}"
-        held = listed(value_of(values, field, key, where)) if option != "anchor" else None
-        texts = [text_of({field: text}, field, key, where) for text in held] if isinstance(held, list) else []
-        if not isinstance(held, list):
-            texts = [text_of(values, field, key, where)]
+        value = value_of(values, field, key, where)
+        held = _several(value) if option != "anchor" else None
+        texts = [text_of({field: text}, field, key, where) for text in ([value] if held is None else held)]
         if len(texts) < least or not all(text.strip() for text in texts):
-            raise bad_record(f"{where}: field '{field}' holds {shown(value_of(values, field, key, where))}, and no text. Fix the record")
+            raise bad_record(f"{where}: field '{field}' holds {shown(value)}, and no text. Fix the record")
         return texts
 
     def passages(self, documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[Passage]:
@@ -92,3 +91,11 @@ class AlikeRecord(RecordConfig):
             last = len(document.turns) - 1
             for number, turn in enumerate(document.turns):
                 yield Passage(document.split, turn.text, tokenizer.prefix, [], number == 0, number == last, kinds[turn.role])
+
+
+def _several(value: object) -> list[Any] | None:
+    """Returns a list of texts, as JSON too, as which tables hold one; None of anything else, such as a text that is code: [1, 2]."""
+    if isinstance(value, list):
+        return value
+    found = listed(value)
+    return found if isinstance(found, list) and found and all(isinstance(text, str) for text in found) else None

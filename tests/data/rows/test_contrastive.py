@@ -114,6 +114,14 @@ def test_how_well_two_texts_belong_together_is_told_not_to_be_read(rows: AlikeRo
         assert f"records: not read: {name}" in said
 
 
+def test_a_text_that_looks_like_a_list_is_a_text_unless_it_is_one_of_texts(rows: AlikeRows) -> None:
+    """Code does, and columns of tables hold lists so. Seen to fail: [1, 2] held 1, not a string, and [] no text."""
+    for positive, read in (("[1, 2]", "[1, 2]"), ("[]", "[]"), ("7", "7"), ('["b", "c"]', "b"), (["b", "c"], "b")):
+        found = rows([{"anchor": f"a{i}", "positive": positive, "negative": "[3]"} for i in range(30)], among=2, val_frac=0.1)
+        assert texts(found.batch(np.arange(1)))[2:] == [read] * 2 + ["[3]"] * 2
+        assert any("all but the first" in line for line in said) == (read == "b")
+
+
 def test_negatives_may_stand_in_fields_of_their_own(rows: AlikeRows) -> None:
     """As sentence-transformers publishes mined ones."""
     found = rows(

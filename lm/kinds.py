@@ -24,8 +24,9 @@ from lm.data.order import Ids, uniforms
 from lm.data.records.chat import ChatRecord
 from lm.data.records.pair import PairRecord
 from lm.data.records.preference import PreferenceRecord
-from lm.data.rows.base import LikelihoodConfig, Material, PackedRows, Rows
+from lm.data.rows.base import LikelihoodConfig, Material, Rows
 from lm.data.rows.causal import CausalRows
+from lm.data.rows.packed import PackedRows
 from lm.data.sources.base import Document, Source, Turn, document, turns_document
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError

@@ -125,7 +125,8 @@ def worker_faults() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Steps(Dataset[list[Batch]]):
-    """Item `step` is the list of this rank's micro-batches."""
+    """Item `step` is the list of this rank's micro-batches: the rows of the step go to ranks and micro-batches by their width, the widest
+    first, since the sum over all is the same in any order, and the less is padding."""
 
     rows: Rows
     seed: int
@@ -137,9 +138,8 @@ class Steps(Dataset[list[Batch]]):
     widest_first: bool
 
     def __getitem__(self, step: int) -> list[Batch]:
-        per_rank = self.global_batch // self.world
-        ids = self.rows.of_step(self.seed, step, self.global_batch, self.train_rows)[self.rank * per_rank : (self.rank + 1) * per_rank]
-        parts = list(_parts(ids, self.micro_batch))
+        ids = self.rows.by_width(self.rows.of_step(self.seed, step, self.global_batch, self.train_rows))
+        parts = list(_parts(ids, self.micro_batch))[self.rank :: self.world]
         if self.widest_first:
             parts[0] = self.rows.widest(len(parts[0]))
         return _counted([self.rows.batch(part, step) for part in parts])

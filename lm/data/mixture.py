@@ -184,6 +184,8 @@ def merged(parts: Sequence[Batch], places: Sequence[Ids], pad: int) -> Batch:
         for field, at in zip(whole, places, strict=True):
             found[name][torch.from_numpy(at), : field.shape[1]] = field
     beside = [each for part in parts for each in part.beside]
+    if all(part.lengths is not None for part in parts):
+        found["lengths"] = (found["positions"] >= 0).sum(-1).tolist()
     return Batch(**found, step_tokens=sum(part.step_tokens for part in parts), beside=beside)
 
 

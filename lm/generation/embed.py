@@ -15,7 +15,7 @@ from lm.errors import ConfigError, NumericsError, expect
 from lm.generation.answering import require_new
 from lm.generation.decode import decoding
 from lm.generation.whole import Whole, numbered, of_text
-from lm.losses.embeddings import row_vectors
+from lm.losses.embeddings import first_of, row_vectors
 from lm.nn.transformer import LM
 from lm.ops.defaults import device_unset
 from lm.schema import Tree
@@ -26,8 +26,10 @@ Vector = NDArray[np.float32]  # (d,)
 
 
 @device_unset()
-def embed(model: LM, tokenizer: Tokenizer, texts: Sequence[str]) -> Tensor:
+def embed(model: LM, tokenizer: Tokenizer, texts: Sequence[str], dims: int | None = None) -> Tensor:
     """(n, d) float32 on the CPU: a vector of length 1 of each text, so that a product of two is their cosine.
+
+    dims: only the first so many numbers of each vector, made to length 1; of use where objective.first_dims has trained them.
 
     It is what the model's head would read at the first token of an encoder and the last one of a decoder, or the mean over all tokens with
     model.head.pooling=mean, as objective=contrastive trains it. The end of a text that is longer than the model's context is left out.
@@ -35,10 +37,11 @@ def embed(model: LM, tokenizer: Tokenizer, texts: Sequence[str]) -> Tensor:
     """
     expect("model", model, torch.nn.Module, "Give the model and the tokenizer that lm.load returned")
     expect("tokenizer", tokenizer, Tokenizer, "Give the model and the tokenizer that lm.load returned")
-    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+    if isinstance(texts, str) or not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
         raise ConfigError(f"texts: {texts!r:.80} is no list of texts. Give one, such as ['a text'].")
-    vectors = Embedding(model, read_texts(model, tokenizer, texts)).all()
-    return torch.from_numpy(np.stack(vectors)) if vectors else torch.zeros(0, model.cfg.d_model)
+    embedding = Embedding(model, read_texts(model, tokenizer, texts), dims=dims)
+    vectors = embedding.all()
+    return torch.from_numpy(np.stack(vectors)) if vectors else torch.zeros(0, embedding.d)
 
 
 def read_texts(model: LM, tokenizer: Tokenizer, texts: Sequence[str]) -> list[Read]:
@@ -57,18 +60,24 @@ def require_embeds(model: LM) -> None:
 
 
 class Embedding(Whole[Vector]):
-    """Texts that become vectors, each (d,) and of length 1. Raises ConfigError as `require_embeds`."""
+    """Texts that become vectors, each (d,) and of length 1. Raises ConfigError as `require_embeds`.
 
-    def __init__(self, model: LM, read: Sequence[Read], most: int | None = None) -> None:
+    dims: the first so many numbers of a vector are it; None: all, the model's width.
+    """
+
+    def __init__(self, model: LM, read: Sequence[Read], most: int | None = None, dims: int | None = None) -> None:
         require_embeds(model)
-        self._model = model
+        self._model, whole = model, model.cfg.d_model
+        self.d = whole if dims is None else dims
+        if not 0 < self.d <= whole:
+            raise ConfigError(f"dims: {dims} is given, and a vector of the model has {whole} numbers. Give at least 1, at most {whole}.")
         super().__init__(read, most)
 
     def found(self, texts: list[Read]) -> list[Vector]:
         batch = batch_of([[text] for text in texts], max(len(text.ids) for text in texts), pad=0).to(self._model.embed.weight.device)
         with decoding(self._model):
             vectors: Tensor = self._model(batch, read=row_vectors(batch, self._model.cfg))
-        found: Vector = vectors.float().cpu().numpy()
+        found: Vector = first_of(vectors, self.d).float().cpu().numpy()
         if not np.isfinite(found).all():
             raise NumericsError("model: its states hold NaN or infinity, and no vector can be read off them. Use another checkpoint.")
         return [*found]
@@ -79,7 +88,7 @@ class Embedding(Whole[Vector]):
     def matrix(self, out: Path, told: Callable[[int], None], anew: bool = False) -> None:
         """Writes a file of NumPy with a row for each text, (n, d), once all are there.  told, anew: as in `into`."""
         require_new(out, anew)
-        vectors, so_far = np.empty((self.n, self._model.cfg.d_model), np.float32), 0
+        vectors, so_far = np.empty((self.n, self.d), np.float32), 0
         for each in self.batches():
             for i, found in each:
                 vectors[i] = found

@@ -140,7 +140,7 @@ class Evaluator:
         """Returns the sums over this process's part of the rows. A process with fewer batches than others makes up for them by forwards
         that do not count, since with sharded weights all processes must take part in each forward."""
         device, sizes = self.model.embed.weight.device, rows.label_bytes(self.tokenizer)
-        mine = ids[self.ranks.rank :: self.ranks.world]
+        mine = rows.by_width(ids)[self.ranks.rank :: self.ranks.world]
         idle = -(-len(ids[:: self.ranks.world]) // self.micro_batch) - -(-len(mine) // self.micro_batch)
         each: list[LossSums] = []
         tokens = n_bytes = 0

@@ -89,7 +89,7 @@ def remodel(
     apart = _apart(before, dict(own), built, probed)
     tokenizer = load_tokenizer(folder)
     told = {"parent": str(model), "layers": None if layers is None else [*layers], "silent": silent, "seed": seed}
-    extra = {key: tree[key] for key in ("sampling", "card") if tree.get(key) is not None}
+    extra = {key: tree[key] for key in ("sampling", "card", "prompts") if tree.get(key) is not None}
     extra |= {"remodeled": told, "tokenizer_hash": tokenizer.hash, "plugins": used(cfg)}
     like = own["embed.weight"].dtype
     weights = {name: p.detach().to(own[name].dtype if name in own else like) for name, p in built.named_parameters()}

@@ -1,11 +1,13 @@
 """The loss of texts that belong together: each is to be more like its own counterpart than like those of others."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from lm.losses.cross_entropy import LossSums, mean_of, with_error
-from lm.losses.embeddings import row_vectors
+from lm.losses.embeddings import WHOLE, InParts, first_of
 from lm.losses.measure import Measure
 from lm.losses.tokens import labelled_first
 from lm.nn.batch import IGNORED, Batch
@@ -15,7 +17,8 @@ from lm.ops.precision import without_autocast
 
 class Contrastive(Measure):
     """-log of the softmax over candidates of cosine / temperature, at an anchor's own one, summed over anchors (InfoNCE; van den Oord et
-    al. 2018, arXiv:1807.03748, equation 4).
+    al. 2018, arXiv:1807.03748, equation 4); the mean over vectors and their beginnings, where these are to serve too (Kusupati et al. 2022,
+    arXiv:2205.13147, equation 1).
 
     A batch has groups of rows: `among` anchors, whose labels count from 0, their positives in the same order, and any number of negatives.
     Candidates are the positives and negatives of the same group, but for those that are the same text as the anchor's own one.
@@ -25,9 +28,11 @@ class Contrastive(Measure):
     of_text = False
     units = {"loss": "nats/pair", "similarity": "cosine"}
 
-    def __init__(self, among: int, temperature: float, both_ways: bool) -> None:
-        """both_ways: half of the loss is of positives, which are to find their anchors."""
+    def __init__(self, among: int, temperature: float, both_ways: bool, in_parts: InParts = WHOLE, first_dims: Sequence[int] = ()) -> None:
+        """both_ways: half of the loss is of positives, which are to find their anchors.  in_parts: makes the vectors of a batch.
+        first_dims: vectors of their first so many numbers count as much as whole ones."""
         self._among, self._temperature, self._both_ways = among, temperature, both_ways
+        self._in_parts, self._first_dims = in_parts, first_dims
 
     def labels(self, batch: Batch) -> Tensor:
         """(groups, among): of each anchor its number."""
@@ -45,13 +50,19 @@ class Contrastive(Measure):
         n = batch.n_labels(labels)
         n = int((labels != IGNORED).sum()) if n is None else n
         first = labelled_first(labels.flatten())[:n] // labels.shape[1]  # (n,) rows of anchors
-        vectors: Tensor = model(batch, read=row_vectors(batch, model.cfg))  # (b, d)
+        vectors = self._in_parts(model, batch)  # (b, d)
+        wrong = _apart(labels, batch.tokens)
         with without_autocast(vectors.device):  # cosines are divided by so little that bf16 is too coarse
-            return self._compared(vectors, first, first + self._among, _apart(labels, batch.tokens))
+            found = [self._compared(each, first, wrong) for each in (vectors, *(first_of(vectors, d) for d in self._first_dims))]
+        (whole, guesses), *shorter = found
+        total = torch.stack([sums.total for sums, _ in found]).mean()
+        nats = torch.stack([each[:, 0] for _, each in found]).mean(0)
+        told = {f"accuracy_{d}d": sums.metrics["accuracy"] for d, (sums, _) in zip(self._first_dims, shorter, strict=True)}
+        return LossSums(total, total.detach(), metrics=whole.metrics | told), torch.cat([nats.unsqueeze(-1), guesses[:, 1:]], -1)
 
-    def _compared(self, vectors: Tensor, first: Tensor, second: Tensor, wrong: Tensor) -> tuple[LossSums, Tensor]:
-        """vectors: (b, d); first, second: (n,) rows of anchors and of their positives; wrong: as of `_apart`."""
-        n = len(first)
+    def _compared(self, vectors: Tensor, first: Tensor, wrong: Tensor) -> tuple[LossSums, Tensor]:
+        """vectors: (b, d); first: (n,) rows of anchors; wrong: as of `_apart`."""
+        n, second = len(first), first + self._among
         seconds = torch.ones_like(wrong[0]).index_fill(0, first, False)  # (b,) whether a row is a candidate of anchors
         cosines = vectors[first] @ vectors.T  # (n, b)
         logits = self._logits(cosines, second, wrong[second] | ~seconds)

@@ -1,13 +1,21 @@
 """One vector for each text of a batch, as which it is compared with others."""
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from lm.nn.batch import Batch
 from lm.nn.context import Context
 from lm.nn.head import Head, Reader
 from lm.nn.stack import ModelConfig
+from lm.nn.transformer import LM
 from lm.ops.precision import wide_dtype
+from lm.ops.recompute import Recomputed, recomputed
+
+_ROUND = 8  # so that compiled models meet fewer different widths
 
 
 def row_vectors(batch: Batch, model: ModelConfig) -> Reader:
@@ -22,6 +30,48 @@ def row_vectors(batch: Batch, model: ModelConfig) -> Reader:
 
     def read(hidden: Tensor, head: Head, ctx: Context) -> Tensor:
         vectors = hidden[torch.arange(b, device=at.device), at]  # (b, s, d) -> (b, d)
-        return torch.nn.functional.normalize(vectors.to(wide_dtype(vectors)), dim=-1)
+        return F.normalize(vectors.to(wide_dtype(vectors)), dim=-1)
 
     return read
+
+
+def first_of(vectors: Tensor, d: int) -> Tensor:
+    """(b, d) the first numbers of vectors, made to length 1."""
+    return F.normalize(vectors[:, :d], dim=-1)
+
+
+@dataclass(frozen=True)
+class InParts:
+    """The vectors of a batch, (b, d) as of `row_vectors`, whose texts a model reads in so many parts of like lengths: each is as wide as
+    its longest text, so that questions are not padded to the lengths of answers. Ranks that share weights read equally many parts.
+
+    again: the backward reads each part once more, and its activations are held no longer.
+    """
+
+    n: int = 1
+    again: bool = False
+
+    def __call__(self, model: LM, batch: Batch) -> Tensor:
+        def vectors(part: Batch) -> Tensor:
+            found: Tensor = model(part, read=row_vectors(part, model.cfg))
+            return found
+
+        assert batch.positions is not None
+        lengths = (batch.positions >= 0).sum(-1).tolist() if batch.lengths is None else batch.lengths
+        order, device = sorted(range(len(lengths)), key=lengths.__getitem__), batch.tokens.device
+        ends = [len(order) * (i + 1) // self.n for i in range(self.n)]
+        rows = [order[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+        parts = [_narrowed(batch, torch.tensor(some, device=device), lengths[some[-1]]) for some in rows]
+        what: Recomputed = "block" if self.again and torch.is_grad_enabled() else "none"
+        return torch.cat([recomputed(vectors, what, part) for part in parts])[torch.tensor(order, device=device).argsort()]
+
+
+WHOLE = InParts()
+
+
+def _narrowed(batch: Batch, rows: Tensor, longest: int) -> Batch:
+    """Returns these rows of a batch, as wide as the longest of them."""
+    width = -(-longest // _ROUND) * _ROUND
+    given = {name: getattr(batch, name) for name in ("tokens", "positions", "documents", "segments")}
+    narrowed: dict[str, Any] = {name: field[rows, :width] for name, field in given.items() if field is not None}
+    return Batch(**narrowed)

@@ -1,10 +1,11 @@
 """Activation checkpointing: what a block recomputes in the backward instead of keeping it.  Chen et al. 2016, arXiv:1604.06174."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -37,7 +38,7 @@ class Recompute:
 NOTHING = Recompute()
 
 
-def recomputed(block: nn.Module, what: Recomputed, *inputs: Any) -> Tensor:
+def recomputed(block: Callable[..., Tensor], what: Recomputed, *inputs: Any) -> Tensor:
     """Returns block(*inputs), with the same gradients to the bit, dropout included.
 
     selective raises RuntimeError where an operation writes over a result that is kept: the backward would write a second time. torch 2.11

@@ -22,8 +22,9 @@ _INERT = (
     "seed", "run.", "logger.", "resume.", "checkpoint.", "traceback", "data.cache_dir", "data.remote", "trainer.sample_",
     "trainer.deterministic",
 )  # fmt: skip
+# Decide what val_loss is of.
+_LEARNED = tuple(f"objective.{key}" for key in ("kind", "among", "temperature", "both_ways", "first_dims"))
 # Data keys that shape the batches and leave the text alone.
-_LEARNED = ("objective.kind", "objective.among", "objective.temperature", "objective.both_ways")  # decide what val_loss is of
 _BATCHING = ("data.seq_len", "data.global_batch", "data.mask_documents", "data.workers")
 
 

@@ -143,12 +143,12 @@ class Reader:
         self._require_name(body)
         model, given = self.writer.model, _several(body.input, "input")
         require_embeds(model)
-        if body.dimensions not in (None, model.cfg.d_model):
-            raise ConfigError(f"dimensions: {body.dimensions} is not the model's {model.cfg.d_model}, and no vector is cut. Leave it out.")
+        if not 0 < (dims := body.dimensions or model.cfg.d_model) <= model.cfg.d_model:
+            raise ConfigError(f"dimensions: {dims} is given, and a vector of the model has {model.cfg.d_model} numbers. Give fewer.")
         if len(given) > _TEXTS:
             raise ConfigError(f"input: {len(given)} texts are too many for a request; at most {_TEXTS}. Send fewer.")
         read = [self._text_of(given[i], numbered(i + 1, len(given))) for i in range(len(given))]
-        return Texts(body, Embedding(model, read, self._chunk), sum(len(each.ids) for each in read))
+        return Texts(body, Embedding(model, read, self._chunk, dims), sum(len(each.ids) for each in read))
 
     def _text_of(self, given: str | Ids, which: str) -> Read:
         """Returns what the model reads of a text, which is not cut."""

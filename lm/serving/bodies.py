@@ -75,8 +75,8 @@ class EmbeddingBody(AnyBody):
     """Text that becomes a vector, or its token ids, or several of either."""
     encoding_format: Literal["float", "base64"] = "float"
     """base64: of the bytes of float32, the lowest first."""
-    dimensions: int | None = None
-    """Of the vectors; none but the model's own."""
+    dimensions: int | None = Field(None, gt=0)
+    """The first so many numbers of each vector, made to length 1. null: all."""
 
     @field_validator("input", mode="before")
     @classmethod

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 LATEST = "latest"
-IMPORTED = ("family", "sampling", "card")  # keys of config.json that stay with what is trained from an import, and say how it is exported
+IMPORTED = ("family", "sampling", "card", "prompts")
+"""Keys of config.json that stay with what is trained of a model, and say how it is exported, and read."""
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 

@@ -175,7 +175,7 @@ class TrainSetup(Config):
         """Returns the settings that the memory of a rank depends on."""
         trainer = self.trainer
         return Setting(
-            micro_batch=micro_batches(self.data.global_batch, self.launch.data_parallel, trainer.micro_batch)[0] * self.objective.texts,
+            micro_batch=self.objective.held(micro_batches(self.data.global_batch, self.launch.data_parallel, trainer.micro_batch)[0]),
             seq_len=self.data.seq_len,
             chunk=self.objective.chunk if isinstance(self.objective, TaughtConfig) else CHUNK,
             precision=trainer.precision,

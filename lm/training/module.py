@@ -132,8 +132,8 @@ class TrainModule(LightningModule):
             self.nll = torch.zeros((), device=self.device, dtype=torch.float32)  # bf16-true makes bf16 the default
             self.tokens_in_step = self._label_tokens(batch)
             self.loads, self.metrics = None, {}
-        n_micro = self.trainer.accumulate_grad_batches
-        first_row = (self.global_rank // self.cfg.launch.ranks_per_row * n_micro + self.micro) * len(batch.tokens)
+        launch, n_micro = self.cfg.launch, self.trainer.accumulate_grad_batches
+        first_row = (self.micro * launch.data_parallel + self.global_rank // launch.ranks_per_row) * len(batch.tokens)
         sums = self.objective(self.model, batch, self.step, first_row)
         self.micro += 1
         self.nll += sums.nll

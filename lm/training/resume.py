@@ -25,7 +25,7 @@ _MAY_CHANGE = (
     "run", "launch", "strategy", "logger", "checkpoint", "resume", "traceback", "check", "plan", "budget", "metrics", "eval", "numerics",
     "trainer.micro_batch", "trainer.val_every", "trainer.log_every", "trainer.sample_prompts", "trainer.sample_tokens", "trainer.device",
     "trainer.compile", "trainer.deterministic", "trainer.recompute", "trainer.recompute_every", "trainer.early_stop", "data.workers",
-    "data.verify", "data.cache_dir", "data.remote", "optim.state_bits",
+    "data.verify", "data.cache_dir", "data.remote", "optim.state_bits", "objective.parts", "objective.recompute",
 )  # fmt: skip
 
 
@@ -112,10 +112,10 @@ def teacher_hash(cfg: TrainConfig, meta: Tree | None) -> str | None:
 
 
 def imported(cfg: TrainConfig, meta: Tree | None) -> Tree:
-    """Returns what is kept of the import that the model began as, for its export: IMPORTED, null where there is none.  meta: as in
-    `parent_hash`."""
+    """Returns what is kept of the import that the model began as, for its export: IMPORTED, null where there is none; prompts are those of
+    the data, if any.  meta: as in `parent_hash`."""
     known = meta if meta is not None else read_config(resolve_model(cfg.init_from)) if cfg.init_from is not None else {}
-    return {key: known.get(key) for key in IMPORTED}
+    return {key: known.get(key) for key in IMPORTED} | ({"prompts": own} if (own := cfg.data.prompts()) else {})
 
 
 def require_same_data(folder: RunFolder, cfg: TrainConfig, meta: Tree, data: Prepared) -> None:

@@ -72,6 +72,7 @@ class Saved(Config):
     family: str | None = None
     sampling: Tree | None = None
     card: Tree | None = None
+    prompts: dict[str, str] | None = None
     version: str
     plugins: dict[str, str]
     adapter: Tree | None = None

@@ -4,7 +4,6 @@ import re
 import signal
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import chain
 from queue import Empty
 from typing import Any
 from unittest.mock import Mock
@@ -41,9 +40,11 @@ def load(
     return found
 
 
-def by_step(batches: list[Batch], accumulation: int) -> list[list[int]]:
-    tokens = [batch.tokens for batch in batches]
-    return [torch.cat(tokens[i : i + accumulation]).flatten().tolist() for i in range(0, len(tokens), accumulation)]
+def by_step(ranks: list[list[Batch]], accumulation: int) -> list[list[int]]:
+    """The tokens of each step, of which each rank in turn has a micro-batch."""
+    in_turn = [batch.tokens for turn in zip(*ranks, strict=True) for batch in turn]
+    n = accumulation * len(ranks)
+    return [torch.cat(in_turn[i : i + n]).flatten().tolist() for i in range(0, len(in_turn), n)]
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
@@ -52,9 +53,8 @@ def test_a_step_reads_the_same_rows_over_any_ranks_and_micro_batches(rows: Causa
     size, accumulation = micro_batches(GLOBAL_BATCH, world, micro_batch)
     ranks = [load(rows, micro_batch=micro_batch, rank=rank, world=world) for rank in range(world)]
     assert all(len(batch.tokens) == size for batches in ranks for batch in batches)
-    steps = [list(chain.from_iterable(parts)) for parts in zip(*(by_step(batches, accumulation) for batches in ranks), strict=True)]
     expected = [rows.batch(step_rows(3, step, GLOBAL_BATCH, len(rows))).tokens.flatten().tolist() for step in range(20)]
-    assert steps == expected
+    assert by_step(ranks, accumulation) == expected
 
 
 @pytest.mark.parametrize(("world", "micro_batch"), [(1, 12), (1, 4), (2, 2), (3, 1)])
@@ -81,11 +81,10 @@ def test_workers_change_nothing(rows: CausalRows) -> None:
 def test_a_run_that_begins_at_any_step_reads_what_the_whole_one_does_there(rows: CausalRows, world: int) -> None:
     """Over three epochs; with another accumulation than before. Seen to fail with the order begun anew."""
     n_steps = 3 * len(rows) // GLOBAL_BATCH + 1
-    for rank in range(world):
-        whole = by_step(load(rows, rank=rank, world=world, stop=n_steps), micro_batches(GLOBAL_BATCH, world, 5)[1])
-        for start in range(0, n_steps + 1, 7):
-            rest = load(rows, micro_batch=1, rank=rank, world=world, start=start, stop=n_steps)
-            assert by_step(rest, micro_batches(GLOBAL_BATCH, world, 1)[1]) == whole[start:]
+    whole = by_step([load(rows, rank=rank, world=world, stop=n_steps) for rank in range(world)], micro_batches(GLOBAL_BATCH, world, 5)[1])
+    for start in range(0, n_steps + 1, 7):
+        rest = [load(rows, micro_batch=1, rank=rank, world=world, start=start, stop=n_steps) for rank in range(world)]
+        assert by_step(rest, micro_batches(GLOBAL_BATCH, world, 1)[1]) == whole[start:]
 
 
 def test_split_uses_the_most_rows_that_divide() -> None:

@@ -127,9 +127,8 @@ def test_steps_do_not_depend_on_ranks_accumulation_workers_or_where_they_begin(
         options = {"start_step": start, "max_steps": 12, "workers": workers, "micro_batch": 16 // world // accumulation}
         loaders = [train_loader(rows, seed=0, global_batch=16, rank=rank, world=world, **options) for rank in range(world)]
         assert all(len(loader) == (12 - start) * accumulation for loader in loaders)
-        ranks = [[row for batch in loader for row in batch.tokens.tolist()] for loader in loaders]
-        per_rank = 16 // world
-        return [[row for part in ranks for row in part[at : at + per_rank]] for at in range(0, len(ranks[0]), per_rank)]
+        in_turn = [row for turn in zip(*loaders, strict=True) for batch in turn for row in batch.tokens.tolist()]
+        return [in_turn[at : at + 16] for at in range(0, len(in_turn), 16)]
 
     for start in (0, 3, 7):
         assert load(start) == expected[start:]

@@ -17,6 +17,7 @@ from lm.data.tokenizer.config import BytesConfig  # noqa: E402
 from lm.errors import ConfigError  # noqa: E402
 from lm.nn.stack import ModelConfig  # noqa: E402
 from lm.nn.transformer import build_model  # noqa: E402
+from lm.storage.model_folder import read_config, save_model  # noqa: E402
 from lm.storage.run_folder import RunFolder  # noqa: E402
 from tests.hf.draws import held  # noqa: E402
 from tests.nn.models import random_model  # noqa: E402
@@ -114,15 +115,33 @@ def test_what_an_import_does_not_keep_is_told(tmp_path: Path) -> None:
     (out / "modules.json").write_text(json.dumps(modules))
     (out / "1_Pooling" / "config.json").write_text('{"pooling_mode": "max"}')
     (out / "sentence_bert_config.json").write_text('{"max_seq_length": 20, "do_lower_case": true}')
-    (out / "config_sentence_transformers.json").write_text('{"prompts": {"query": "query: ", "document": ""}}')
+    (out / "config_sentence_transformers.json").write_text(
+        '{"prompts": {"query": "query: ", "document": ""}, "default_prompt_name": "query"}'
+    )
     told: list[str] = []
     lm.import_model(out, tmp_path / "back", say=told.append)
     for says in (
         "modules.json: left out: Dense",
         "it names no Normalize",
         "1_Pooling: max has no form here, and vectors are those of cls_token",
-        "prompts are not kept: write them before texts yourself: {'query': 'query: '}",
+        "a text gets the prompt query where none is asked for, and here none: give prompt=query",
         "do_lower_case is not kept",
         "for that import with max_seq_len=20",
     ):
         assert sum(says in line for line in told) == 1, (says, told)
+    assert read_config(tmp_path / "back")["prompts"] == {"query": "query: "}
+
+
+def test_prompts_and_lengths_of_vectors_go_out_and_come_back(tmp_path: Path) -> None:
+    """By a run that was trained with them; transformers and sentence-transformers read the file that has them."""
+    run = RunFolder(tmp_path / "runs" / "x")
+    model, prompts = random_model(drawn("llama")), {"query": "query: ", "document": "text: "}
+    save_model(run.model, model.cfg.tree(), dict(model.named_parameters()), BytesConfig().build().save, {"prompts": prompts})
+    for first, written in (([4, 8], [4, 8, model.cfg.d_model]), ([], None)):
+        run.write_config({"objective": {"kind": "contrastive", "first_dims": first}})
+        lm.export(run.path, out := tmp_path / f"{len(first)}", check=True)
+        assert json.loads((out / "config_sentence_transformers.json").read_text())["prompts"] == prompts
+        assert json.loads((out / "config.json").read_text()).get("matryoshka_dimensions") == written
+        lm.import_model(out, back := tmp_path / f"back{len(first)}")
+        assert read_config(back)["prompts"] == prompts
+        torch.testing.assert_close(lm.embed(*lm.load(back), TEXTS), lm.embed(*lm.load(run.path), TEXTS), atol=2e-5, rtol=1e-4)

@@ -108,7 +108,7 @@ def test_a_command_stands_in_a_fence_where_it_is_run() -> None:
 
 
 def test_no_prompt_of_a_page_ends_in_a_space_which_lm_generate_advises_against() -> None:
-    prompts = [found for page in PAGES for found in re.findall(r"""prompt"?[=:] ?["']([^"']*)["']""", page.read_text(encoding="utf-8"))]
+    prompts = [found for page in PAGES for found in re.findall(r"""\bprompt"?[=:] ?["']([^"']*)["']""", page.read_text(encoding="utf-8"))]
     assert len(prompts) > 30 and not [prompt for prompt in prompts if prompt.endswith(" ")]
 
 

@@ -53,6 +53,8 @@ def test_vectors_are_those_of_embed_while_text_is_drawn(client: httpx.Client, mo
     assert found(client, {"input": ids}) == found(client, {"input": [ids], "model": "tiny", "user": "me"}) == found(client, {"input": "x"})
     [coded] = client.post(EMBEDDINGS, json={"input": "x", "encoding_format": "base64"}).json()["data"]
     assert np.frombuffer(base64.b64decode(coded["embedding"]), "<f4").tolist() == pytest.approx(expected[3].tolist(), abs=1e-5)
+    [short] = client.post(EMBEDDINGS, json={"input": "x", "dimensions": 5}).json()["data"]
+    assert short["embedding"] == pytest.approx((expected[3][:5] / expected[3][:5].norm()).tolist(), abs=1e-5)
     usage = client.post(EMBEDDINGS, json={"input": ["x", "the sea"], "dimensions": model.cfg.d_model}).json()["usage"]
     n = 8 + 2 * len(tokenizer.prefix)
     assert usage == {"prompt_tokens": n, "total_tokens": n}
@@ -75,7 +77,8 @@ def test_what_has_no_vector_is_told(client: httpx.Client, model: DecoderLM) -> N
         ({"input": "a" * 257}, f"the model reads {model.max_seq_len}. Shorten it."),
         ({"input": ["a"] * 2049}, "input: 2049 texts are too many for a request; at most 2048"),
         ({"input": ["b", "a\ud800"]}, "does not fit. The value must be text in UTF-8"),
-        ({"input": "a", "dimensions": 5}, f"dimensions: 5 is not the model's {model.cfg.d_model}"),
+        ({"input": "a", "dimensions": 999}, f"dimensions: 999 is given, and a vector of the model has {model.cfg.d_model} numbers"),
+        ({"input": "a", "dimensions": 0}, "dimensions: 0"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format: 'int8'"),
         ({"input": "a", "temperature": 1.0}, "temperature: there is no such key"),
         ({"input": "a", "model": "gpt-4"}, "'gpt-4' is not served here"),

@@ -16,12 +16,14 @@ import lm
 from lm.cli.compose.compose import compose_config
 from lm.errors import ConfigError
 from lm.losses.contrastive import Contrastive
-from lm.losses.embeddings import row_vectors
+from lm.losses.embeddings import InParts, row_vectors
 from lm.nn.batch import IGNORED, Batch
+from lm.nn.stack import model_config
 from lm.nn.transformer import LM
+from lm.testing.models import BASE
 from lm.training.config import TrainConfig
 from lm.training.run import train_rank
-from tests.nn.models import config, redrawn
+from tests.nn.models import config, random_model, redrawn, with_kinds
 from tests.training.conftest import in_each_way, read, settled
 
 WORDS = ["sea", "lake", "pond", "dew", "mist", "rain", "fire", "ember", "flame", "spark", "ash", "smoke"]
@@ -121,6 +123,63 @@ def test_the_loss_of_given_vectors_is_that_of_loops() -> None:
     assert float(both.total) == pytest.approx((sum(nats) + back) / 2, rel=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["decoder", "encoder"])
+def test_texts_read_in_parts_have_the_gradients_of_texts_read_at_once(kind: str) -> None:
+    """And of parts that are read again fewer numbers are kept for the backward."""
+    torch.manual_seed(0)
+    net = random_model(model_config(with_kinds(BASE | {"kind": kind})))
+    lengths = torch.randint(2, 40, (10,))
+    positions = torch.arange(40).repeat(10, 1).masked_fill(torch.arange(40) >= lengths[:, None], -1)
+    labels = torch.full((10, 40), IGNORED)
+    labels[:4, 0] = torch.arange(4)
+    batch = Batch(torch.randint(5, 20, (10, 40)), labels, positions, (positions.clamp(max=0)).int())
+
+    def learned(parts: InParts) -> tuple[float, int, list[torch.Tensor]]:
+        kept: set[tuple[int, int]] = set()
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.add((x.data_ptr(), x.numel())) or x, lambda x: x):
+            total = Contrastive(4, 0.1, False, parts)(net, batch).total
+        net.zero_grad()
+        total.backward()
+        return float(total.detach()), sum(n for _, n in kept), [p.grad.clone() for p in net.parameters() if p.grad is not None]
+
+    loss, most, grads = learned(InParts())
+    for parts in (InParts(2), InParts(3), InParts(5, again=True), InParts(10, again=True)):
+        other, kept, others = learned(parts)
+        assert other == pytest.approx(loss, rel=1e-5)
+        assert all(torch.allclose(a, b, atol=1e-5, rtol=1e-4) for a, b in zip(grads, others, strict=True))
+        assert kept < most / 8 if parts.again else kept < 0.95 * most
+
+
+def test_beginnings_of_vectors_serve_too() -> None:
+    """The loss is the mean over lengths, each alone a model whose vectors end there."""
+    torch.manual_seed(0)
+    net, tokens, labels = redrawn(config()), torch.randint(5, 20, (8, 6)), torch.full((8, 6), IGNORED)
+    labels[:4, -1] = torch.arange(4)
+    batch = Batch(tokens, labels, torch.arange(6).repeat(8, 1))
+    with torch.no_grad():
+        sums, each = Contrastive(4, 0.1, both_ways=False, first_dims=(2, 5)).closely(net, batch)
+        vectors = net(batch, read=row_vectors(batch, net.cfg))
+    alone = [F.normalize(vectors[:, :d], dim=-1) for d in (vectors.shape[1], 2, 5)]
+    logits = [of[:4] @ of[4:].T / 0.1 for of in alone]
+    nats = torch.stack([F.cross_entropy(of, torch.arange(4), reduction="none") for of in logits]).mean(0)
+    assert each[:, 0].tolist() == pytest.approx(nats.tolist(), rel=1e-5) and float(sums.total) == pytest.approx(float(nats.sum()), rel=1e-5)
+    right = [int((of.argmax(-1) == torch.arange(4)).sum()) for of in logits]
+    assert [sums.metrics[name][0] for name in ("accuracy", "accuracy_2d", "accuracy_5d")] == right
+
+
+def test_texts_are_read_again_with_the_dropout_that_they_had() -> None:
+    torch.manual_seed(0)
+    net, tokens = redrawn(config(dropout=0.5)), torch.randint(5, 20, (8, 6))
+    batch = Batch(tokens, None, torch.arange(6).repeat(8, 1))
+    found = []
+    for again in (False, True):
+        torch.manual_seed(1)
+        net.zero_grad()
+        InParts(4, again)(net, batch)[:, 0].sum().backward()
+        found.append(net.embed.weight.grad.clone())
+    assert torch.equal(*found)
+
+
 def test_cosines_are_not_rounded_where_the_model_computes_in_bf16() -> None:
     """Seen to fail: a temperature of 0.01 makes 0.4 nats of a rounding of 0.004."""
     torch.manual_seed(0)
@@ -152,9 +211,12 @@ def test_a_resumed_run_is_the_one_that_was_left_alone(
 
 @pytest.mark.slow
 @in_each_way
-def test_ranks_and_micro_batches_learn_as_one(of_pairs: Told, learns_as_one: Callable[..., None], where: list[str]) -> None:
-    """With a head of its own, which has no gradient."""
-    learns_as_one(lambda *more: of_pairs(*more, "objective.temperature=1", "model.head.tied=false"), *where)
+@pytest.mark.parametrize("parts", [(), ("objective.parts=3", "objective.recompute=true")], ids=["held", "again"])
+def test_ranks_and_micro_batches_learn_as_one(
+    of_pairs: Told, learns_as_one: Callable[..., None], where: list[str], parts: tuple[str, ...]
+) -> None:
+    """With a head of its own, which has no gradient, and unequally many negatives."""
+    learns_as_one(lambda *more: of_pairs(*more, "objective.temperature=1", "model.head.tied=false", *parts), *where)
 
 
 def test_a_head_that_is_not_read_stays_as_it_is(of_pairs: Told, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,6 +243,8 @@ def test_a_step_counts_the_tokens_of_all_its_texts(of_pairs: Told, tmp_path: Pat
     ("asked", "said"),
     [
         (["objective.among=1"], "objective.among"),
+        (["objective.first_dims=[8,64]"], "objective.first_dims: 64 is not less than model.d_model=32"),
+        (["objective.parts=9"], "objective: parts=9 is more than the 8 texts of a row. Lower it"),
         (["objective.temperature=0"], "objective.temperature"),
         (["model=t5_small"], "model.kind is encoder_decoder"),
         (["launch.context=2", "strategy=fsdp", "launch.devices=2"], "objective=contrastive needs whole rows"),

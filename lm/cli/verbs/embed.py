@@ -4,10 +4,13 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pydantic import Field
+
 from lm.cli.verb import OfTexts
 from lm.errors import ConfigError
 from lm.printing import answer, note
-from lm.storage.model_folder import resolve_model
+from lm.schema import did_you_mean
+from lm.storage.model_folder import read_config, resolve_model
 from lm.units import counted, table
 
 if TYPE_CHECKING:
@@ -35,6 +38,10 @@ class Embed(OfTexts):
 
     texts: str | None = None
     """File of JSON lines, each with a text. To `out` go the lines with `embedding` added; to one that ends in .npy the vectors alone."""
+    prompt: str | None = None
+    """Name of a text that is written before each one, as the model has learned it: query, document, or another. null: none."""
+    dims: int | None = Field(None, gt=0)
+    """The first so many numbers of each vector, made to length 1; of use where objective.first_dims has trained them. null: all."""
 
     def run(self, rest: list[str]) -> None:
         """Prints numbers on stdout, notes on stderr."""
@@ -53,7 +60,8 @@ class Embed(OfTexts):
 
         given = [self.text] if isinstance(self.text, str) else self.text or []
         model, tokenizer = load(folder, self.device, self.merge, self.dtype)
-        embedding = Embedding(model, read_texts(model, tokenizer, given))
+        before = self._before(folder)
+        embedding = Embedding(model, read_texts(model, tokenizer, [before + text for text in given]), dims=self.dims)
         self.note_cut(embedding)
         found = np.stack(embedding.all())
         vectors = [shortest(vector) for vector in found]
@@ -73,13 +81,26 @@ class Embed(OfTexts):
             files, lambda line, where: require_texts(values_of(line, names, where), names, where)[0], None if matrix else EMBEDDING
         )
         model, tokenizer = load(folder, self.device, self.merge, self.dtype)
-        embedding = Embedding(model, read_texts(model, tokenizer, texts))
+        before = self._before(folder)
+        embedding = Embedding(model, read_texts(model, tokenizer, [before + text for text in texts]), dims=self.dims)
         if not matrix:
-            self.write_lines(files[1], lines, [self.field], embedding)
+            self.write_lines(files[1], lines, [self.field, before, str(self.dims)], embedding)
             return
         self.note_cut(embedding)
         embedding.matrix(files[1], self.telling(len(lines)), self.overwrite)
         note(f"{self.out}: {counted(len(lines), 'text')} {self.done}.")
+
+    def _before(self, folder: Path) -> str:
+        """Returns what is written before each text. Raises ConfigError for a prompt that the model does not know."""
+        known: dict[str, str] = read_config(folder).get("prompts") or {}
+        if self.prompt is None:
+            if known:
+                note(f"prompt: none is written before the texts, and the model knows {', '.join(known)}: prompt={next(iter(known))}")
+            return ""
+        if self.prompt not in known:
+            which = did_you_mean(self.prompt, known) if known else "It knows none: write what goes before into the texts."
+            raise ConfigError(f"prompt: {self.prompt[:80]!r} is no prompt that the model knows. {which}")
+        return known[self.prompt]
 
 
 def _cosines(texts: list[str], vectors: "NDArray[np.float32]") -> list[list[str]]:

@@ -148,6 +148,16 @@ class MixedRows(Rows):
             found[source == which] = of * n + which
         return found
 
+    def widths(self, ids: Ids) -> Sequence[Ids]:
+        source = np.searchsorted(self.offsets, ids, "right") - 1
+        found: list[Ids] = []
+        for which in np.unique(source):
+            of = self._parts[which].widths(ids[source == which] - self.offsets[which])
+            found = found or [np.zeros_like(ids) for _ in of]
+            for whole, part in zip(found, of, strict=True):
+                whole[source == which] = part
+        return found
+
     def widest(self, n: int) -> Ids:
         """Returns the widest rows of the source that has the widest row of all."""
         first = [part.batch(part.widest(1)) for part in self._parts]

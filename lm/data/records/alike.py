@@ -31,6 +31,10 @@ class AlikeRecord(RecordConfig):
     negative: str | list[str] | None = None
     """Field of a text that does not belong to the first, or of a list of such texts; or several such fields. null: neg, negative and
     negative_1, negative_2 ..., where there are any."""
+    query_prompt: str | None = None
+    """Written before the first text ("query: "). The model's folder keeps it, for lm embed prompt=query and for exports."""
+    document_prompt: str | None = None
+    """Written before the other texts ("passage: "); prompt=document."""
 
     @model_validator(mode="after")
     def _both_or_none(self) -> Self:
@@ -62,14 +66,18 @@ class AlikeRecord(RecordConfig):
     def turns(self, values: Values, where: str) -> list[Turn]:
         """Returns the anchor, the positive, then the negatives."""
         assert self.anchor is not None and self.positive is not None
+        of_query, of_document = self.query_prompt or "", self.document_prompt or ""
         turns = [
-            Turn("anchor", self._texts(values, self.anchor, "anchor", where)[0]),
-            Turn("positive", self._texts(values, self.positive, "positive", where)[0]),
+            Turn("anchor", of_query + self._texts(values, self.anchor, "anchor", where)[0]),
+            Turn("positive", of_document + self._texts(values, self.positive, "positive", where)[0]),
         ]
         for field in self._negatives():
             if value_of(values, field, "data.record.negative", where) is not None:
-                turns += [Turn("negative", text) for text in self._texts(values, field, "negative", where, least=0)]
+                turns += [Turn("negative", of_document + text) for text in self._texts(values, field, "negative", where, least=0)]
         return turns
+
+    def prompts(self) -> dict[str, str]:
+        return {name: text for name, text in (("query", self.query_prompt), ("document", self.document_prompt)) if text}
 
     def _negatives(self) -> list[str]:
         return [self.negative] if isinstance(self.negative, str) else self.negative or []

@@ -55,6 +55,10 @@ class RecordConfig(Slot):
         """Returns the special tokens that the passages contain, which a tokenizer made here must have."""
         return ()
 
+    def prompts(self) -> dict[str, str]:
+        """Returns what is written before a query and before a document that it is to find, by these names; {} where nothing is."""
+        return {}
+
     def named_template(self) -> str | None:
         """Returns the name or path of the chat template that the config names; None where it names none."""
         return None

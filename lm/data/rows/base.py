@@ -48,9 +48,20 @@ class Rows(ABC):
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
         """Returns a batch of these rows, in this order."""
 
+    def widths(self, ids: Ids) -> Sequence[Ids]:
+        """Returns what decides how wide a batch of these rows is, each (n,): the tokens of each, or those of sources and of targets. None
+        here, where all rows have one width."""
+        return ()
+
     def widest(self, n: int) -> Ids:
-        """Returns ids of n rows, repeated where there are fewer, that make the widest possible batch. Here all rows have one width."""
-        return np.resize(np.arange(min(n, len(self)), dtype=np.int64), n)
+        """Returns ids of n rows, repeated where there are fewer, that make the widest possible batch."""
+        every = np.arange(len(self), dtype=np.int64)
+        return widest(n, *(self.widths(every) or [np.zeros_like(every)]))
+
+    def by_width(self, ids: Ids) -> Ids:
+        """Returns these rows, the widest first, so that those of like width share a batch, which is as wide as its widest row."""
+        widths = self.widths(ids)
+        return ids[np.argsort(-sum(widths[1:], widths[0]), kind="stable")] if widths else ids
 
     def documents(self, ids: Ids) -> Ids | None:
         """Returns (b, s): the number of each label's document in the split; None where it is unknown and each row counts as a document."""
@@ -140,6 +151,10 @@ class ObjectiveConfig(Slot, group="objective"):
     def texts(self) -> int:
         """How many texts of up to data.seq_len tokens a row has, each a row of the model's batch."""
         return 1
+
+    def held(self, rows: int) -> int:
+        """Returns of how many texts a micro-batch of so many rows keeps the activations."""
+        return rows * self.texts
 
     def judged(self, found: Tree) -> float:
         """Returns of a validation's figures what is less of a better model, for checkpoint.best and trainer.early_stop."""
@@ -260,21 +275,6 @@ def widest(n: int, *widths: Ids) -> Ids:
     """Returns ids of n rows, repeated where there are fewer: the widest by each measure in turn.  widths: per measure, of all rows."""
     by_turns = np.stack([np.argsort(-width, kind="stable")[:n] for width in widths], axis=1).ravel()
     return np.resize(np.array(list(dict.fromkeys(by_turns.tolist())), np.int64), n)
-
-
-class PackedRows(Rows):
-    """Base of rows that hold documents laid by a packing, all of one width."""
-
-    def __init__(self, packing: Packing, tokenizer: Tokenizer, seed: int = 0) -> None:
-        self.packing, self.pad, self.seed, self.store = packing, tokenizer.pad, seed, packing.store
-        self.n_labels = self.store.n_tokens
-        self.bytes_per_label = self.store.n_bytes / self.n_labels
-
-    def __len__(self) -> int:
-        return len(self.packing)
-
-    def describe(self) -> str:
-        return self.packing.describe()
 
 
 def usual(model: str, shape: str = "text") -> ObjectiveConfig:

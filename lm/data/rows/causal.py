@@ -6,7 +6,8 @@ import torch
 
 from lm.data.layout.windows import Packing, Windows
 from lm.data.order import Ids
-from lm.data.rows.base import Material, PackedRows, Rows, ScheduledSamplingConfig
+from lm.data.rows.base import Material, Rows, ScheduledSamplingConfig
+from lm.data.rows.packed import PackedRows
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.nn.batch import Batch

@@ -2,19 +2,20 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from typing import Literal
+from typing import Annotated, Literal, Self
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from lm.data.order import Ids, in_epochs
 from lm.data.records.base import GIVEN
-from lm.data.rows.base import Material, ObjectiveConfig, Rows, widest
+from lm.data.rows.base import Material, ObjectiveConfig, Rows
 from lm.data.rows.reading import Reading, batch_of
 from lm.data.rows.seq2seq import rounded
 from lm.errors import ConfigError
 from lm.losses.contrastive import Contrastive
+from lm.losses.embeddings import InParts
 from lm.losses.measure import Measure
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.stack import ModelConfig
@@ -43,6 +44,20 @@ class ContrastiveConfig(ObjectiveConfig):
     """By which cosines are divided (SimCSE, arXiv:2104.08821: 0.05; E5, arXiv:2212.03533: 0.01)."""
     both_ways: bool = False
     """Half of the loss is of second texts, which are to find their first ones (CLIP, arXiv:2103.00020)."""
+    first_dims: list[Annotated[int, Field(gt=0)]] = []
+    """The first so many numbers of a vector are to serve as one, too: the loss is the mean over these and the whole (Matryoshka, Kusupati
+    et al. 2022, arXiv:2205.13147)."""
+    parts: int = Field(2, gt=0)
+    """The texts of a micro-batch, sorted by their lengths, are read in so many parts, each as wide as its longest text."""
+    recompute: bool = False
+    """Only vectors are kept of the parts, and the backward reads each once more (Gao et al. 2021, arXiv:2101.06983): the memory of one
+    part, for a third more time."""
+
+    @model_validator(mode="after")
+    def _parts_have_texts(self) -> Self:
+        if self.parts > 2 * self.among:
+            raise ValueError(f"parts={self.parts} is more than the {2 * self.among} texts of a row. Lower it.")
+        return self
 
     @property
     def texts(self) -> int:
@@ -50,13 +65,18 @@ class ContrastiveConfig(ObjectiveConfig):
 
     def headed(self, model: ModelConfig) -> ModelConfig:
         """The model as it is: its head is not read, but model.head.pooling says what is the vector of a text."""
+        if beyond := [d for d in self.first_dims if d >= model.d_model]:
+            raise ValueError(f"objective.first_dims: {beyond[0]} is not less than model.d_model={model.d_model}. Lower or remove it.")
         return model
 
     def measure(self, parent: Callable[[], LM] | None) -> Measure:
-        return Contrastive(self.among, self.temperature, self.both_ways)
+        return Contrastive(self.among, self.temperature, self.both_ways, InParts(self.parts, self.recompute), self.first_dims)
+
+    def held(self, rows: int) -> int:
+        return -(-super().held(rows) // (self.parts if self.recompute else 1))
 
     def decides(self, figure: str) -> object:
-        return self if figure in ("loss", "ece") else self.among
+        return (self.among, self.temperature, self.both_ways, *self.first_dims) if figure in ("loss", "ece") else self.among
 
     def rows(self, of: Material) -> Rows:
         return ContrastiveRows(self, of)
@@ -81,6 +101,8 @@ class ContrastiveRows(Rows):
         self._first = np.append(np.flatnonzero(kinds == GIVEN), len(at))  # part at which each pair begins; the last one ends there
         self._n_pairs, self._begins = store.n_documents, np.append(at, store.n_tokens)
         self._lengths = np.diff(self._begins) + self._reading.added(pair=False)
+        self._longest = np.minimum(np.maximum.reduceat(self._lengths, self._first[:-1]), self._seq_len)  # text of each pair
+        self._n_texts = np.diff(self._first)
         self.n_labels = len(self) * cfg.among
 
     def __len__(self) -> int:
@@ -91,7 +113,7 @@ class ContrastiveRows(Rows):
         rows = [[*pairs, *(pairs + 1), *self._negatives(pairs)] for pairs in self._first[self._pairs(ids)]]
         read = [self._reading.read(self._store.read(*self._begins[part : part + 2].tolist()).astype(np.int64)) for part in chain(*rows)]
         batch = batch_of([[each] for each in read], rounded(max(len(each.ids) for each in read)), self._pad)
-        batch.labels = torch.full_like(batch.tokens, IGNORED)
+        batch.labels, batch.lengths = torch.full_like(batch.tokens, IGNORED), [len(each.ids) for each in read]
         for start in np.cumsum([0, *map(len, rows[:-1])]).tolist():
             for number in range(self._among):
                 batch.labels[start + number, self._reading.place(len(read[start + number].ids))] = number
@@ -103,10 +125,11 @@ class ContrastiveRows(Rows):
             return super().of_step(seed, step, global_batch, first)
         return np.arange(step * global_batch, (step + 1) * global_batch, dtype=np.int64)
 
-    def widest(self, n: int) -> Ids:
-        longest = np.minimum(np.maximum.reduceat(self._lengths, self._first[:-1]), self._seq_len)
-        pairs = self._pairs(np.arange(len(self)))
-        return widest(n, longest[pairs].max(-1) * np.diff(self._first)[pairs].sum(-1), longest[pairs].max(-1))
+    def widths(self, ids: Ids) -> Sequence[Ids]:
+        """Of each row the tokens with padding, and the longest text."""
+        pairs = self._pairs(ids)
+        longest = self._longest[pairs].max(-1)
+        return [longest * self._n_texts[pairs].sum(-1), longest]
 
     def label_bytes(self, tokenizer: object) -> None:
         """Of pairs, which are what is told apart, and no text."""

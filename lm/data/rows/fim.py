@@ -9,7 +9,8 @@ from pydantic import Field
 from lm.data.layout.examples import Example, joined_batch
 from lm.data.layout.windows import Packing
 from lm.data.order import Ids, uniforms
-from lm.data.rows.base import LikelihoodConfig, Material, PackedRows, Rows
+from lm.data.rows.base import LikelihoodConfig, Material, Rows
+from lm.data.rows.packed import PackedRows
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.nn.batch import Batch

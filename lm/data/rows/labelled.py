@@ -11,7 +11,7 @@ import numpy as np
 from lm.data.layout.best_fit import best_fit
 from lm.data.layout.examples import side_by_side
 from lm.data.order import Ids
-from lm.data.rows.base import Material, Rows, widest
+from lm.data.rows.base import Material, Rows
 from lm.data.rows.reading import Read, Reading, batch_of
 from lm.data.rows.seq2seq import rounded
 from lm.data.store.shards import TokenStore
@@ -67,8 +67,8 @@ class LabelledRows(Rows):
         found: Ids = side_by_side(of, self._width(ids), -1).numpy()
         return found
 
-    def widest(self, n: int) -> Ids:
-        return super().widest(n) if self._packed else widest(n, np.minimum(self._whole[self._texts], self._seq_len))
+    def widths(self, ids: Ids) -> Sequence[Ids]:
+        return () if self._packed else [np.minimum(self._whole[self._texts[ids]], self._seq_len)]
 
     def label_bytes(self, tokenizer: Tokenizer) -> None:
         """Of labels that are no text."""

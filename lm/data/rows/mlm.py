@@ -10,7 +10,8 @@ from pydantic import Field, model_validator
 
 from lm.data.layout.windows import PADDING, Packing
 from lm.data.order import Ids, uniforms
-from lm.data.rows.base import LikelihoodConfig, Material, PackedRows, Rows
+from lm.data.rows.base import LikelihoodConfig, Material, Rows
+from lm.data.rows.packed import PackedRows
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.nn.batch import IGNORED, Batch

@@ -1,5 +1,6 @@
 """Rows of prompts that a model answers itself, to learn from the rewards of its answers, or from a teacher."""
 
+from collections.abc import Sequence
 from typing import Literal, Self
 
 import numpy as np
@@ -13,7 +14,7 @@ from lm.data.records.prompt import PromptRecord
 from lm.data.rewards.base import RewardConfig
 from lm.data.rewards.model import LearnedReward
 from lm.data.rewards.text import ExactReward
-from lm.data.rows.base import Material, ObjectiveConfig, Rows, TaughtConfig, widest
+from lm.data.rows.base import Material, ObjectiveConfig, Rows, TaughtConfig
 from lm.data.rows.parted import PartedRows
 from lm.data.rows.seq2seq import rounded
 from lm.data.tokenizer.chat import closing_of
@@ -184,9 +185,9 @@ class PromptRows(PartedRows):
         batch.step_tokens = len(ids)
         return batch
 
-    def widest(self, n: int) -> Ids:
-        bounds = self._bounds[self._kept]
-        return widest(n, bounds[:, 1] - bounds[:, 0])
+    def widths(self, ids: Ids) -> Sequence[Ids]:
+        bounds = self._bounds[self._kept[ids]]
+        return [bounds[:, 1] - bounds[:, 0]]
 
     def describe(self) -> str:
         cut = f"{self._store.split}: {counted(self._n_cut, 'reference answer')} cut at data.seq_len={self._seq_len}, for rewards too"

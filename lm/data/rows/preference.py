@@ -1,7 +1,7 @@
 """Rows of preference pairs: a prompt with the chosen answer, and the same prompt with the rejected one."""
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import ClassVar, Literal
 
@@ -11,7 +11,7 @@ from pydantic import Field
 from lm.data.layout.examples import Example, joined_batch
 from lm.data.order import Ids
 from lm.data.records.base import OTHER
-from lm.data.rows.base import Material, ObjectiveConfig, Rows, widest
+from lm.data.rows.base import Material, ObjectiveConfig, Rows
 from lm.data.rows.parted import PartedRows
 from lm.data.rows.seq2seq import rounded
 from lm.data.store.shards import TokenStore
@@ -130,8 +130,8 @@ class PreferenceRows(PartedRows):
         batch.step_tokens = len(ids)
         return batch
 
-    def widest(self, n: int) -> Ids:
-        return widest(n, self._longest[self._kept])
+    def widths(self, ids: Ids) -> Sequence[Ids]:
+        return [self._longest[self._kept[ids]]]
 
     def describe(self) -> str:
         return self._too_long("pair")

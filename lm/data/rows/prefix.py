@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from lm.data.layout.windows import Packed
 from lm.data.order import Ids, uniforms
-from lm.data.rows.base import LikelihoodConfig, Material, PackedRows, Rows
+from lm.data.rows.base import LikelihoodConfig, Material, Rows
+from lm.data.rows.packed import PackedRows
 from lm.nn.batch import IGNORED, Batch
 
 

@@ -1,6 +1,6 @@
 """Rows of answers that are rated as good or bad, each a prompt with its answer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -9,7 +9,7 @@ from pydantic import Field
 from lm.data.layout.examples import Example, joined_batch
 from lm.data.order import Ids, permuted
 from lm.data.records.base import LEARNED, OTHER
-from lm.data.rows.base import Material, ObjectiveConfig, Rows, widest
+from lm.data.rows.base import Material, ObjectiveConfig, Rows
 from lm.data.rows.parted import PartedRows
 from lm.data.rows.seq2seq import rounded
 from lm.losses.kto import KTOLoss
@@ -86,10 +86,9 @@ class RatedRows(PartedRows):
         batch.step_tokens, batch.beside = len(ids), [self._batch([self._mixed(i) for i in ids.tolist()])]
         return batch
 
-    def widest(self, n: int) -> Ids:
-        start, answer, end = self._bounds.T
-        mixed = np.minimum(answer - start + (end - answer)[self._other], self._seq_len + 1)
-        return widest(n, np.maximum(end - start, mixed))
+    def widths(self, ids: Ids) -> Sequence[Ids]:
+        (start, answer, end), (_, begin, other) = self._bounds[ids].T, self._bounds[self._other[ids]].T
+        return [np.maximum(end - start, np.minimum(answer - start + other - begin, self._seq_len + 1))]
 
     def describe(self) -> str:
         few = f"{self._store.split}: {int(self._good.sum()):,} good answers and {int((~self._good).sum()):,} bad ones"

@@ -1,5 +1,6 @@
 """Rows of pairs of source and target, mainly for encoder-decoder models."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch import Tensor
 from lm.data.layout.examples import Example, joined_batch, places_of, side_by_side
 from lm.data.order import Ids
 from lm.data.records.base import LEARNED
-from lm.data.rows.base import Material, Rows, ScheduledSamplingConfig, widest
+from lm.data.rows.base import Material, Rows, ScheduledSamplingConfig
 from lm.data.rows.parted import PartedRows
 from lm.data.store.shards import Tokens
 from lm.data.tokenizer.source import around
@@ -80,9 +81,9 @@ class Seq2SeqRows(PartedRows):
         width = max(len(source) + len(target) - 1 for source, target in pairs)
         return joined_batch([[Example.of(*pair)] for pair in pairs], rounded(width), self.pad)
 
-    def widest(self, n: int) -> Ids:
-        sources, targets = (np.minimum(lengths, limit) for lengths, limit in zip(self._lengths, self._limits, strict=True))
-        return widest(n, sources + targets) if self._start is None else widest(n, sources, targets)
+    def widths(self, ids: Ids) -> Sequence[Ids]:
+        sources, targets = (np.minimum(lengths[ids], limit) for lengths, limit in zip(self._lengths, self._limits, strict=True))
+        return [sources + targets] if self._start is None else [sources, targets]
 
     def describe(self) -> str:
         cut = [int((lengths > limit).sum()) for lengths, limit in zip(self._lengths, self._limits, strict=True)]

@@ -1,5 +1,6 @@
 """Rows of chats for SFT: the assistant's messages are learned, the rest is only read."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -9,7 +10,7 @@ from lm.data.layout.best_fit import best_fit
 from lm.data.layout.examples import Example, joined_batch
 from lm.data.order import Ids
 from lm.data.records.base import LEARNED
-from lm.data.rows.base import LikelihoodConfig, Material, Rows, widest
+from lm.data.rows.base import LikelihoodConfig, Material, Rows
 from lm.data.rows.parted import PartedRows
 from lm.data.rows.seq2seq import rounded
 from lm.data.store.shards import TokenStore
@@ -64,8 +65,8 @@ class SFTRows(PartedRows):
             batch.labels = joined_batch(everything, width, self.pad).labels
         return batch
 
-    def widest(self, n: int) -> Ids:
-        return super().widest(n) if self._packed else widest(n, np.minimum(self._lengths[self._chats], self._seq_len + 1))
+    def widths(self, ids: Ids) -> Sequence[Ids]:
+        return () if self._packed else [np.minimum(self._lengths[self._chats[ids]], self._seq_len + 1)]
 
     def describe(self) -> str:
         cut = int((self._lengths[self._kept] - 1 > self._seq_len).sum())

@@ -24,7 +24,7 @@ from lm.hf.io.family import TRAINING_ONLY, Family, alike, differs, resolved
 from lm.hf.io.handing_on import use_of_sentences, uses_of_gguf, uses_of_hf
 from lm.hf.io.peft import highest_rank, write_peft
 from lm.hf.io.sentences import embeds as is_for_vectors
-from lm.hf.io.sentences import write_sentences
+from lm.hf.io.sentences import serving_dims, write_sentences
 from lm.hf.io.tokenizer import save_tokenizer
 from lm.hf.io.writing import drop_mtp, family_for, write_hf
 from lm.hf.io.written import Written
@@ -99,7 +99,7 @@ def export(
     with out_folder(folder, overwrite, sum(weight.nbytes for weight in weights.values())) as half:
         write_hf(half, home, found.cfg, weights, tokenizer, about.get("sampling"), embeds)
         if embeds:
-            write_sentences(half, read_as)
+            write_sentences(half, read_as, about.get("prompts") or {}, serving_dims(resolve_model(str(model)), read_as))
         (half / card.CARD).write_text(card.model_card(about, str(model), home, found, said, embeds), encoding="utf-8")
         compared = _compared(half, home, found, say) if check else None
     if not check:

@@ -74,6 +74,7 @@ def import_model(
     config = with_first(found.config, folder)
     if (sentences := read_sentences(folder, config)) is not None:
         config = config.replace(head=config.head.replace(pooling=sentences.pooling))
+        extra["prompts"] = sentences.prompts or None
         for note in sentences.notes:
             say(note)
     save_model(target, config.tree(), found.weights, own.save, extra, overwrite)

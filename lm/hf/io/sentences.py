@@ -1,6 +1,7 @@
 """What sentence-transformers reads beside a model in the format of transformers: how the vector of a text is read off its states."""
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -32,8 +33,18 @@ def mode_of(cfg: ModelConfig) -> str:
     return "mean_tokens" if cfg.head.pooling == "mean" else "cls_token" if cfg.kind == "encoder" else "lasttoken"
 
 
-def write_sentences(folder: Path, cfg: ModelConfig) -> None:
-    """Writes the files into the folder of a model, so that SentenceTransformer(folder) gives the vectors of `lm.embed`."""
+def serving_dims(model: Path, cfg: ModelConfig) -> list[int]:
+    """Returns of how many first numbers vectors serve, all of them too, as the run around a model has trained; [] where only all do."""
+    run = RunFolder.around(model)
+    found = [] if run is None else (run.config().get("objective") or {}).get("first_dims") or []
+    return [*found, cfg.d_model] if found else []
+
+
+def write_sentences(folder: Path, cfg: ModelConfig, prompts: Mapping[str, str], dims: Sequence[int]) -> None:
+    """Writes the files into the folder of a model, so that SentenceTransformer(folder) gives the vectors of `lm.embed`.
+
+    prompts: what is written before texts, by its name.  dims: as of `serving_dims`, which vLLM reads in config.json.
+    """
     kinds = [("", "Transformer"), (_POOLING, "Pooling"), (_NORMALIZE, "Normalize")]
     module = "sentence_transformers.models"
     found = [{"idx": i, "name": str(i), "path": path, "type": f"{module}.{kind}"} for i, (path, kind) in enumerate(kinds)]
@@ -44,13 +55,16 @@ def write_sentences(folder: Path, cfg: ModelConfig) -> None:
     write_json(folder / _POOLING / "config.json", {"word_embedding_dimension": cfg.d_model, **pooling, "include_prompt": True})
     write_json(folder / _NORMALIZE / "config.json", {})  # else the folder would be lost on its way through git
     write_json(folder / TEXTS, {"max_seq_length": cfg.max_seq_len, "do_lower_case": False})
-    write_json(folder / MODEL, {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine"})
+    write_json(folder / MODEL, {"prompts": dict(prompts), "default_prompt_name": None, "similarity_fn_name": "cosine"})
+    if dims:
+        write_json(folder / "config.json", _read(folder / "config.json") | {"matryoshka_dimensions": [*dims]})
 
 
 class Sentences(NamedTuple):
-    """How a folder reads the vector of a text.  notes: what is not so here, for the user."""
+    """How a folder reads the vector of a text.  prompts: what it writes before texts, by name.  notes: what is not so here."""
 
     pooling: Pooling
+    prompts: dict[str, str]
     notes: list[str]
 
 
@@ -72,15 +86,17 @@ def read_sentences(folder: Path, cfg: ModelConfig) -> Sentences | None:
     ours = mode_of(cfg.replace(head=cfg.head.replace(pooling=pooling)))
     if found not in ([ours], [ours.removesuffix("_token").removesuffix("_tokens")]):
         notes.append(f"{_POOLING}: {', '.join(found)[:200]} has no form here, and vectors are those of {ours}: expect other ones")
-    if prompts := {name: text for name, text in (_read(folder / MODEL).get("prompts") or {}).items() if text}:
-        notes.append(f"{MODEL}: prompts are not kept: write them before texts yourself: {str(prompts)[:200]}")
+    told = _read(folder / MODEL)
+    prompts = {str(name): str(text) for name, text in (told.get("prompts") or {}).items() if text}
+    if (usual := told.get("default_prompt_name")) in prompts:
+        notes.append(f"{MODEL}: a text gets the prompt {usual} where none is asked for, and here none: give prompt={usual}")
     texts = _read(folder / TEXTS)
     if texts.get("do_lower_case"):
         notes.append(f"{TEXTS}: do_lower_case is not kept: write texts in small letters yourself")
     most, own = texts.get("max_seq_length"), cfg.max_seq_len
     if isinstance(most, int) and own is not None and most < own:
         notes.append(f"{TEXTS}: it cuts texts at {most} tokens, and this model at {own}: for that import with max_seq_len={most}")
-    return Sentences(pooling, notes)
+    return Sentences(pooling, prompts, notes)
 
 
 def _read(path: Path) -> Any:

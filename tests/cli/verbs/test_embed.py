@@ -14,6 +14,7 @@ from lm.errors import ConfigError
 from lm.generation.embed import Embedding
 from lm.nn.stack import model_config
 from lm.nn.transformer import LM
+from lm.storage.model_folder import save_model
 from lm.testing.models import BASE
 from tests.conftest import Lm
 from tests.nn.models import config, random_model, redrawn, with_kinds
@@ -84,6 +85,37 @@ def test_a_file_gets_embeddings_or_becomes_a_matrix(made: str, lm: Lm, tmp_path:
     assert "embedding already" in lm("embed", made, "texts=b.jsonl", "field=of.text", "out=c.jsonl")[2]
 
 
+def test_a_prompt_that_the_model_knows_is_written_before_each_text(made: str, lm: Lm, tmp_path: Path) -> None:
+    model, tokenizer = api.load(tmp_path / "made")
+    assert "'query' is no prompt that the model knows. It knows none" in lm("embed", made, "text=a", "prompt=query")[2]
+    save_model(tmp_path / "knows", model.cfg.tree(), dict(model.named_parameters()), tokenizer.save, {"prompts": {"query": "ask: "}})
+    expected = api.embed(model, tokenizer, ["ask: a", "ask: the sea"])
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": "the sea"}\n')
+    assert lm("embed", "from=knows", "texts=a.jsonl", "out=a.npy", "prompt=query")[0] == 0
+    assert lm("embed", "from=knows", "texts=a.jsonl", "out=a.jsonl.out", "prompt=query")[0] == 0
+    lines = [json.loads(line) for line in (tmp_path / "a.jsonl.out").read_text().splitlines()]
+    told = json.loads(lm("embed", "from=knows", "text=a", "text=the sea", "prompt=query", "format=json")[1])
+    for found in (np.load(tmp_path / "a.npy"), [each["embedding"] for each in lines], [each["embedding"] for each in told]):
+        torch.testing.assert_close(torch.tensor(np.array(found), dtype=torch.float32), expected, atol=1e-6, rtol=1e-5)
+    assert [each["text"] for each in lines] == [each["text"] for each in told] == ["a", "the sea"]
+    code, _, note = lm("embed", "from=knows", "text=a")
+    assert code == 0 and "prompt: none is written before the texts, and the model knows query: prompt=query" in note
+    assert "'quary' is no prompt that the model knows. Did you mean 'query'" in lm("embed", "from=knows", "text=a", "prompt=quary")[2]
+
+
+def test_the_first_numbers_of_vectors_are_vectors(made: str, lm: Lm, tmp_path: Path) -> None:
+    model, tokenizer = api.load(tmp_path / "made")
+    whole, first = api.embed(model, tokenizer, TEXTS), api.embed(model, tokenizer, TEXTS, dims=5)
+    torch.testing.assert_close(first, torch.nn.functional.normalize(whole[:, :5], dim=-1))
+    assert api.embed(model, tokenizer, [], dims=5).shape == (0, 5)
+    assert json.loads(lm("embed", made, "text=the sea", "dims=5")[1]) == pytest.approx(first[2].tolist(), abs=1e-6)
+    (tmp_path / "a.jsonl").write_text('{"text": "the sea"}\n')
+    assert lm("embed", made, "texts=a.jsonl", "out=a.npy", "dims=5")[0] == 0
+    assert np.load(tmp_path / "a.npy")[0].tolist() == pytest.approx(first[2].tolist(), abs=1e-6)
+    d = model.cfg.d_model
+    assert f"dims: {d + 1} is given, and a vector of the model has {d} numbers" in lm("embed", made, "text=a", f"dims={d + 1}")[2]
+
+
 def test_a_file_that_a_kill_has_left_is_gone_on_with(made: str, lm: Lm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": "x" * (1 + 7 * i % 31)}) + "\n" for i in range(70)))
     assert lm("embed", made, "texts=a.jsonl", "out=whole.jsonl")[0] == 0
@@ -122,7 +154,7 @@ def test_what_has_no_vector_is_told(made: str, lm: Lm, tmp_path: Path) -> None:
     tokenizer = BytesConfig().build()
     with pytest.raises(ConfigError, match="embed: the model is an encoder-decoder, and its vectors are of no whole text"):
         api.embed(built("encoder_decoder"), tokenizer, ["a"])
-    wrong: list[Any] = ["a", [("a", "b")]]
+    wrong: list[Any] = ["a", [("a", "b")], None]
     for texts in wrong:
         with pytest.raises(ConfigError, match=r"is no list of texts. Give one, such as \['a text'\]"):
             api.embed(built("decoder"), tokenizer, texts)

@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from lm.data.kinds import (
     BytesConfig,
@@ -22,9 +24,11 @@ from lm.data.kinds import (
     TextConfig,
     UL2Config,
 )
+from lm.data.loader import Steps
 from lm.data.rows.base import Rows
 from lm.data.rows.build import build_rows, build_splits
 from lm.data.store.prepare import prepare
+from lm.nn.batch import Batch
 from lm.nn.stack import ModelConfig
 from lm.schema import from_tree
 
@@ -107,3 +111,30 @@ def test_the_widest_rows_of_a_mixture_are_those_of_its_widest_source(tmp_path: P
     prepared = prepare(cfg, BytesConfig(), log=lambda line: None)
     rows = build_splits(Seq2SeqConfig(), cfg, prepared, decoder, 0).train
     assert widths(rows, rows.widest(2)) == widths(rows, np.arange(len(rows)))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_goes_to_ranks_and_micro_batches_by_the_width_of_its_rows(case: str, build: Build, request: pytest.FixtureRequest) -> None:
+    """Each row of it once, with less padding than in their order, and about as much to do for each rank."""
+    cfg, model, data = CASES[case]
+    rows = build(cfg, request.getfixturevalue(model), **data)
+    n = len(rows) // 8 * 8
+    ids = rows.of_step(0, 1, n)
+    grouped = rows.by_width(ids)
+    assert sorted(grouped.tolist()) == sorted(ids.tolist())
+
+    def places(order: Any) -> int:
+        return sum(sum(widths(rows, order[at : at + 4])) for at in range(0, n, 4))
+
+    alike = case not in ("seq2seq", "seq2seq, one stack", "sft, unpacked", "dpo")
+    assert grouped.tolist() == ids.tolist() if alike else places(grouped) < 0.9 * places(ids)
+    steps = [Steps(rows, 0, n, 4, rank, world=2, train_rows=None, widest_first=False) for rank in range(2)]
+    (first, second), whole = [rank[1] for rank in steps], Steps(rows, 0, n, n, 0, world=1, train_rows=None, widest_first=False)[1][0]
+    assert sorted(chain(*map(texts, [*first, *second]))) == sorted(texts(whole)) and len(first) == len(second) == n // 8
+    assert all(abs(a.tokens.shape[1] - b.tokens.shape[1]) <= 16 for a, b in zip(first, second, strict=True)) or case in ("spans", "ul2")
+
+
+def texts(batch: Batch) -> list[tuple[int, ...]]:
+    """The tokens of each row."""
+    places = torch.zeros_like(batch.tokens) if batch.positions is None else batch.positions
+    return [tuple(row[at >= 0].tolist()) for row, at in zip(batch.tokens, places, strict=True)]

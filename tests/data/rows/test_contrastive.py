@@ -106,6 +106,14 @@ def test_usual_names_are_recognised(rows: AlikeRows, first: str, second: str, th
     assert any("not read: all but the first of pos" in line for line in said) == (second == "pos")
 
 
+def test_prompts_stand_before_the_texts(rows: AlikeRows) -> None:
+    record = AlikeRecord(query_prompt="ask: ", document_prompt="text: ")
+    found = rows([pair(i) | {"negative": "no"} for i in range(30)], among=2, val_frac=0.1, record=record)
+    seen = texts(found.batch(np.arange(1)))
+    assert [each.rpartition(" ")[0] for each in seen] == ["ask: first"] * 2 + ["text: second"] * 2 + ["text:"] * 2
+    assert record.prompts() == {"query": "ask: ", "document": "text: "} and AlikeRecord().prompts() == {}
+
+
 def test_how_well_two_texts_belong_together_is_told_not_to_be_read(rows: AlikeRows) -> None:
     """Seen to fail: pairs of score 0, or of the label of a contradiction, were taken for paraphrases without a word."""
     for name in ("score", "label", "similarity_score"):

@@ -79,4 +79,4 @@ def _report(cfg: TrainConfig, run: RunFolder, folder: Path, say: Callable[[str],
     say(f"check: memory of {whose} is {peak} {_HELD[kind]}; by formula its tensors are {tensors}")
     say(f"check: {kept} checkpoints of {size:,} bytes are {kept * size:,}, and {free_bytes(folder):,} are free")
     require_space(folder, kept * size)
-    say(f"check: saved, resumed, validated and {'sampled' if cfg.trainer.sample_prompts else 'exported'}; the run can start")
+    say(f"check: saved, resumed, validated and {'sampled' if run.samples.path.exists() else 'exported'}; the run can start")

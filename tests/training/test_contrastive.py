@@ -21,6 +21,7 @@ from lm.nn.batch import IGNORED, Batch
 from lm.nn.stack import model_config
 from lm.nn.transformer import LM
 from lm.testing.models import BASE
+from lm.training.check import check
 from lm.training.config import TrainConfig
 from lm.training.run import train_rank
 from tests.nn.models import config, random_model, redrawn, with_kinds
@@ -287,6 +288,9 @@ def test_samples_are_left_aside(of_pairs: Told, tmp_path: Path, capsys: pytest.C
     train_rank(of_pairs(f"model.head.pooling={pooling}", "trainer.sample_prompts=held_out"))
     assert "trainer.sample_prompts are left aside" in capsys.readouterr().out
     assert not (tmp_path / "run" / "samples.md").exists()
+    said: list[str] = []
+    check(of_pairs(f"model.head.pooling={pooling}", "trainer.sample_prompts=held_out", "run.name=tried"), train_rank, said.append)
+    assert said[-1].endswith("saved, resumed, validated and exported; the run can start")
 
 
 def test_each_group_is_tested(of_pairs: Told, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from lm.data.store.prepare import prepare
 from lm.errors import LmError
 from lm.generation.evaluate import Evaluator
 from lm.generation.load import load
+from lm.losses.measure import Start
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import LM, EncoderDecoderConfig, build_model
 from lm.schema import from_tree
@@ -106,9 +107,8 @@ def baselines(run: Path) -> dict[str, float]:
     at_start = build_model(model.cfg, seed=cfg.seeds.init, device=model.embed.weight.device) if fresh else load(str(cfg.init_from))[0]
     found = {"unigram": unigram_loss(*counts), "at the start": loss(at_start), "at the end": loss(model)}
     if isinstance(cfg.objective, DPOConfig):
-        of = (
-            Evaluator(model, tokenizer, cfg.trainer.micro_batch, measure=cfg.objective.measure(lambda: at_start)).totals(val, ids).figures()
-        )
+        measure = cfg.objective.measure(Start(lambda: at_start))
+        of = Evaluator(model, tokenizer, cfg.trainer.micro_batch, measure=measure).totals(val, ids).figures()
         found |= {"loss of a pair": of["val_pair_loss"], "better answer gained more": of["val_accuracy"]}
     first = val.batch(ids[:1])
     if isinstance(model.cfg, EncoderDecoderConfig) or first.prefix is not None:

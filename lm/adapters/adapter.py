@@ -35,6 +35,10 @@ class AdapterConfig(Slot, group="adapter"):
         """Returns by name what is trained and saved, of a model that has the adapter: its own parameters, and any others that it trains."""
         return adapting(model)
 
+    def keeps_parent(self) -> bool:
+        """Whether the model without it is the parent still, all of whose weights stay as they are."""
+        return False
+
     @abstractmethod
     def round(self, weights: dict[str, Tensor], own: Mapping[str, Tensor]) -> None:
         """Changes a parent's weights to those that the adapter is trained beside, such as rounded ones.  own: the adapter's weights."""
@@ -96,6 +100,9 @@ class LoRAConfig(AdapterConfig):
     whole: list[str] = []
     """Weights that are trained whole, by patterns or parts of names: embed, head, norm. They get no adapter, and are saved with it (peft's
     modules_to_save)."""
+
+    def keeps_parent(self) -> bool:
+        return not self.whole
 
     @property
     def scale(self) -> float:

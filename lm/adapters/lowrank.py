@@ -48,7 +48,8 @@ class LoRALinear(Declares, AskedLinear):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.of_parent(x, self.bias) + self.low(x)
+        out = self.of_parent(x, self.bias)
+        return out if self.silent else out + self.low(x)
 
     def low(self, x: Tensor) -> Tensor:
         """scale B A dropout(x)."""
@@ -63,7 +64,7 @@ class LoRALinear(Declares, AskedLinear):
         return lengths(self.weight)
 
     def matrix(self) -> Tensor:
-        return self.weight + self.scale * (self.lora_b @ self.lora_a)
+        return self.weight if self.silent else self.weight + self.scale * (self.lora_b @ self.lora_a)
 
 
 class LoRAOnHeld(LoRALinear):
@@ -97,8 +98,8 @@ class LoRAOnHeld(LoRALinear):
         return found * self.scales if self.held.by_row else found
 
     def matrix(self) -> Tensor:
-        whole = self.held.whole(self.weight, self.scales) if self.is_held else self.weight
-        return whole.to(self.lora_a.dtype) + self.scale * (self.lora_b @ self.lora_a)
+        whole = (self.held.whole(self.weight, self.scales) if self.is_held else self.weight).to(self.lora_a.dtype)
+        return whole if self.silent else whole + self.scale * (self.lora_b @ self.lora_a)
 
 
 class DoRALinear(LoRALinear):
@@ -113,6 +114,8 @@ class DoRALinear(LoRALinear):
         self.lora_m = nn.Parameter(base.weight.new_empty(base.out_features))
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.silent:
+            return self.of_parent(x, self.bias)
         out = self.of_parent(x, None) + self.low(x)
         out = out * self.gain().to(out.dtype)
         return out if self.bias is None else out + self.bias
@@ -126,7 +129,7 @@ class DoRALinear(LoRALinear):
         return (length + self.lora_m) / divisor
 
     def matrix(self) -> Tensor:
-        return self.gain().unsqueeze(1) * super().matrix()
+        return super().matrix() if self.silent else self.gain().unsqueeze(1) * super().matrix()
 
 
 class DoRAOnHeld(DoRALinear, LoRAOnHeld):
@@ -165,14 +168,14 @@ class LoRAExperts(Experts):
 
     def of_one(self, name: str, x: Tensor, i: int, weight: Tensor, bias: Tensor | None) -> Tensor:
         out = super().of_one(name, x, i, weight, bias)
-        if name not in self.names:
+        if self.silent or name not in self.names:
             return out
         a, b = (self.get_parameter(f"{name}_{part}")[i] for part in (A, B))
         return out + self.scale * F.linear(F.linear(self.low_dropout(x), a), b)
 
     def of_all(self, name: str, x: Tensor, weight: Tensor, bias: Tensor | None, ends: Tensor, chosen: Tensor) -> Tensor:
         out = super().of_all(name, x, weight, bias, ends, chosen)
-        if name not in self.names:
+        if self.silent or name not in self.names:
             return out
         a, b = (self.get_parameter(f"{name}_{part}") for part in (A, B))
         return out + self.scale * by_expert(by_expert(self.low_dropout(x), a, None, ends, chosen), b, None, ends, chosen)

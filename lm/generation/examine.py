@@ -29,6 +29,7 @@ from lm.generation.growing import grown_model
 from lm.generation.load import load
 from lm.generation.rollouts import held_out_rewards
 from lm.generation.teacher import require_teacher
+from lm.losses.measure import Start
 from lm.nn.stack import ModelConfig
 from lm.nn.transformer import LM
 from lm.ops.defaults import device_unset
@@ -129,7 +130,7 @@ def evaluate(
         _tell_what_has_changed(folder, data, prepared.files, filter(None, [*compared, *learned]), log)
     splits = [of for of in SPLITS if split in (of, "all") and prepared.n_tokens(of)]
     where = str(lm.embed.weight.device)
-    measure = objective.measure(None if parent is None else lambda: _reference(parent, where, folder, tokenizer))
+    measure = objective.measure(None if parent is None else Start(lambda: _reference(parent, where, folder, tokenizer)))
     evaluator = Evaluator(lm, tokenizer, micro_batch, measure)
     parts = [(rows, spread(len(rows), data.val_rows)) for rows in split_rows(objective, data, prepared, splits, lm.cfg, seed, short=True)]
     whole = reduce(operator.add, [evaluator.totals(rows, ids, closely=True) for rows, ids in parts])

@@ -14,6 +14,7 @@ from lm.losses.likelihoods import row_likelihoods, row_scores
 from lm.losses.pairs import PairLoss
 from lm.losses.rewards import bradley_terry, told_apart
 from lm.losses.tokens import causal_reader
+from lm.nn.bare import without_adapter
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.context import Context
 from lm.nn.head import CHUNK, Head, Reader
@@ -145,6 +146,23 @@ class Reference:
         return found
 
 
+class Start:
+    """The model as training started from it, with which a loss compares."""
+
+    def __init__(self, load: Callable[[], LM] | None) -> None:
+        """load: returns it, for a copy of its own. None: it is the trained model without its adapter, which is all that is trained."""
+        self._copy = None if load is None else Reference(load)
+
+    @torch.no_grad()
+    def __call__(self, model: LM, batch: Batch, read: Callable[[Tensor, Head, Context], T]) -> T:
+        """Returns what `read` makes of the batch, with no gradient.  model: the one that is trained, or examined."""
+        if self._copy is not None:
+            return self._copy(batch, read)
+        with without_adapter(model):
+            found: T = model(batch, read=read)
+            return found
+
+
 class OfPairs(Measure):
     """Of rows that come in pairs, the better answer first, whose labels are the ones that count."""
 
@@ -160,16 +178,15 @@ class OfPairs(Measure):
 class Pairs(OfPairs):
     """The likelihood of the better answers, and how the two of each pair compare.
 
-    loss: that of training.  parent: gives the model that training started from; where the loss needs it and it is None, only likelihoods
-    are reported.
+    loss: that of training.  start: where the loss needs it and it is None, only likelihoods are reported.
     """
 
     less = ("pair_loss", "error")
     learned = "pair_loss"
 
-    def __init__(self, loss: PairLoss, parent: Callable[[], LM] | None) -> None:
+    def __init__(self, loss: PairLoss, start: Start | None) -> None:
         self.units = {**Measure.units, "pair_loss": loss.unit, "chosen_logp": "nats/answer", "rejected_logp": "nats/answer"}
-        self._loss, self._reference = loss, Reference(parent) if parent is not None and loss.needs_start else None
+        self._loss, self._start = loss, start if loss.needs_start else None
 
     def closely(self, model: LM, batch: Batch) -> tuple[LossSums, Tensor]:
         found: Tensor = model(batch, read=guesses(self.places(batch)))
@@ -179,7 +196,7 @@ class Pairs(OfPairs):
         labels = batch.labels
         assert labels is not None
         reader = row_likelihoods(labels, n=batch.n_labels(labels))
-        before = self._reference(batch, reader) if self._reference is not None else None
+        before = self._start(model, batch, reader) if self._start is not None else None
         after: Tensor = model(batch, read=reader)
         sums = self._loss(after, before, (labels != IGNORED).sum(-1))
         metrics = with_error(sums.metrics) | ({"pair_loss": mean_of(sums.nll, len(after) // 2)} if "margin" in sums.metrics else {})
@@ -189,14 +206,14 @@ class Pairs(OfPairs):
 
 class Rated(Measure):
     """The likelihood of all answers, and how much more likely the model has made good ones and bad ones. The loss is told with a reference
-    point of 0, so that it is a sum over rows.  parent: as in `Pairs`."""
+    point of 0, so that it is a sum over rows.  start: as in `Pairs`."""
 
     less = ("answer_loss", "error")
     learned = "answer_loss"
     units = {**Measure.units, "answer_loss": "per answer", "good_gain": "nats/answer", "bad_gain": "nats/answer"}
 
-    def __init__(self, loss: KTOLoss, parent: Callable[[], LM] | None) -> None:
-        self._loss, self._reference = loss, None if parent is None else Reference(parent)
+    def __init__(self, loss: KTOLoss, start: Start | None) -> None:
+        self._loss, self._start = loss, start
 
     def closely(self, model: LM, batch: Batch) -> tuple[LossSums, Tensor]:
         found: Tensor = model(batch, read=guesses(self.places(batch)))
@@ -208,9 +225,9 @@ class Rated(Measure):
         reader = row_likelihoods(labels, n=batch.n_labels(labels))
         after: Tensor = model(batch, read=reader)
         nats = -after.sum()
-        if self._reference is None:
+        if self._start is None:
             return LossSums(nats, nats)
-        sums = self._loss(after - self._reference(batch, reader), (batch.answers != IGNORED).any(-1), after.new_zeros(()))
+        sums = self._loss(after - self._start(model, batch, reader), (batch.answers != IGNORED).any(-1), after.new_zeros(()))
         return LossSums(nats, nats, metrics=with_error(sums.metrics) | {"answer_loss": mean_of(sums.nll, len(after))})
 
 

@@ -112,6 +112,8 @@ class Declares:
     """Those that the model updates itself, from what it counts, and no optimizer: they have requires_grad=False and stay float32."""
     adapting: ClassVar[tuple[str, ...]] = ()
     """Those of an adapter, which are not the model's own."""
+    silent: bool = False
+    """Whether an adapter adds nothing."""
 
     def named_initializers(self) -> Mapping[str, Initializer]:
         """Returns `initializers`; modules whose initializers depend on their config override this."""

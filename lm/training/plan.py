@@ -71,8 +71,12 @@ def counts_of(cfg: TrainConfig, model: ModelConfig) -> Counts:
 
 def _start(cfg: TrainSetup, model: ModelConfig) -> list[tuple[ModelConfig, int]]:
     """Returns the model that the loss compares with as it was at the start, and the bytes of each of its numbers; or nothing."""
-    source = cfg.init_from if isinstance(cfg, TrainConfig) else None
-    return [(model, 4 if source is None else number_bytes(resolve_model(source)))] if cfg.objective.runs_parent() else []
+    if not cfg.objective.runs_parent():
+        return []
+    if not isinstance(cfg, TrainConfig) or cfg.init_from is None:
+        return [(model, 4)]
+    itself = cfg.adapter is not None and cfg.adapter.keeps_parent()
+    return [(model, 0 if itself else number_bytes(resolve_model(cfg.init_from)))]
 
 
 def _teacher(cfg: TrainSetup) -> list[tuple[ModelConfig, int]]:

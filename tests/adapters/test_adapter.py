@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from lm.adapters.adapter import LoRAConfig, adapting, hold_bases
 from lm.adapters.held import HELD, Base, multiplied, nf4_levels
 from lm.adapters.lowrank import DoRALinear, LoRAOnHeld, beside
+from lm.nn.bare import without_adapter
 from lm.nn.batch import Batch
 from lm.nn.stack import model_config
 from lm.nn.transformer import LM, build_model
@@ -77,6 +78,30 @@ def test_merged_weights_compute_what_the_adapter_computes_beside_them(name: str,
     plain = build_model(model.cfg, seed=1).eval()
     copy_weights(plain.named_parameters(), {n: p for n, p in model.named_parameters() if n not in adapting(model)}, "plain")
     assert (logits(plain, False) - logits(model, False)).abs().max() > 0.1
+
+
+def test_without_its_adapter_a_model_is_its_parent_in_eval_mode() -> None:
+    """And afterwards what it was before, also where something has failed meanwhile."""
+    cases: list[tuple[str, bool, Base]] = [("dense", False, "int8"), ("dense", True, "int8")]
+    for name, dora, base in cases + [(name, False, "saved") for name in MODELS] + [(name, True, "saved") for name in DORA]:
+        cfg = LoRAConfig(rank=4, alpha=16, dora=dora, dropout=0.5, base=base)
+        model = adapted(MODELS[name] | {"dropout": 0.5}, cfg)
+        weights = {each: p.detach().clone() for each, p in model.named_parameters() if each not in adapting(model)}
+        cfg.round(weights, adapting(model))
+        parent = build_model(model.cfg, seed=1).eval()
+        copy_weights(parent.named_parameters(), weights, "parent")
+        hold_bases(model)
+        decodes = model.cfg.kind != "encoder"
+        own, expected = logits(model, False), logits(parent, False)
+        model.train()
+        with without_adapter(model):
+            torch.testing.assert_close(logits(model, False), expected)
+            torch.testing.assert_close(logits(model, cached=decodes), logits(parent, cached=decodes))
+        with pytest.raises(ZeroDivisionError), without_adapter(model):
+            raise ZeroDivisionError
+        assert all(module.training for module in model.modules())
+        torch.testing.assert_close(logits(model.eval(), False), own)
+        assert not torch.allclose(own, expected)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -12,7 +12,7 @@ from lm.cli.compose.compose import compose_config
 from lm.data.loader import TrainLoader
 from lm.data.rows.causal import CausalConfig
 from lm.data.rows.preference import DPOConfig
-from lm.losses.measure import Reference
+from lm.losses.measure import Reference, Start
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM, build_model
 from lm.training.config import TrainConfig
@@ -90,7 +90,7 @@ def other(cfg: TrainConfig) -> Callable[[], LM]:
 
 
 COMPARED: dict[str, Callable[[TrainConfig], Objective]] = {
-    "preferences": lambda cfg: Preferences(DPOConfig(), other(cfg)),
+    "preferences": lambda cfg: Preferences(DPOConfig(), Start(other(cfg))),
     "teacher": lambda cfg: Likelihood(CausalConfig(chunk=100, teacher="there", teacher_temperature=2.0), Reference(other(cfg))),
     "z-loss and smoothing": lambda cfg: Likelihood(CausalConfig(chunk=100, z_loss=1e-3, label_smoothing=0.1)),
 }

@@ -15,6 +15,7 @@ from lm.cli.compose.compose import compose_config
 from lm.cli.main import main
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import CheckpointError, ConfigError
+from lm.generation import teacher
 from lm.generation.examine import _reference
 from lm.generation.load import load
 from lm.generation.merging import merge
@@ -25,9 +26,10 @@ from lm.storage.checkpoint import CheckpointReader
 from lm.storage.model_folder import read_model
 from lm.storage.reading import read_json, read_yaml
 from lm.training.config import TrainConfig
+from lm.training.plan import frozen_bytes
 from lm.training.run import train_rank
 from lm.training.weights.initial import parent
-from tests.training.conftest import TINY, Before, Configure, Launch, edit, ranks, read, results, settled, write_text
+from tests.training.conftest import TINY, Before, Configure, Launch, edit, in_each_way, ranks, read, results, settled, write_text
 
 LORA = ("adapter=lora", "adapter.rank=4", "adapter.dropout=0.2", "optim=adamw", "optim.lr=1e-2")
 MOE = (
@@ -259,3 +261,59 @@ def test_eval_compares_with_what_the_run_did(lora: Configure, trained: Path, tmp
     right = dict(parent(source, cfg.adapter, tokenizer).named_parameters())
     assert all(torch.equal(found[name], weight) for name, weight in right.items())
     assert not all(torch.equal(plain[name], weight) for name, weight in right.items())
+
+
+COMPARED = {"loss", "margin", "chosen_logp", "rejected_logp", "kl", "good_gain", "bad_gain", "val_loss", "val_pair_loss", "val_answer_loss"}
+
+
+def of_answers(path: Path, objective: str) -> tuple[str, ...]:
+    """Overrides for data of this objective, which are written there."""
+    rated = [{"prompt": f"{i}", "completion": "ab"[: i % 2 + 1], "label": i % 2 == 0} for i in range(200)]
+    pairs = [{"prompt": f"{i}", "chosen": "ab"[: i % 2 + 1], "rejected": "c"} for i in range(200)]
+    path.write_text("".join(json.dumps(each) + "\n" for each in (pairs if objective == "dpo" else rated)))
+    kind = "preferences" if objective == "dpo" else "rated"
+    return (f"data={kind}", f"data.files={path}", "data.val_frac=0.1", f"objective={objective}", "objective.beta=0.5")
+
+
+@pytest.mark.parametrize(("objective", "how"), [("dpo", ()), ("kto", ()), ("dpo", ("adapter.base=int8", "adapter.dora=true"))])
+def test_a_loss_compares_with_the_model_without_its_adapter(
+    lora: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: str, how: tuple[str, ...]
+) -> None:
+    """No other model is held, and the figures are those of a comparison with a copy of the parent."""
+    data = of_answers(tmp_path / "a.jsonl", objective)
+
+    def figures(name: str) -> list[dict[str, float]]:
+        cfg = lora(*data, f"run.name={name}", *how)
+        train_rank(cfg)
+        assert (frozen_bytes(cfg, cfg.sized_model(300)) == 0) == (name == "alone")
+        return [{k: v for k, v in line.items() if k in COMPARED} for line in read(tmp_path / name / "metrics.jsonl")]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(teacher, "shared", None)
+        alone = figures("alone")
+    monkeypatch.setattr(LoRAConfig, "keeps_parent", lambda cfg: False)
+    beside_it = figures("beside")
+    assert len(alone) == len(beside_it) > 12 and any("val_pair_loss" in line or "val_answer_loss" in line for line in alone)
+    for mine, theirs in zip(alone, beside_it, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-3, abs=2e-5)
+
+
+@pytest.mark.slow
+@in_each_way
+def test_ranks_compare_with_the_model_without_its_adapter_as_one(
+    lora: Configure, tmp_path: Path, learns_as_one: Callable[..., None], where: list[str]
+) -> None:
+    data = of_answers(tmp_path / "a.jsonl", "dpo")
+    learns_as_one(lambda *more: lora(*data, "adapter.dropout=0", "model.dropout=0", *more), *where)
+
+
+@pytest.mark.slow
+def test_compiled_blocks_compare_alike(lora: Configure, tmp_path: Path) -> None:
+    data = of_answers(tmp_path / "a.jsonl", "dpo")
+    for name, more in (("eager", ()), ("compiled", ("trainer.compile=true",))):
+        train_rank(lora(*data, "adapter.dropout=0", "model.dropout=0", "trainer.max_steps=4", f"run.name={name}", *more))
+    eager, compiled = ([line for line in read(tmp_path / name / "metrics.jsonl") if "margin" in line] for name in ("eager", "compiled"))
+    assert len(eager) == len(compiled) > 3
+    assert [[line["loss"], line["margin"]] for line in compiled] == [
+        pytest.approx([line["loss"], line["margin"]], rel=1e-3, abs=1e-4) for line in eager
+    ]

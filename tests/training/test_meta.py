@@ -10,7 +10,7 @@ from lm.data.rows.causal import CausalConfig
 from lm.data.rows.preference import DPOConfig, ORPOConfig
 from lm.data.rows.rated import KTOConfig
 from lm.data.rows.reward import RewardModelConfig
-from lm.losses.measure import Reference, answers
+from lm.losses.measure import Reference, Start, answers
 from lm.losses.tokens import causal_reader
 from lm.nn.batch import Batch
 from lm.nn.stack import model_config
@@ -112,8 +112,8 @@ def other() -> LM:
 
 
 COMPARED: dict[str, Objective] = {
-    "dpo": Preferences(DPOConfig(), other),
-    "orpo": Preferences(ORPOConfig(), other),
+    "dpo": Preferences(DPOConfig(), Start(other)),
+    "orpo": Preferences(ORPOConfig(), Start(other)),
     "teacher": Likelihood(CausalConfig(chunk=5, teacher="there", teacher_temperature=2.0), Reference(other)),
 }
 
@@ -127,7 +127,7 @@ def test_what_compares_with_another_model_never_waits(name: str) -> None:
 
 def test_rated_answers_never_wait() -> None:
     """Nor does what stands beside them.  Seen to fail where that is counted on the GPU."""
-    loss, built = KTO(KTOConfig(), other), model(FEW["dense"])
+    loss, built = KTO(KTOConfig(), Start(other)), model(FEW["dense"])
     beside = Batch(IDS, IDS, positions=IDS, documents=IDS.int(), counted=(IDS, IDS.numel()))
     loss(built, replace(beside, answers=IDS, beside=[beside]), 0, 0).total.backward()
 

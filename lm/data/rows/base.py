@@ -1,7 +1,7 @@
 """The interfaces of objectives' configs and of rows."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
@@ -15,11 +15,10 @@ from lm.data.layout.windows import Packing, Windows
 from lm.data.order import Ids, step_rows
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
-from lm.losses.measure import Answers, Measure
+from lm.losses.measure import Answers, Measure, Start
 from lm.nn.batch import Batch
 from lm.nn.head import HeadConfig
 from lm.nn.stack import ModelConfig
-from lm.nn.transformer import LM
 from lm.schema import Slot, Tree
 
 ModelKind = Literal["decoder", "encoder", "encoder_decoder"]
@@ -132,8 +131,8 @@ class ObjectiveConfig(Slot, group="objective"):
     usual_for: ClassVar[tuple[str, ...]] = ()
     """Models, and records that are no texts, that mostly serve this."""
 
-    def measure(self, parent: Callable[[], LM] | None) -> Measure:
-        """Returns how a validation measures a model.  parent: returns the one that training started from; None: it is not known."""
+    def measure(self, start: Start | None) -> Measure:
+        """Returns how a validation measures a model.  start: None: the model that training started from is not known."""
         return Measure()
 
     def headed(self, model: ModelConfig) -> ModelConfig:
@@ -251,7 +250,7 @@ class LikelihoodConfig(TaughtConfig):
             raise ValueError("label_smoothing has no effect beside teacher_weight=1, which leaves labels out. Drop one of them.")
         return self
 
-    def measure(self, parent: Callable[[], LM] | None) -> Measure:
+    def measure(self, start: Start | None) -> Measure:
         return Answers() if self.answers else Measure()
 
     def why_not_context_parallel(self) -> str | None:

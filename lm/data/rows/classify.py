@@ -1,6 +1,6 @@
 """Rows of texts of several kinds: which one a text, or a pair of texts, is of."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -10,9 +10,8 @@ from lm.data.rows.base import LikelihoodConfig, Material, ObjectiveConfig, Rows
 from lm.data.rows.labelled import LabelledRows, label_texts, no_label, numbered, same, with_labels
 from lm.data.sources.base import SPLITS
 from lm.data.store.shards import TokenStore
-from lm.losses.measure import Choices, Measure
+from lm.losses.measure import Choices, Measure, Start
 from lm.nn.stack import ModelConfig
-from lm.nn.transformer import LM
 
 _NONE = "-1"  # the label of a text that has none, in what `datasets` writes
 
@@ -50,7 +49,7 @@ class ClassifyConfig(LikelihoodConfig):
             raise ValueError(f"{rule}. Set objective=multi_label, or objective.labels for a new head.")
         return model
 
-    def measure(self, parent: Callable[[], LM] | None) -> Measure:
+    def measure(self, start: Start | None) -> Measure:
         return Choices()
 
     def why_not_context_parallel(self) -> str | None:

@@ -1,6 +1,6 @@
 """Rows of texts that belong together, each a group of pairs within which every text is compared with all."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Annotated, Literal, Self
 
@@ -16,10 +16,9 @@ from lm.data.rows.seq2seq import rounded
 from lm.errors import ConfigError
 from lm.losses.contrastive import Contrastive
 from lm.losses.embeddings import InParts
-from lm.losses.measure import Measure
+from lm.losses.measure import Measure, Start
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.stack import ModelConfig
-from lm.nn.transformer import LM
 from lm.units import counted
 
 
@@ -69,7 +68,7 @@ class ContrastiveConfig(ObjectiveConfig):
             raise ValueError(f"objective.first_dims: {beyond[0]} is not less than model.d_model={model.d_model}. Lower or remove it.")
         return model
 
-    def measure(self, parent: Callable[[], LM] | None) -> Measure:
+    def measure(self, start: Start | None) -> Measure:
         return Contrastive(self.among, self.temperature, self.both_ways, InParts(self.parts, self.recompute), self.first_dims)
 
     def held(self, rows: int) -> int:

@@ -1,7 +1,7 @@
 """Rows of preference pairs: a prompt with the chosen answer, and the same prompt with the rejected one."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import ClassVar, Literal
 
@@ -16,10 +16,9 @@ from lm.data.rows.parted import PartedRows
 from lm.data.rows.seq2seq import rounded
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
-from lm.losses.measure import Measure, Pairs
+from lm.losses.measure import Measure, Pairs, Start
 from lm.losses.pairs import DPOLoss, IPOLoss, ORPOLoss, PairLoss, SimPOLoss
 from lm.nn.batch import Batch
-from lm.nn.transformer import LM
 
 
 class PreferenceConfig(ObjectiveConfig):
@@ -38,8 +37,8 @@ class PreferenceConfig(ObjectiveConfig):
     def loss(self) -> PairLoss:
         """Returns the loss function for a batch of pairs."""
 
-    def measure(self, parent: Callable[[], LM] | None) -> Measure:
-        return Pairs(self.loss(), parent)
+    def measure(self, start: Start | None) -> Measure:
+        return Pairs(self.loss(), start)
 
     def rows(self, of: Material) -> Rows:
         return PreferenceRows(of.store, of.tokenizer, of.data.seq_len)

@@ -1,6 +1,6 @@
 """Rows of answers that are rated as good or bad, each a prompt with its answer."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -13,9 +13,8 @@ from lm.data.rows.base import Material, ObjectiveConfig, Rows
 from lm.data.rows.parted import PartedRows
 from lm.data.rows.seq2seq import rounded
 from lm.losses.kto import KTOLoss
-from lm.losses.measure import Measure, Rated
+from lm.losses.measure import Measure, Rated, Start
 from lm.nn.batch import IGNORED, Batch
-from lm.nn.transformer import LM
 
 
 class KTOConfig(ObjectiveConfig):
@@ -42,8 +41,8 @@ class KTOConfig(ObjectiveConfig):
     def loss(self) -> KTOLoss:
         return KTOLoss(self.beta, self.good_weight, self.bad_weight)
 
-    def measure(self, parent: Callable[[], LM] | None) -> Measure:
-        return Rated(self.loss(), parent)
+    def measure(self, start: Start | None) -> Measure:
+        return Rated(self.loss(), start)
 
     def rows(self, of: Material) -> Rows:
         return RatedRows(of)

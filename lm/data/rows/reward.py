@@ -1,6 +1,6 @@
 """Rows of preference pairs for a reward model, which reads a whole text and tells a number at its last token."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -13,10 +13,9 @@ from lm.data.rows.preference import PreferenceRows
 from lm.data.rows.seq2seq import rounded
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
-from lm.losses.measure import Measure, Rewards
+from lm.losses.measure import Measure, Rewards, Start
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.stack import ModelConfig
-from lm.nn.transformer import LM
 
 REWARD = "reward"  # the name of what the model tells
 
@@ -42,7 +41,7 @@ class RewardModelConfig(ObjectiveConfig):
         """The model as it is where it tells one number already, whatever that is called: LABEL_0 in transformers."""
         return model if model.head.tells_number() else model.replace(head=model.head.telling([REWARD], bias=False))
 
-    def measure(self, parent: Callable[[], LM] | None) -> Measure:
+    def measure(self, start: Start | None) -> Measure:
         return Rewards()
 
     def rows(self, of: Material) -> Rows:

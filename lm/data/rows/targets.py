@@ -14,11 +14,10 @@ from lm.data.order import Ids
 from lm.data.rows.base import Material, ObjectiveConfig, Rows
 from lm.data.rows.labelled import LabelledRows, label_texts, no_label, numbered, same, with_labels
 from lm.errors import ConfigError
-from lm.losses.measure import Measure
+from lm.losses.measure import Measure, Start
 from lm.losses.targets import BinaryCrossEntropy, SquaredError, TargetLoss
 from lm.nn.batch import Batch
 from lm.nn.stack import ModelConfig
-from lm.nn.transformer import LM
 
 SCORE = "score"  # the name of the number that a regression tells
 
@@ -38,7 +37,7 @@ class TargetConfig(ObjectiveConfig):
     def loss(self) -> TargetLoss:
         """Returns the loss, which is what a validation measures too."""
 
-    def measure(self, parent: Callable[[], LM] | None) -> Measure:
+    def measure(self, start: Start | None) -> Measure:
         return self.loss()
 
 

@@ -13,7 +13,7 @@ from lm.generation.rollouts import held_out_rewards
 from lm.schema import Tree
 from lm.training.callbacks.base import RunCallback
 from lm.training.module import TrainModule
-from lm.training.weights.initial import parent
+from lm.training.weights.initial import start_of
 
 HeldOut = tuple[str, Rows, Ids]  # suffix of the metrics' names, the rows, and the ids of those to read
 
@@ -97,8 +97,8 @@ class Validation(RunCallback):
         measured."""
         run, cfg = module.run, module.cfg
         found: Tree = {}
-        start, closely = cfg.init_from, documents is not None
-        measure = cfg.objective.measure(None if start is None else lambda: parent(start, cfg.adapter, run.data.tokenizer))
+        closely = documents is not None
+        measure = cfg.objective.measure(None if cfg.init_from is None else start_of(cfg))
         evaluator = Evaluator(module.model, run.data.tokenizer, cfg.trainer.micro_batch, measure, run.eval_ranks)
         with module.exported_weights():
             for suffix, rows, ids in wanted:

@@ -1,19 +1,17 @@
 """The loss of rated answers (lm/losses/kto.py), with one reference point for all rows of a step."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from lm.data.rows.rated import KTOConfig
 from lm.losses.cross_entropy import LossSums, mean_of
 from lm.losses.likelihoods import row_likelihoods
-from lm.losses.measure import Reference
+from lm.losses.measure import Start
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import LM
 from lm.training.config import TrainConfig
 from lm.training.objectives.base import loss_of
-from lm.training.weights.initial import parent, tokenizer_of
+from lm.training.weights.initial import start_of
 
 
 class KTO:
@@ -23,8 +21,8 @@ class KTO:
     rank's have beside them: so the loss is the same however a step is split.
     """
 
-    def __init__(self, cfg: KTOConfig, start: Callable[[], LM]) -> None:
-        self._loss, self._reference = cfg.loss(), Reference(start)
+    def __init__(self, cfg: KTOConfig, start: Start) -> None:
+        self._loss, self._start = cfg.loss(), start
         self._kl = torch.zeros(())  # mean gain of answers to other prompts, in this step
 
     def __call__(self, model: LM, batch: Batch, step: int, first_row: int) -> LossSums:
@@ -48,11 +46,11 @@ class KTO:
         """(b,) log(p / p_start) of the labels of each row."""
         assert batch.labels is not None
         reader = row_likelihoods(batch.labels, n=batch.n_labels(batch.labels))
-        before = self._reference(batch, reader)
+        before = self._start(model, batch, reader)
         after: Tensor = model(batch, read=reader)
         return after - before
 
 
 @loss_of(KTOConfig)
 def _kto(cfg: KTOConfig, run: TrainConfig) -> KTO:
-    return KTO(cfg, lambda: parent(str(run.init_from), run.adapter, tokenizer_of(run)))
+    return KTO(cfg, start_of(run))

@@ -2,7 +2,7 @@
 the same prompt."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -18,13 +18,13 @@ from lm.generation.decode import eager
 from lm.generation.rollouts import Asked, Drawer, Rollout, Sampler, asked_of
 from lm.losses.cross_entropy import LossSums, mean_of
 from lm.losses.likelihoods import label_likelihoods
-from lm.losses.measure import Reference
+from lm.losses.measure import Start
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import LM
 from lm.ops.precision import widest
 from lm.training.config import TrainConfig
 from lm.training.objectives.base import loss_of
-from lm.training.weights.initial import parent, tokenizer_of
+from lm.training.weights.initial import start_of, tokenizer_of
 
 _EPS = 1e-4  # added to the standard deviation of a group's rewards
 C = TypeVar("C", bound=PolicyConfig)
@@ -48,10 +48,10 @@ class OwnAnswers:
 class Policy(OwnAnswers, ABC, Generic[C]):
     """Base of the objectives that learn from rewards."""
 
-    def __init__(self, cfg: C, sampler: Sampler, start: Callable[[], LM], pad: int, seed: int, compiled: bool = False) -> None:
-        """start: returns the frozen model that training starts from.  compiled: as in `OwnAnswers`."""
+    def __init__(self, cfg: C, sampler: Sampler, start: Start, pad: int, seed: int, compiled: bool = False) -> None:
+        """compiled: as in `OwnAnswers`."""
         super().__init__(sampler, pad, seed, compiled)
-        self._cfg, self._judge, self._reference = cfg, sampler, Reference(start)
+        self._cfg, self._judge, self._start = cfg, sampler, start
 
     def __call__(self, model: LM, batch: Batch, step: int, first_row: int) -> LossSums:
         asked = asked_of(batch)
@@ -62,7 +62,7 @@ class Policy(OwnAnswers, ABC, Generic[C]):
         assert learned.labels is not None
         reader, of = label_likelihoods(learned.labels, n=learned.n_labels(learned.labels)), torch.nonzero(learned.labels != IGNORED)[:, 0]
         logp: Tensor = model(learned, read=reader)  # (tokens,)
-        before = self._reference(learned, reader) if self._cfg.kl else None
+        before = self._start(model, learned, reader) if self._cfg.kl else None
         worth = worth.view(-1, self._cfg.n_answers).to(logp.device, widest(logp.device))
         lengths = of.bincount(minlength=worth.numel())
         learns = torch.tensor([one.ended or self._cfg.learn_cut for one in answers]).to(logp.device)
@@ -142,11 +142,11 @@ def _rloo(cfg: RLOOConfig, run: TrainConfig) -> RLOO:
     return RLOO(cfg, *_parts(cfg, run))
 
 
-def _parts(cfg: PolicyConfig, run: TrainConfig) -> tuple[Sampler, Callable[[], LM], int, int, bool]:
+def _parts(cfg: PolicyConfig, run: TrainConfig) -> tuple[Sampler, Start, int, int, bool]:
     """Returns the arguments of `Policy` after its config."""
-    start, tokenizer = str(run.init_from), tokenizer_of_answers(run)
+    tokenizer = tokenizer_of_answers(run)
     sampler = Sampler(tokenizer, cfg, in_step=run.strategy.stage == 3)
-    return sampler, lambda: parent(start, run.adapter, tokenizer), tokenizer.pad, run.seeds.dropout, run.trainer.compile
+    return sampler, start_of(run), tokenizer.pad, run.seeds.dropout, run.trainer.compile
 
 
 def tokenizer_of_answers(run: TrainConfig) -> Tokenizer:

@@ -1,39 +1,37 @@
 """Losses over pairs of answers: DPO, IPO, SimPO and ORPO (lm/losses/pairs.py), and that of a reward model (lm/losses/rewards.py)."""
 
-from collections.abc import Callable
-
 from lm.data.rows.preference import PreferenceConfig
 from lm.data.rows.reward import RewardModelConfig
 from lm.losses.cross_entropy import LossSums
 from lm.losses.likelihoods import row_likelihoods, row_scores
-from lm.losses.measure import Reference
+from lm.losses.measure import Start
 from lm.losses.rewards import bradley_terry
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import LM
 from lm.training.config import TrainConfig
 from lm.training.objectives.base import loss_of
-from lm.training.weights.initial import parent, tokenizer_of
+from lm.training.weights.initial import start_of
 
 
 class Preferences:
     """The loss of a config on a batch.
 
-    Rows come in pairs, the preferred answer first. `start` returns the frozen reference model, unsharded on every rank.
+    Rows come in pairs, the preferred answer first.
     """
 
-    def __init__(self, cfg: PreferenceConfig, start: Callable[[], LM]) -> None:
-        self._loss, self._reference = cfg.loss(), Reference(start)
+    def __init__(self, cfg: PreferenceConfig, start: Start) -> None:
+        self._loss, self._start = cfg.loss(), start
 
     def __call__(self, model: LM, batch: Batch, step: int, first_row: int) -> LossSums:
         assert batch.labels is not None
         reader = row_likelihoods(batch.labels, n=batch.n_labels(batch.labels))
-        before = self._reference(batch, reader) if self._loss.needs_start else None
+        before = self._start(model, batch, reader) if self._loss.needs_start else None
         return self._loss(model(batch, read=reader), before, (batch.labels != IGNORED).sum(-1))
 
 
 @loss_of(PreferenceConfig)
 def _preferences(cfg: PreferenceConfig, run: TrainConfig) -> Preferences:
-    return Preferences(cfg, lambda: parent(str(run.init_from), run.adapter, tokenizer_of(run)))
+    return Preferences(cfg, start_of(run))
 
 
 class RewardModel:

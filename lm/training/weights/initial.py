@@ -14,6 +14,7 @@ from lm.errors import CheckpointError, ConfigError
 from lm.generation import teacher
 from lm.generation.growing import ROWS, grown_model, grown_weights
 from lm.generation.load import load
+from lm.losses.measure import Start
 from lm.nn.init import init_weights
 from lm.nn.stack import model_config
 from lm.nn.transformer import LM, build_model
@@ -121,6 +122,12 @@ def parent(path: str, adapter: AdapterConfig | None, tokenizer: Tokenizer) -> LM
         return model
 
     return teacher.shared(f"{path} {adapter} {tokenizer.hash}", make)
+
+
+def start_of(cfg: TrainConfig) -> Start:
+    """Returns the model that a run started from, for its loss to compare with."""
+    itself = cfg.adapter is not None and cfg.adapter.keeps_parent()
+    return Start(None if itself else lambda: parent(str(cfg.init_from), cfg.adapter, tokenizer_of(cfg)))
 
 
 def require_teacher(cfg: TrainConfig, tokenizer: Tokenizer | TokenizerConfig) -> None:

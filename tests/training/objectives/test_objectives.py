@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from lm.cli.compose.compose import compose
 from lm.data.kinds import CausalConfig, DataConfig, DPOConfig, Seq2SeqConfig
 from lm.errors import ConfigError, NumericsError
-from lm.losses.measure import Pairs
+from lm.losses.measure import Pairs, Start
 from lm.losses.pairs import DPOLoss, IPOLoss, ORPOLoss, PairLoss, SimPOLoss
 from lm.losses.tokens import causal_reader
 from lm.nn.batch import IGNORED, Batch
@@ -43,7 +43,7 @@ def log_likelihoods(model: LM, batch: Batch) -> torch.Tensor:
 
 def test_the_dpo_loss_is_that_of_the_paper() -> None:
     model, reference, batch = redrawn(config(), 0), redrawn(config(), 1), labelled()
-    sums = Preferences(DPOConfig(beta=0.3), lambda: reference)(model, batch, 0, 0)
+    sums = Preferences(DPOConfig(beta=0.3), Start(lambda: reference))(model, batch, 0, 0)
     gain = log_likelihoods(model, batch) - log_likelihoods(reference, batch)
     expected = -F.logsigmoid(0.3 * (gain[0::2] - gain[1::2])).sum()
     assert sums.total.item() == pytest.approx(expected.item(), rel=1e-5)
@@ -102,7 +102,7 @@ def test_losses_over_pairs_that_compare_with_the_start_are_those_of_the_papers(
 
 def test_the_dpo_loss_starts_at_the_logarithm_of_two_and_raises_the_better_answers() -> None:
     model, batch = redrawn(config()), labelled()
-    objective = Preferences(DPOConfig(), lambda: redrawn(config()))
+    objective = Preferences(DPOConfig(), Start(lambda: redrawn(config())))
     first = objective(model, batch, 0, 0)
     assert first.total.item() == pytest.approx(2 * 0.693147, rel=1e-4)
     before = log_likelihoods(model, batch)
@@ -265,7 +265,7 @@ def test_lm_eval_finds_what_the_last_validation_told(
 
 def test_what_a_loss_over_pairs_tells_is_that_of_the_paper() -> None:
     model, reference, batch = redrawn(config(), 0), redrawn(config(), 1), labelled(8)
-    found = Preferences(DPOConfig(beta=0.3), lambda: reference)(model, batch, 0, 0).metrics
+    found = Preferences(DPOConfig(beta=0.3), Start(lambda: reference))(model, batch, 0, 0).metrics
     now, before = log_likelihoods(model, batch), log_likelihoods(reference, batch)
     margin = 0.3 * ((now - before)[0::2] - (now - before)[1::2])
     expected = {"chosen_logp": now[0::2], "rejected_logp": now[1::2], "margin": margin, "accuracy": (margin > 0).float()}
@@ -273,11 +273,14 @@ def test_what_a_loss_over_pairs_tells_is_that_of_the_paper() -> None:
         name: pytest.approx([each.sum().item(), 4], rel=1e-4) for name, each in expected.items()
     }
     with torch.no_grad():
-        held_out = Pairs(DPOLoss(0.3), lambda: reference)(model, batch)
+        held_out = Pairs(DPOLoss(0.3), Start(lambda: reference))(model, batch)
     assert held_out.metrics["pair_loss"].tolist() == pytest.approx([-F.logsigmoid(margin).sum().item(), 4], rel=1e-4)
     assert held_out.nll.item() == pytest.approx(-now[0::2].sum().item(), rel=1e-5)
     with torch.no_grad():
-        assert Pairs(DPOLoss(0.3), lambda: model)(model, batch).metrics["accuracy"].tolist() == [2, 4]  # of a model and itself: draws
+        assert Pairs(DPOLoss(0.3), Start(lambda: model))(model, batch).metrics["accuracy"].tolist() == [
+            2,
+            4,
+        ]  # of a model and itself: draws
 
 
 @pytest.mark.parametrize("learns", [True, False])

@@ -17,6 +17,7 @@ from lm.data.rewards.base import scores
 from lm.data.rows.policy import PolicyConfig
 from lm.errors import ConfigError
 from lm.generation.rollouts import Asked, Rollout, Sampler
+from lm.losses.measure import Start
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM
 from lm.testing.models import VOCAB
@@ -165,7 +166,7 @@ def test_figures_are_exact_where_bf16_is_the_default() -> None:
     sampler, model = Given(cfg, [Rollout(Asked([1, 2], []), [3], [0.0])] * 257), redrawn(config(), 0)
     torch.set_default_dtype(torch.bfloat16)
     try:
-        sums = RLOO(cfg, sampler, lambda: model, 0, 0)(model, Batch(*torch.zeros(2, 1, 1, dtype=torch.int64)), 0, 0)
+        sums = RLOO(cfg, sampler, Start(lambda: model), 0, 0)(model, Batch(*torch.zeros(2, 1, 1, dtype=torch.int64)), 0, 0)
     finally:
         torch.set_default_dtype(torch.float32)
     assert sums.metrics["answer_tokens"].tolist() == [257, 257]

@@ -143,6 +143,9 @@ def test_texts_read_in_parts_have_the_gradients_of_texts_read_at_once(kind: str)
         total.backward()
         return float(total.detach()), sum(n for _, n in kept), [p.grad.clone() for p in net.parameters() if p.grad is not None]
 
+    with torch.no_grad():
+        for n in (1, 3):
+            torch.testing.assert_close(InParts(n)(net, batch), net(batch, read=row_vectors(batch, net.cfg)), atol=1e-5, rtol=1e-4)
     loss, most, grads = learned(InParts())
     for parts in (InParts(2), InParts(3), InParts(5, again=True), InParts(10, again=True)):
         other, kept, others = learned(parts)

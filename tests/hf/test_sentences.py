@@ -138,6 +138,7 @@ def test_what_an_import_does_not_keep_is_told(tmp_path: Path) -> None:
         ("config_sentence_transformers.json", '{"prompts": null, "default_prompt_name": ["query"]}', None, ""),
         ("config_sentence_transformers.json", '{"prompts": ["query: "]}', None, "left out, as it is no text by a name: prompts"),
         ("config_sentence_transformers.json", '{"prompts": {"a": {"b": "c"}, "d": "e", "f": 1}}', {"d": "e"}, "by a name: a, f"),
+        ("config_sentence_transformers.json", '{"prompts": {"a": "b\\ud800"}}', None, "by a name: a"),
         ("config_sentence_transformers.json", "[1]", None, "it holds no object in JSON"),
         ("sentence_bert_config.json", "null", None, "it holds no object in JSON"),
         ("1_Pooling/config.json", "[]", None, "it holds no object in JSON"),
@@ -179,7 +180,8 @@ def test_prompts_and_lengths_of_vectors_go_out_and_come_back(tmp_path: Path) -> 
     save_model(run.model, model.cfg.tree(), dict(model.named_parameters()), BytesConfig().build().save, {"prompts": prompts})
     for first, written in (([8, 4], [4, 8, model.cfg.d_model]), ([], None)):
         run.write_config({"objective": {"kind": "contrastive", "first_dims": first}})
-        lm.export(run.path, out := tmp_path / f"{len(first)}", check=True)
+        [use] = lm.export(run.path, out := tmp_path / f"{len(first)}", check=True).uses
+        assert "encode(['a text'], prompt_name='query')" in str(use.command)
         assert json.loads((out / "config_sentence_transformers.json").read_text())["prompts"] == prompts
         assert json.loads((out / "config.json").read_text()).get("matryoshka_dimensions") == written
         lm.import_model(out, back := tmp_path / f"back{len(first)}")

@@ -1,6 +1,7 @@
 """What sentence-transformers reads beside a model in the format of transformers: how the vector of a text is read off its states."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -14,6 +15,7 @@ from lm.storage.reading import parse_json, read_bytes
 from lm.storage.run_folder import RunFolder
 
 MODULES, TEXTS, MODEL = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
+_LONE = re.compile("[\ud800-\udfff]")  # halves of surrogate pairs, which no text has
 _POOLING, _NORMALIZE = "1_Pooling", "2_Normalize"
 _MODES = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
 Pooling = Literal["token", "mean"]
@@ -103,7 +105,7 @@ def _prompts(told: Tree, notes: list[str]) -> dict[str, str]:
     """Returns the prompts of a model by their names; adds to `notes` what is none."""
     given = told.get("prompts") or {}
     named = given if isinstance(given, dict) else {}
-    prompts = {name: text for name, text in named.items() if isinstance(text, str) and text}
+    prompts = {name: text for name, text in named.items() if isinstance(text, str) and text and not _LONE.search(text)}
     if wrong := [name for name, text in named.items() if text and name not in prompts] if named else ["prompts"] * bool(given):
         notes.append(f"{MODEL}: left out, as it is no text by a name: {', '.join(wrong)[:200]}")
     if isinstance(usual := told.get("default_prompt_name"), str) and usual in prompts:

@@ -77,10 +77,12 @@ class DataConfig(Slot, group="data"):
             raise ConfigError("data.sources: their chats have different templates, and a model has one. Give all one data.record.template.")
         return next(iter(found), None)
 
-    def prompts(self) -> dict[str, str]:
-        """Returns what stands before queries and documents, as the records of all sources say; {} where they differ."""
+    def prompts(self) -> dict[str, str] | None:
+        """Returns what stands before queries and documents, as the records of all sources say; {} where they differ, None where none says
+        anything."""
         found = [{} if cfg.records is None else cfg.records.prompts() for cfg in self.parts().values()]
-        return found[0] if all(each == found[0] for each in found) else {}
+        agreed = found[0] if all(each == found[0] for each in found) else {}
+        return agreed if any(found) else None
 
     def trained(self) -> set[str]:
         """Returns the names of the sources that are trained on, not only validated."""

@@ -37,6 +37,7 @@ def embed(model: LM, tokenizer: Tokenizer, texts: Sequence[str], dims: int | Non
     """
     expect("model", model, torch.nn.Module, "Give the model and the tokenizer that lm.load returned")
     expect("tokenizer", tokenizer, Tokenizer, "Give the model and the tokenizer that lm.load returned")
+    expect("dims", dims, (int, type(None)), "Give a whole number, or leave it out")
     if isinstance(texts, str) or not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
         raise ConfigError(f"texts: {texts!r:.80} is no list of texts. Give one, such as ['a text'].")
     embedding = Embedding(model, read_texts(model, tokenizer, texts), dims=dims)

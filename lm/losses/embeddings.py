@@ -52,26 +52,27 @@ class InParts:
     again: bool = False
 
     def __call__(self, model: LM, batch: Batch) -> Tensor:
-        def vectors(part: Batch) -> Tensor:
+        def vectors(fields: dict[str, Any]) -> Tensor:
+            part = Batch(**fields)
             found: Tensor = model(part, read=row_vectors(part, model.cfg))
             return found
 
         assert batch.positions is not None
         lengths = (batch.positions >= 0).sum(-1).tolist() if batch.lengths is None else batch.lengths
         order, device = sorted(range(len(lengths)), key=lengths.__getitem__), batch.tokens.device
+        rows = torch.tensor(order).to(device, non_blocking=device.type == "cuda")  # no host sync
         ends = [len(order) * (i + 1) // self.n for i in range(self.n)]
-        rows = [order[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-        parts = [_narrowed(batch, torch.tensor(some, device=device), lengths[some[-1]]) for some in rows]
+        sizes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+        parts = [_narrowed(batch, some, lengths[order[end - 1]]) for some, end in zip(rows.split(sizes), ends, strict=True)]
         what: Recomputed = "block" if self.again and torch.is_grad_enabled() else "none"
-        return torch.cat([recomputed(vectors, what, part) for part in parts])[torch.tensor(order, device=device).argsort()]
+        return torch.cat([recomputed(vectors, what, part) for part in parts])[rows.argsort()]
 
 
 WHOLE = InParts()
 
 
-def _narrowed(batch: Batch, rows: Tensor, longest: int) -> Batch:
-    """Returns these rows of a batch, as wide as the longest of them."""
+def _narrowed(batch: Batch, rows: Tensor, longest: int) -> dict[str, Tensor]:
+    """Returns the fields of a batch of these rows, as wide as the longest of them."""
     width = -(-longest // _ROUND) * _ROUND
     given = {name: getattr(batch, name) for name in ("tokens", "positions", "documents", "segments")}
-    narrowed: dict[str, Any] = {name: field[rows, :width] for name, field in given.items() if field is not None}
-    return Batch(**narrowed)
+    return {name: field[rows, :width] for name, field in given.items() if field is not None}

@@ -39,7 +39,8 @@ NOTHING = Recompute()
 
 
 def recomputed(block: Callable[..., Tensor], what: Recomputed, *inputs: Any) -> Tensor:
-    """Returns block(*inputs), with the same gradients to the bit, dropout included.
+    """Returns block(*inputs), with the same gradients to the bit, dropout included: for the recomputation a GPU's generator is set
+    back, where a tensor on it is among the inputs, or in their lists, tuples and dicts.
 
     selective raises RuntimeError where an operation writes over a result that is kept: the backward would write a second time. torch 2.11
     does not report results, which leaves only torch's own check; that one misses a write through a view of another shape.

@@ -146,7 +146,9 @@ def _begin(module: "TrainModule", data: Prepared, journal: Journal, ranks: Ranks
     with journal.console.during("Reading the metrics"):
         journal.go_back(module.step if reader is not None else -1, counters.samples_bytes)
     splits = build_splits(cfg.objective, cfg.data, data, model_cfg, cfg.seeds.data)
-    if meta["prompts"] and not cfg.data.prompts() and cfg.data.shape == "alike":
+    if cfg.data.prompts() == {}:
+        journal.console.say("data.sources: their prompts differ, so the model's folder keeps none")
+    if meta["prompts"] and cfg.data.prompts() is None and cfg.data.shape == "alike":
         known = "; ".join(f"{name}: {text!r:.80}" for name, text in meta["prompts"].items())
         journal.console.say(f"data.record.query_prompt and document_prompt are not set, and the model knows prompts ({known})")
     for line in filter(None, "\n".join([splits.train.describe(), splits.val.describe()]).splitlines()):

@@ -14,7 +14,7 @@ from torch import Tensor  # noqa: E402
 
 import lm  # noqa: E402
 from lm.data.tokenizer.config import BytesConfig  # noqa: E402
-from lm.errors import ConfigError  # noqa: E402
+from lm.errors import CheckpointError, ConfigError  # noqa: E402
 from lm.nn.stack import ModelConfig  # noqa: E402
 from lm.nn.transformer import build_model  # noqa: E402
 from lm.storage.model_folder import read_config, save_model  # noqa: E402
@@ -132,14 +132,56 @@ def test_what_an_import_does_not_keep_is_told(tmp_path: Path) -> None:
     assert read_config(tmp_path / "back")["prompts"] == {"query": "query: "}
 
 
+@pytest.mark.parametrize(
+    ("file", "holds", "prompts", "says"),
+    [
+        ("config_sentence_transformers.json", '{"prompts": null, "default_prompt_name": ["query"]}', None, ""),
+        ("config_sentence_transformers.json", '{"prompts": ["query: "]}', None, "left out, as it is no text by a name: prompts"),
+        ("config_sentence_transformers.json", '{"prompts": {"a": {"b": "c"}, "d": "e", "f": 1}}', {"d": "e"}, "by a name: a, f"),
+        ("config_sentence_transformers.json", '{"prompts": {"a": "b\\ud800"}}', None, "by a name: a"),
+        ("config_sentence_transformers.json", "[1]", None, "it holds no object in JSON"),
+        ("sentence_bert_config.json", "null", None, "it holds no object in JSON"),
+        ("1_Pooling/config.json", "[]", None, "it holds no object in JSON"),
+        ("1_Pooling/config.json", '{"pooling_mode": 3}', None, "1_Pooling: 3 has no form here"),
+        ("modules.json", "{}", None, "it holds no list in JSON"),
+    ],
+)
+def test_a_file_that_is_not_as_sentence_transformers_writes_it_is_told(
+    tmp_path: Path, file: str, holds: str, prompts: dict[str, str] | None, says: str
+) -> None:
+    """Seen to fail: by internal errors; prompts that were no texts were taken for some."""
+    saved(tmp_path / "made", "bert")
+    lm.export(tmp_path / "made", out := tmp_path / "hf", check=False, embeds=True)
+    (out / file).write_text(holds)
+    told: list[str] = []
+    if says.startswith("it holds"):
+        with pytest.raises(CheckpointError, match=says):
+            lm.import_model(out, tmp_path / "back", say=told.append)
+        return
+    lm.import_model(out, tmp_path / "back", say=told.append)
+    assert read_config(tmp_path / "back").get("prompts") == prompts and any(says in line for line in ["", *told])
+
+
+def test_means_that_leave_prompts_out_are_told(tmp_path: Path) -> None:
+    saved(tmp_path / "made", "bert")
+    lm.export(tmp_path / "made", out := tmp_path / "hf", check=False, embeds=True)
+    (out / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true, "include_prompt": false}')
+    for prompts in ("{}", '{"query": "ask: "}'):
+        (out / "config_sentence_transformers.json").write_text(f'{{"prompts": {prompts}}}')
+        told: list[str] = []
+        lm.import_model(out, tmp_path / f"back{len(prompts)}", say=told.append)
+        assert any("its means leave prompts out" in line for line in told) == (len(prompts) > 2)
+
+
 def test_prompts_and_lengths_of_vectors_go_out_and_come_back(tmp_path: Path) -> None:
     """By a run that was trained with them; transformers and sentence-transformers read the file that has them."""
     run = RunFolder(tmp_path / "runs" / "x")
     model, prompts = random_model(drawn("llama")), {"query": "query: ", "document": "text: "}
     save_model(run.model, model.cfg.tree(), dict(model.named_parameters()), BytesConfig().build().save, {"prompts": prompts})
-    for first, written in (([4, 8], [4, 8, model.cfg.d_model]), ([], None)):
+    for first, written in (([8, 4], [4, 8, model.cfg.d_model]), ([], None)):
         run.write_config({"objective": {"kind": "contrastive", "first_dims": first}})
-        lm.export(run.path, out := tmp_path / f"{len(first)}", check=True)
+        [use] = lm.export(run.path, out := tmp_path / f"{len(first)}", check=True).uses
+        assert "encode(['a text'], prompt_name='query')" in str(use.command)
         assert json.loads((out / "config_sentence_transformers.json").read_text())["prompts"] == prompts
         assert json.loads((out / "config.json").read_text()).get("matryoshka_dimensions") == written
         lm.import_model(out, back := tmp_path / f"back{len(first)}")

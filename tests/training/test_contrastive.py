@@ -5,12 +5,14 @@ import random
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
 
 import lm
 from lm.cli.compose.compose import compose_config
@@ -20,6 +22,7 @@ from lm.losses.embeddings import InParts, row_vectors
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.stack import model_config
 from lm.nn.transformer import LM
+from lm.ops.recompute import Recomputed, recomputed
 from lm.testing.models import BASE
 from lm.training.check import check
 from lm.training.config import TrainConfig
@@ -171,17 +174,27 @@ def test_beginnings_of_vectors_serve_too() -> None:
     assert [sums.metrics[name][0] for name in ("accuracy", "accuracy_2d", "accuracy_5d")] == right
 
 
-def test_texts_are_read_again_with_the_dropout_that_they_had() -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))])
+def test_texts_are_read_again_with_the_dropout_that_they_had(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch sets the generator of a GPU back that it finds among a block's inputs; by a Batch, whose tensors it does not see, dropout was
+    drawn anew there."""
     torch.manual_seed(0)
-    net, tokens = redrawn(config(dropout=0.5)), torch.randint(5, 20, (8, 6))
-    batch = Batch(tokens, None, torch.arange(6).repeat(8, 1))
+    net, tokens = redrawn(config(dropout=0.5)).to(device), torch.randint(5, 20, (8, 6))
+    batch = Batch(tokens, None, torch.arange(6).repeat(8, 1), lengths=[6] * 8).to(device)
+    shown: list[bool] = []
+
+    def seen(block: Callable[..., torch.Tensor], what: Recomputed, *inputs: Any) -> torch.Tensor:
+        shown.append(any(isinstance(each, torch.Tensor) for each in tree_leaves(inputs)))
+        return recomputed(block, what, *inputs)
+
+    monkeypatch.setattr("lm.losses.embeddings.recomputed", seen)
     found = []
     for again in (False, True):
         torch.manual_seed(1)
         net.zero_grad()
         InParts(4, again)(net, batch)[:, 0].sum().backward()
         found.append(net.embed.weight.grad.clone())
-    assert torch.equal(*found)
+    assert torch.equal(*found) and all(shown) and len(shown) == 8
 
 
 def test_cosines_are_not_rounded_where_the_model_computes_in_bf16() -> None:
@@ -248,6 +261,8 @@ def test_a_step_counts_the_tokens_of_all_its_texts(of_pairs: Told, tmp_path: Pat
     [
         (["objective.among=1"], "objective.among"),
         (["objective.first_dims=[8,64]"], "objective.first_dims: 64 is not less than model.d_model=32"),
+        (["objective.first_dims=[8,4,8]"], "objective: first_dims: 8 is there more than once"),
+        (["trainer.device=mps", "objective.recompute=true"], "objective.recompute=true would draw anew for model.dropout=0.1"),
         (["objective.parts=9"], "objective: parts=9 is more than the 8 texts of a row. Lower it"),
         (["objective.temperature=0"], "objective.temperature"),
         (["model=t5_small"], "model.kind is encoder_decoder"),
@@ -283,6 +298,25 @@ def test_sources_of_a_mixture_whose_negatives_differ_stand_side_by_side(of_pairs
     assert float(both.total) == pytest.approx(sum(float(sums.total) for sums in each), rel=1e-5)
     assert both.metrics["accuracy"].tolist() == sum(sums.metrics["accuracy"] for sums in each).tolist()
     train_rank(cfg)
+
+
+def test_a_model_keeps_the_prompts_of_a_mixture_where_its_sources_agree(
+    of_pairs: Told, tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Seen to fail: where they differed, those of the model that it began as were kept, and told to be the only ones."""
+    kept = [each for each in tiny if not each.startswith(("data=", "data.files=", "data.val_frac=", "run.name=", "trainer.max_steps="))]
+    rest = ("objective=contrastive", "objective.among=4", "trainer.max_steps=1", "schedule.warmup_steps=0")
+    model, differ = "model/config.json", "their prompts differ, so the model's folder keeps none"
+    for second, start, prompts in (("ask:", (), {"query": "ask:"}), ("find:", (f"init_from={tmp_path / 'ask'}",), None)):
+        sources = ",".join(
+            f"{{name:{name},data:{{kind:text,files:{tmp_path}/a.jsonl,val_frac:0.2,record:{{kind:alike,query_prompt:'{prompt}'}}}}}}"
+            for name, prompt in (("a", "ask:"), ("b", second))
+        )
+        own = kept if not start else [each for each in kept if not each.startswith(("model", "tokenizer"))]
+        train_rank(compose_config([*own, "data=mix", f"data.sources=[{sources}]", *rest, *start, f"run.name={second[:-1]}"]))
+        assert json.loads((tmp_path / second[:-1] / model).read_text())["prompts"] == prompts
+        said = capsys.readouterr().out
+        assert (differ in said) == (prompts is None) and "are not set" not in said
 
 
 @pytest.mark.parametrize("pooling", ["mean", "token"])

@@ -59,8 +59,8 @@ class Embed(OfTexts):
         from lm.generation.load import load
 
         given = [self.text] if isinstance(self.text, str) else self.text or []
-        model, tokenizer = load(folder, self.device, self.merge, self.dtype)
         before = self._before(folder)
+        model, tokenizer = load(folder, self.device, self.merge, self.dtype)
         embedding = Embedding(model, read_texts(model, tokenizer, [before + text for text in given]), dims=self.dims)
         self.note_cut(embedding)
         found = np.stack(embedding.all())
@@ -80,8 +80,8 @@ class Embed(OfTexts):
         lines, texts = self.read_lines(
             files, lambda line, where: require_texts(values_of(line, names, where), names, where)[0], None if matrix else EMBEDDING
         )
-        model, tokenizer = load(folder, self.device, self.merge, self.dtype)
         before = self._before(folder)
+        model, tokenizer = load(folder, self.device, self.merge, self.dtype)
         embedding = Embedding(model, read_texts(model, tokenizer, [before + text for text in texts]), dims=self.dims)
         if not matrix:
             self.write_lines(files[1], lines, [self.field, before, str(self.dims)], embedding)

@@ -155,6 +155,11 @@ class ObjectiveConfig(Slot, group="objective"):
         """Returns of how many texts a micro-batch of so many rows keeps the activations."""
         return rows * self.texts
 
+    @property
+    def reads_again(self) -> bool:
+        """Whether the backward runs forwards of the model again."""
+        return False
+
     def judged(self, found: Tree) -> float:
         """Returns of a validation's figures what is less of a better model, for checkpoint.best and trainer.early_stop."""
         return float(found[f"val_{self.measure(None).learned}"])

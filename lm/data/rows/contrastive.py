@@ -58,6 +58,12 @@ class ContrastiveConfig(ObjectiveConfig):
             raise ValueError(f"parts={self.parts} is more than the {2 * self.among} texts of a row. Lower it.")
         return self
 
+    @model_validator(mode="after")
+    def _first_dims_differ(self) -> Self:
+        if twice := [d for d in self.first_dims if self.first_dims.count(d) > 1]:
+            raise ValueError(f"first_dims: {twice[0]} is there more than once. Name it once.")
+        return self
+
     @property
     def texts(self) -> int:
         return 2 * self.among
@@ -70,6 +76,10 @@ class ContrastiveConfig(ObjectiveConfig):
 
     def measure(self, start: Start | None) -> Measure:
         return Contrastive(self.among, self.temperature, self.both_ways, InParts(self.parts, self.recompute), self.first_dims)
+
+    @property
+    def reads_again(self) -> bool:
+        return self.recompute
 
     def held(self, rows: int) -> int:
         return -(-super().held(rows) // (self.parts if self.recompute else 1))

@@ -95,11 +95,12 @@ def export(
     if dtype != "keep":
         found = found.to(_DTYPES[dtype])
     weights = {name: p.detach() for name, p in found.named_parameters()}
-    uses = [use_of_sentences(folder)] if embeds else uses_of_hf(str(model), folder, home, found, tokenizer, about.get("family"))
+    prompts: dict[str, str] = about.get("prompts") or {}
+    uses = [use_of_sentences(folder, prompts)] if embeds else uses_of_hf(str(model), folder, home, found, tokenizer, about.get("family"))
     with out_folder(folder, overwrite, sum(weight.nbytes for weight in weights.values())) as half:
         write_hf(half, home, found.cfg, weights, tokenizer, about.get("sampling"), embeds)
         if embeds:
-            write_sentences(half, read_as, about.get("prompts") or {}, serving_dims(resolve_model(str(model)), read_as))
+            write_sentences(half, read_as, prompts, serving_dims(resolve_model(str(model)), read_as))
         (half / card.CARD).write_text(card.model_card(about, str(model), home, found, said, embeds), encoding="utf-8")
         compared = _compared(half, home, found, say) if check else None
     if not check:

@@ -1,7 +1,7 @@
 """What other programs do with an exported folder: the command for each, or why it cannot take this model."""
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,9 +54,10 @@ def uses_of_hf(source: str, folder: Path, family: Family, model: LM, tokenizer: 
     return [*found, Use("lm-eval", None if why else command, why)]
 
 
-def use_of_sentences(folder: Path) -> Use:
-    """Returns the use of a folder with the files of sentence-transformers."""
-    script = f"from sentence_transformers import SentenceTransformer as S; print(S({str(folder)!r}).encode(['a text']))"
+def use_of_sentences(folder: Path, prompts: Iterable[str]) -> Use:
+    """Returns the use of a folder with the files of sentence-transformers.  prompts: the names of those that it knows."""
+    how = "".join(f", prompt_name={name!r}" for name in [*prompts][:1])
+    script = f"from sentence_transformers import SentenceTransformer as S; print(S({str(folder)!r}).encode(['a text']{how}))"
     return Use("sentence-transformers", _python(script))
 
 

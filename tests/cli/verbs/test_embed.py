@@ -152,6 +152,10 @@ def test_what_has_no_vector_is_told(made: str, lm: Lm, tmp_path: Path) -> None:
         code, _, error = lm("embed", made, *given)
         assert code == 2 and says in error, error
     tokenizer = BytesConfig().build()
+    given: list[Any] = [0, 999, 2.5]
+    for dims, says in zip(given, ("dims: 0 is given", "dims: 999 is given", "dims: float was given"), strict=True):
+        with pytest.raises(ConfigError, match=says):
+            api.embed(built("decoder"), BytesConfig().build(), ["a"], dims=dims)
     with pytest.raises(ConfigError, match="embed: the model is an encoder-decoder, and its vectors are of no whole text"):
         api.embed(built("encoder_decoder"), tokenizer, ["a"])
     wrong: list[Any] = ["a", [("a", "b")], None]

@@ -149,7 +149,7 @@ def test_the_gradient_is_that_of_the_paper(kind: type[Policy[Any]], cfg: PolicyC
     cfg = cfg.replace(rewards={"length": {"kind": "length", "free": 1, "most": 7}})
     model, start, rollouts = redrawn(config(), 0), redrawn(config(), 1), given_rollouts(cfg)
     sampler = Given(cfg, rollouts)
-    sums = kind(cfg, sampler, lambda: start, 0, 0)(model, Batch(*torch.zeros(2, 3, 1, dtype=torch.int64)), 0, 0)
+    sums = kind(cfg, sampler, Start(lambda: start), 0, 0)(model, Batch(*torch.zeros(2, 3, 1, dtype=torch.int64)), 0, 0)
     found = torch.autograd.grad(sums.total, [*model.parameters()])
     answers = sampler.answers(rollouts, torch.device("cpu"))
     r = torch.tensor([scores(cfg.rewards, one)["length"] for one in answers], dtype=torch.float64).view(3, 4)

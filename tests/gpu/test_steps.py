@@ -12,6 +12,7 @@ from lm.cli.compose.compose import compose_config
 from lm.data.loader import TrainLoader
 from lm.data.rows.causal import CausalConfig
 from lm.data.rows.preference import DPOConfig
+from lm.losses.embeddings import InParts
 from lm.losses.measure import Reference, Start
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM, build_model
@@ -21,6 +22,8 @@ from lm.training.objectives.base import Objective
 from lm.training.objectives.likelihood import Likelihood
 from lm.training.objectives.preferences import Preferences
 from lm.training.run import train_rank
+from tests.nn.models import config as small
+from tests.nn.models import redrawn
 from tests.training.conftest import TINY, read, write_text
 from tests.training.steps import ADAMW, SGD, STEPS, batches, config, train_steps
 
@@ -113,6 +116,19 @@ def test_what_a_step_compares_with_is_that_of_the_cpu_and_never_waited_for(name:
     torch.testing.assert_close(moved, weights, atol=1e-4, rtol=1e-3)
     compiled, _ = train_steps(cfg, rows, kind=Own, accelerator="cuda", compile=True, precision="bf16-mixed")
     assert compiled["loss"] == pytest.approx(expected["loss"], rel=3e-2)
+
+
+def test_texts_are_read_again_with_the_dropout_that_they_had() -> None:
+    """torch sets the generator of a GPU back that it finds among a block's inputs."""
+    net = redrawn(small(dropout=0.5)).to("cuda")
+    batch = Batch(torch.randint(5, 20, (8, 6)), None, torch.arange(6).repeat(8, 1), lengths=[6] * 8).to("cuda")
+    found = []
+    for again in (False, True):
+        torch.manual_seed(1)
+        net.zero_grad()
+        InParts(4, again)(net, batch)[:, 0].sum().backward()
+        found.append(net.embed.weight.grad.clone())
+    torch.testing.assert_close(*found)
 
 
 def test_a_loader_gives_the_same_batches_in_pinned_memory() -> None:

@@ -19,7 +19,7 @@ from lm.generation import teacher
 from lm.generation.examine import _reference
 from lm.generation.load import load
 from lm.generation.merging import merge
-from lm.nn.transformer import build_model
+from lm.nn.transformer import LM, build_model
 from lm.schema import from_tree
 from lm.storage.adapted import read_merged
 from lm.storage.checkpoint import CheckpointReader
@@ -296,6 +296,22 @@ def test_a_loss_compares_with_the_model_without_its_adapter(
     assert len(alone) == len(beside_it) > 12 and any("val_pair_loss" in line or "val_answer_loss" in line for line in alone)
     for mine, theirs in zip(alone, beside_it, strict=True):
         assert mine == pytest.approx(theirs, rel=1e-3, abs=2e-5)
+
+
+def test_a_parent_of_which_a_part_is_trained_is_compared_with_as_a_copy(
+    lora: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model without its adapter has moved, too."""
+    held, asked = teacher.shared, []
+
+    def shared(key: str, make: Callable[[], LM]) -> LM:
+        asked.append(key)
+        return held(key, make)
+
+    monkeypatch.setattr(teacher, "shared", shared)
+    cfg = lora(*of_answers(tmp_path / "a.jsonl", "dpo"), "adapter.whole=[norm]", "trainer.max_steps=1", "schedule.warmup_steps=0")
+    train_rank(cfg)
+    assert asked and frozen_bytes(cfg, cfg.sized_model(300)) > 0
 
 
 @pytest.mark.slow

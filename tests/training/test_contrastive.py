@@ -174,13 +174,12 @@ def test_beginnings_of_vectors_serve_too() -> None:
     assert [sums.metrics[name][0] for name in ("accuracy", "accuracy_2d", "accuracy_5d")] == right
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))])
-def test_texts_are_read_again_with_the_dropout_that_they_had(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_are_read_again_with_the_dropout_that_they_had(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch sets the generator of a GPU back that it finds among a block's inputs; by a Batch, whose tensors it does not see, dropout was
     drawn anew there."""
     torch.manual_seed(0)
-    net, tokens = redrawn(config(dropout=0.5)).to(device), torch.randint(5, 20, (8, 6))
-    batch = Batch(tokens, None, torch.arange(6).repeat(8, 1), lengths=[6] * 8).to(device)
+    net, tokens = redrawn(config(dropout=0.5)), torch.randint(5, 20, (8, 6))
+    batch = Batch(tokens, None, torch.arange(6).repeat(8, 1), lengths=[6] * 8)
     shown: list[bool] = []
 
     def seen(block: Callable[..., torch.Tensor], what: Recomputed, *inputs: Any) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """One vector for each text of a batch, as which it is compared with others."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lm.losses.balance import Balance, with_balance
 from lm.nn.batch import Batch
 from lm.nn.context import Context
 from lm.nn.head import Head, Reader
@@ -51,11 +53,13 @@ class InParts:
     n: int = 1
     again: bool = False
 
-    def __call__(self, model: LM, batch: Batch) -> Tensor:
-        def vectors(fields: dict[str, Any]) -> Tensor:
+    def __call__(self, model: LM, batch: Batch) -> tuple[Tensor, Balance]:
+        """Returns the vectors, and what experts add to a loss of pairs, in which a text counts as half a unit."""
+
+        def vectors(fields: dict[str, Any]) -> tuple[Tensor, Tensor | None, Tensor | None]:
             part = Batch(**fields)
-            found: Tensor = model(part, read=row_vectors(part, model.cfg))
-            return found
+            found, experts = model(part, read=with_balance(row_vectors(part, model.cfg), 1 / 2))
+            return found, experts.loss, experts.loads
 
         assert batch.positions is not None
         lengths = (batch.positions >= 0).sum(-1).tolist() if batch.lengths is None else batch.lengths
@@ -65,10 +69,16 @@ class InParts:
         sizes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
         parts = [_narrowed(batch, some, lengths[order[end - 1]]) for some, end in zip(rows.split(sizes), ends, strict=True)]
         what: Recomputed = "block" if self.again and torch.is_grad_enabled() else "none"
-        return torch.cat([recomputed(vectors, what, part) for part in parts])[rows.argsort()]
+        found, losses, loads = zip(*(recomputed(vectors, what, part) for part in parts), strict=True)
+        return torch.cat(found)[rows.argsort()], Balance(_sum(losses), _sum(loads))
 
 
 WHOLE = InParts()
+
+
+def _sum(parts: Sequence[Tensor | None]) -> Tensor | None:
+    given = [each for each in parts if each is not None]
+    return torch.stack(given).sum(0) if given else None
 
 
 def _narrowed(batch: Batch, rows: Tensor, longest: int) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lm.losses.balance import Balance
 from lm.losses.cross_entropy import ALL, LossSums, answered, losses_and_gradient, token_losses
 from lm.losses.teacher import SoftTargets
 from lm.nn.batch import IGNORED
@@ -213,11 +214,8 @@ def causal_reader(
         for n, further in enumerate(ctx.mtp, 1):
             later = summed(further, _later_labels(labels, n, ctx.mask), head, label_smoothing, z_loss, chunk, None, n_labels)
             total = total + later.total * (ctx.mtp_weight / len(ctx.mtp))
-        aux = ctx.moe
-        if aux.losses:  # per row, each row by its labels: a mean over tokens, as the loss is
-            counted = labels != IGNORED if teacher is None or teacher.shares is None else teacher.shares.view_as(labels)
-            total = total + (torch.stack(list(aux.losses.values())).sum(0) * counted.sum(-1)).sum()
-        return LossSums(total, sums.nll, torch.stack(list(aux.loads.values())) if aux.loads else None, sums.metrics)
+        counted = labels != IGNORED if teacher is None or teacher.shares is None else teacher.shares.view_as(labels)
+        return Balance.of(ctx.moe, counted.sum(-1)).beside(LossSums(total, sums.nll, metrics=sums.metrics))
 
     return read
 

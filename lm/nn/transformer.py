@@ -205,9 +205,10 @@ class LM(Stack):
             layer.balance(load)
 
     def mixtures(self) -> dict[str, Mixture]:
-        """The MoE layers by their blocks' names, in the order in which they report loads: the encoder's first."""
+        """The MoE layers that training runs, by their blocks' names, in the order in which they report loads: the encoder's first."""
         names = {module: name.removesuffix(".ffn") for name, module in self.named_modules()}
-        return {names[module]: module for unit in self.units() for module in unit.modules() if isinstance(module, Mixture)}
+        found = (module for unit in self.units() if self.runs_mtp or unit not in {*self.mtp} for module in unit.modules())
+        return {names[module]: module for module in found if isinstance(module, Mixture)}
 
 
 class DecoderLM(LM):
@@ -220,10 +221,8 @@ class DecoderLM(LM):
         self.mtp.extend(MTPBlock(cfg.block, cfg.parts(cfg.n_layers + k)) for k in range(cfg.mtp.depth if cfg.mtp is not None else 0))
 
     def predict_further(self, hidden: Tensor, batch: Batch, ctx: Context) -> None:
-        if not (self.training and self.runs_mtp) or self.cfg.mtp is None:
-            return
-        ctx.mtp_weight = self.cfg.mtp.weight
-        for n, block in enumerate(self.mtp, 1):
+        ctx.mtp_weight = self.cfg.mtp.weight if self.cfg.mtp is not None else 0.0
+        for n, block in enumerate(self.mtp if self.training and self.runs_mtp else (), 1):
             later = self.embed(shifted(batch.tokens, n, 0)) * self.embed_scale
             hidden = self.through(block, len(self.blocks) + n - 1, ctx, hidden, later)
             ctx.mtp.append(hidden)

@@ -2,16 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
-from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from lm.ops.compiling import expect_kinds
 from lm.ops.linear import ONEDNN
 
+T = TypeVar("T")
 Recomputed = Literal["none", "block", "selective"]
 
 PRODUCTS = {"aten::mm", "aten::addmm", "aten::_grouped_mm", "aten::_scaled_mm", "lm::matmul_by_expert"} | ONEDNN
@@ -38,7 +38,7 @@ class Recompute:
 NOTHING = Recompute()
 
 
-def recomputed(block: Callable[..., Tensor], what: Recomputed, *inputs: Any) -> Tensor:
+def recomputed(block: Callable[..., T], what: Recomputed, *inputs: Any) -> T:
     """Returns block(*inputs), with the same gradients to the bit, dropout included: for the recomputation a GPU's generator is set
     back, where a tensor on it is among the inputs, or in their lists, tuples and dicts.
 
@@ -46,7 +46,7 @@ def recomputed(block: Callable[..., Tensor], what: Recomputed, *inputs: Any) -> 
     does not report results, which leaves only torch's own check; that one misses a write through a view of another shape.
     """
     if what == "none":
-        out: Tensor = block(*inputs)
+        out: T = block(*inputs)
     elif what == "block":
         out = checkpoint(block, *inputs, use_reentrant=False)
     else:

@@ -148,7 +148,7 @@ def test_texts_read_in_parts_have_the_gradients_of_texts_read_at_once(kind: str)
 
     with torch.no_grad():
         for n in (1, 3):
-            torch.testing.assert_close(InParts(n)(net, batch), net(batch, read=row_vectors(batch, net.cfg)), atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(InParts(n)(net, batch)[0], net(batch, read=row_vectors(batch, net.cfg)), atol=1e-5, rtol=1e-4)
     loss, most, grads = learned(InParts())
     for parts in (InParts(2), InParts(3), InParts(5, again=True), InParts(10, again=True)):
         other, kept, others = learned(parts)
@@ -191,7 +191,7 @@ def test_texts_are_read_again_with_the_dropout_that_they_had(monkeypatch: pytest
     for again in (False, True):
         torch.manual_seed(1)
         net.zero_grad()
-        InParts(4, again)(net, batch)[:, 0].sum().backward()
+        InParts(4, again)(net, batch)[0][:, 0].sum().backward()
         found.append(net.embed.weight.grad.clone())
     assert torch.equal(*found) and all(shown) and len(shown) == 8
 

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from lm.data.rows.rated import KTOConfig
+from lm.losses.balance import Balance, with_balance
 from lm.losses.cross_entropy import LossSums, mean_of
 from lm.losses.likelihoods import row_likelihoods
 from lm.losses.measure import Start
@@ -29,26 +30,26 @@ class KTO:
         assert batch.answers is not None
         if batch.beside:
             self._kl = self._mean_gain(model, batch.beside)
-        gain = self._gains(model, batch)
+        gain, experts = self._gains(model, batch)
         sums = self._loss(gain, (batch.answers != IGNORED).any(-1), self._kl.clamp(min=0))
         sums.metrics["kl"] = mean_of(self._kl * len(gain), len(gain))
-        return sums
+        return experts.beside(sums)
 
     @torch.no_grad()
     def _mean_gain(self, model: LM, batches: list[Batch]) -> Tensor:
-        found = torch.cat([self._gains(model, each) for each in batches])
+        found = torch.cat([self._gains(model, each)[0] for each in batches])
         total = mean_of(found.sum(), len(found))
         if torch.distributed.is_initialized():
             torch.distributed.all_reduce(total)
         return total[0] / total[1]
 
-    def _gains(self, model: LM, batch: Batch) -> Tensor:
-        """(b,) log(p / p_start) of the labels of each row."""
+    def _gains(self, model: LM, batch: Batch) -> tuple[Tensor, Balance]:
+        """(b,) log(p / p_start) of the labels of each row, and what experts add to the loss."""
         assert batch.labels is not None
         reader = row_likelihoods(batch.labels, n=batch.n_labels(batch.labels))
         before = self._start(model, batch, reader)
-        after: Tensor = model(batch, read=reader)
-        return after - before
+        after, experts = model(batch, read=with_balance(reader, 1))
+        return after - before, experts
 
 
 @loss_of(KTOConfig)

@@ -16,6 +16,7 @@ from lm.data.rows.seq2seq import rounded
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.generation.decode import eager
 from lm.generation.rollouts import Asked, Drawer, Rollout, Sampler, asked_of
+from lm.losses.balance import with_balance
 from lm.losses.cross_entropy import LossSums, mean_of
 from lm.losses.likelihoods import label_likelihoods
 from lm.losses.measure import Start
@@ -61,7 +62,7 @@ class Policy(OwnAnswers, ABC, Generic[C]):
         learned = answer_rows([(one.asked.prompt, one.tokens) for one in rollouts], self._pad).to(batch.tokens.device)
         assert learned.labels is not None
         reader, of = label_likelihoods(learned.labels, n=learned.n_labels(learned.labels)), torch.nonzero(learned.labels != IGNORED)[:, 0]
-        logp: Tensor = model(learned, read=reader)  # (tokens,)
+        logp, experts = model(learned, read=with_balance(reader, 1 / self._cfg.n_answers))  # (tokens,)
         before = self._start(model, learned, reader) if self._cfg.kl else None
         worth = worth.view(-1, self._cfg.n_answers).to(logp.device, widest(logp.device))
         lengths = of.bincount(minlength=worth.numel())
@@ -73,7 +74,7 @@ class Policy(OwnAnswers, ABC, Generic[C]):
         if before is not None:
             metrics["kl"] = mean_of((seen - before).sum(), len(seen))
         unsure = -(seen / lengths[of]).sum() / self._cfg.n_answers
-        return LossSums(loss, unsure, metrics={name: pair.to(seen.device) for name, pair in metrics.items()})
+        return experts.beside(LossSums(loss, unsure, metrics={name: pair.to(seen.device) for name, pair in metrics.items()}))
 
     @abstractmethod
     def loss(self, logp: Tensor, before: Tensor | None, of: Tensor, lengths: Tensor, worth: Tensor) -> Tensor:

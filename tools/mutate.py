@@ -182,7 +182,7 @@ MUTATIONS = [
     ("an unlabelled token counts", "losses/cross_entropy.py", "(log_z.square() * (labels != IGNORED)).sum()", "log_z.square().sum()", ["losses/test_tokens.py"]),
     ("what has no label is taught", "losses/cross_entropy.py", "else warm, beta) * counted.squeeze(-1)).sum()", "else warm, beta)).sum()", ["losses/test_teacher.py"]),
     ("further labels cross into the next document", "losses/tokens.py", "return later if documents is None else", "return later if True else", ["nn/test_mtp.py"]),
-    ("every row's auxiliary loss weighs the same", "losses/tokens.py", "* counted.sum(-1)).sum()", "* labels.shape[-1]).sum()", MOE),
+    ("every row's auxiliary loss weighs the same", "losses/tokens.py", "Balance.of(ctx.moe, counted.sum(-1))", "Balance.of(ctx.moe, labels.shape[-1])", MOE),
     ("a token of another rank has this one's first vector", "ops/ranks/vocabulary.py", "F.embedding(at, weight) * here.unsqueeze(-1)", "F.embedding(at, weight)", SLICES),
     ("a label of another rank is read here", "ops/ranks/vocabulary.py", "here.float().unsqueeze(-1)", "torch.ones_like(at).float().unsqueeze(-1)", SLICES),
     ("each rank's probabilities sum to 1", "ops/ranks/vocabulary.py", "highest + self._reduced((logits - highest).exp_().sum(-1, keepdim=True)).log()", "highest + (logits - highest).exp_().sum(-1, keepdim=True).log()", SLICES),

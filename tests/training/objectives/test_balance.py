@@ -1,6 +1,7 @@
 """Objectives on whole answers, and on texts, balance a mixture of experts as those on tokens do."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,13 @@ from lm.losses.measure import Start
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.stack import model_config
 from lm.nn.transformer import build_model
-from lm.storage.model_folder import read_model
+from lm.storage.model_folder import read_model, resolve_model
+from lm.training.config import TrainConfig
 from lm.training.objectives.contrastive import Contrasts
 from lm.training.objectives.preferences import Preferences, RewardModel
 from lm.training.run import train_rank
 from tests.nn.models import BASE, with_kinds
-from tests.training.conftest import TINY, read, settled
+from tests.training.conftest import TINY, in_each_way, read, settled
 
 MIXED = (
     *("model/ffn=moe", "model.ffn.n_experts=4", "model.ffn.top_k=2", "model.ffn.expert.hidden=24", "model.dropout=0", "model.n_layers=2"),
@@ -61,24 +63,36 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def of(made: Path, tmp_path: Path) -> Callable[..., TrainConfig]:
+    """The config of a run by one of the objectives."""
+    kept = [each for each in TINY if not each.startswith(("model", "tokenizer"))]
+    kept += ["data.val_frac=0.2", "data.seq_len=48", "optim=sgd", "optim.lr=0.1", f"run.dir={tmp_path}", f"data.cache_dir={made / 'c'}"]
+    kept += ["trainer.max_steps=3", "schedule.warmup_steps=0", "trainer.val_every=3"]
+
+    def config(objective: str, *more: str) -> TrainConfig:
+        data, file, *own = OBJECTIVES[objective]
+        parent = made / ("one_token" if objective in ("reward", "regression") else "parent")
+        given = [f"init_from={parent}", f"data={data}", f"data.files={made / file}.jsonl", f"objective={objective.split()[0]}"]
+        return compose_config(settled(*kept, *given, *own, *objective.split()[1:], *more))
+
+    return config
+
+
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_experts_are_balanced_alike_however_a_step_is_split(made: Path, tmp_path: Path, objective: str) -> None:
+def test_experts_are_balanced_alike_however_a_step_is_split(of: Callable[..., TrainConfig], tmp_path: Path, objective: str) -> None:
     """The router learns of the loss of balance, and its biases move by the loads of the whole step; blocks of multi-token prediction, which
     do not run, have none."""
-    data, file, *own = OBJECTIVES[objective]
-    parent = made / ("one_token" if objective in ("reward", "regression") else "parent")
-    kept = [each for each in TINY if not each.startswith(("model", "tokenizer"))]
-    given = [*kept, f"init_from={parent}", f"data={data}", f"data.files={made / file}.jsonl", f"objective={objective.split()[0]}"]
-    given += [*own, *objective.split()[1:], "data.val_frac=0.2", "data.seq_len=48", "optim=sgd", "optim.lr=0.1", f"run.dir={tmp_path}"]
-    given += [f"data.cache_dir={made / 'c'}", "trainer.max_steps=3", "schedule.warmup_steps=0", "trainer.val_every=3"]
 
     def trained(name: str, *more: str) -> dict[str, Tensor]:
-        train_rank(compose_config(settled(*given, f"run.name={name}", *more)))
+        train_rank(cfg := of(objective, f"run.name={name}", *more))
+        before.update(read_model(resolve_model(str(cfg.init_from)))[1])
         return read_model(tmp_path / name / "model")[1]
 
+    before: dict[str, Tensor] = {}
     whole, split = trained("whole"), trained("split", "trainer.micro_batch=2")
     torch.testing.assert_close(split, whole, atol=2e-5, rtol=1e-3)
-    free, before = trained("free", "model.ffn.balance_loss=0"), read_model(parent / "model")[1]
+    free = trained("free", "model.ffn.balance_loss=0")
     router, bias = "blocks.1.ffn.router.weight", "blocks.1.ffn.router.correction_bias"
     assert (free[router] - whole[router]).abs().max() > 1e-4
     assert (whole[bias] - before[bias]).abs().max() > 0.005
@@ -86,6 +100,15 @@ def test_experts_are_balanced_alike_however_a_step_is_split(made: Path, tmp_path
     assert {name for name in line if name.startswith("expert_load")} >= {"expert_load/blocks.0", "expert_load/blocks.1"}
     further = "mtp.0.block.ffn.router.correction_bias"
     assert further not in whole or torch.equal(whole[further], before[further])
+
+
+@pytest.mark.slow
+@in_each_way
+@pytest.mark.parametrize("objective", ["dpo", "reward", "contrastive objective.recompute=true"])
+def test_ranks_balance_experts_as_one(
+    of: Callable[..., TrainConfig], learns_as_one: Callable[..., None], where: list[str], objective: str
+) -> None:
+    learns_as_one(lambda *more: of(objective, *more), *where)
 
 
 @pytest.mark.parametrize("units", ["pairs", "rewards", "texts"])

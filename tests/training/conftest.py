@@ -128,8 +128,9 @@ def ranks(strategy: str, devices: int = 2, context: int = 1, shard: int | None =
     return [f"strategy={strategy}", f"launch.devices={devices}", f"launch.context={context}", *more]
 
 
+ZERO3 = [*ranks("zero3"), "strategy.persistence_threshold=0"]  # with small weights in slices, too
 in_each_way = pytest.mark.parametrize(
-    "where", [ranks("ddp"), ranks("fsdp"), ranks("zero3"), ["trainer.micro_batch=2"]], ids=["ddp", "fsdp", "zero3", "one"]
+    "where", [ranks("ddp"), ranks("fsdp"), ZERO3, ["trainer.micro_batch=2"]], ids=["ddp", "fsdp", "zero3", "one"]
 )
 """Ranks and micro-batches that divide a step, as the argument `where`."""
 

@@ -73,7 +73,7 @@ def memory(model: LM, setting: Setting) -> Memory:
     matrices = model.matrices()
     inner = sum(p.numel() for name, p in model.named_parameters() if name in matrices and p.requires_grad)
     states = round(inner * setting.states[0] + (trained - inner) * setting.states[1])
-    whole = _gathered(model, n) * size if cut[0] > 1 else 0
+    whole = gathered(model, n) * size if cut[0] > 1 else 0
     cast = 2 * multiplied(model) if setting.precision.endswith("-mixed") else 0
     tokens = setting.micro_batch * setting.seq_len // setting.context
     logits = min(setting.chunk, tokens * n) * -(-model.cfg.head.size(model.vocab_size) // n)
@@ -97,7 +97,7 @@ def _of_logits(logits: int, setting: Setting) -> int:
     return logits * (2 if narrow else 4) + (min(logits, WIDE_CPU) * 4 * narrow if setting.device == "cpu" else 0)
 
 
-def _gathered(model: LM, tensor: int) -> int:
+def gathered(model: LM, tensor: int = 1) -> int:
     """Returns how many parameters a rank holds gathered at a time: those of the block at work, and those outside of blocks."""
     blocks = [sum(p.numel() for p in unit.parameters()) for unit in model.units()]
     rest = sum(p.numel() for p in model.parameters()) - sum(blocks)

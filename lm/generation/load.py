@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import get_args
 
 import torch
+from torch import Tensor
 
 from lm import heap
 from lm.adapters.adapter import hold_bases
@@ -56,21 +57,23 @@ def load(
     where = pick_device(device)
     folder = resolve_model(str(path))
     tree, weights = (read_merged if merge else read_apart)(folder)
-    cfg, tokenizer = _model_config(tree, folder), _tokenizer(folder)
-    if isinstance(cfg, EncoderDecoderConfig) and cfg.start_token is None:
-        cfg = cfg.replace(start_token=tokenizer.start)
-    assert cfg.vocab_size is not None
-    require_fit(tokenizer, cfg.vocab_size, str(folder / "tokenizer.json"))
+    cfg, tokenizer = _described(tree, folder)
     if cache is not None:
         _require_kept(cfg, cache)
-    saved = next((weight.dtype for weight in weights.values()), torch.float32)
-    model = build_model(cfg, device=where).to(saved)
+    model = build_model(cfg, device=where).to(_dtype(weights))
     if not merge and (adapted := Adapted.of(folder, tree)) is not None:
         adapted.adapter.apply(model)
     copy_weights(model.named_parameters(), weights, str(folder))
     hold_bases(model)
     model.cache_form = cache
     return model.eval() if dtype is None else prepare(model, dtype, compile), tokenizer
+
+
+def unfilled(folder: Path) -> tuple[LM, Tokenizer, dict[str, Tensor]]:
+    """Returns what `load` does, with the model on the meta device, and its weights by name; an adapter is merged into them."""
+    tree, weights = read_merged(folder)
+    cfg, tokenizer = _described(tree, folder)
+    return build_model(cfg, device="meta").to(_dtype(weights)), tokenizer, weights
 
 
 def save(model: LM, tokenizer: Tokenizer, out: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
@@ -140,6 +143,21 @@ def pick_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"device: {name} was asked for, and torch finds {torch.cuda.device_count()} GPUs here. Use device=auto or cpu.")
     return device
+
+
+def _dtype(weights: dict[str, Tensor]) -> torch.dtype:
+    """Returns the dtype of a model with these weights: that of most, since routers' balancing biases are always in float32."""
+    return weights["embed.weight"].dtype if "embed.weight" in weights else torch.float32
+
+
+def _described(tree: Tree, folder: Path) -> tuple[ModelConfig, Tokenizer]:
+    """Returns model config and tokenizer of a folder whose config file is `tree`. Raises CheckpointError where they do not fit."""
+    cfg, tokenizer = _model_config(tree, folder), _tokenizer(folder)
+    if isinstance(cfg, EncoderDecoderConfig) and cfg.start_token is None:
+        cfg = cfg.replace(start_token=tokenizer.start)
+    assert cfg.vocab_size is not None
+    require_fit(tokenizer, cfg.vocab_size, str(folder / "tokenizer.json"))
+    return cfg, tokenizer
 
 
 def _model_config(tree: Tree, folder: Path) -> ModelConfig:

@@ -93,7 +93,7 @@ class Sampler(Drawer):
         super().__init__(tokenizer, cfg.max_tokens, in_step)
         self._tokenizer, self._closing = tokenizer, closing_of(tokenizer)
         self._opening = tokenizer.decode(opening_of(tokenizer))
-        self._judge = None if (path := cfg.reward_model) is None else Reference(lambda: frozen(path))
+        self._judge = None if (path := cfg.reward_model) is None else Reference(lambda: frozen(path, in_step))
 
     def answers(self, rollouts: Sequence[Rollout], device: torch.device) -> list[Answer]:
         """Returns what rewards see of each rollout: prompt, answer and reference as texts, the answer's length, whether it has ended, and
@@ -134,7 +134,8 @@ def held_out_rewards(evaluator: Evaluator, cfg: ObjectiveConfig, parts: Sequence
         for start in range(0, len(ids[:: ranks.world]), ROWS):
             part = mine[start : start + ROWS]
             rollouts = sampler.draw(evaluator.model, asked_of(rows.batch(part if len(part) else ids[:1])), 1, temperature=0.0)
-            for answer in sampler.answers(rollouts[: len(part)], evaluator.model.embed.weight.device):
+            answers = sampler.answers(rollouts, evaluator.model.embed.weight.device)  # of all, as ranks may share a reward model's weights
+            for answer in answers[: len(part)]:
                 each = scores(cfg.rewards, answer)
                 told = [total(cfg.rewards, each), *(each[name] for name in _named(cfg).values()), answer.n_tokens, answer.ended]
                 sums = {name: before + value for (name, before), value in zip(sums.items(), told, strict=True)}

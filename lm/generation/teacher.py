@@ -10,7 +10,7 @@ from lm.data.tokenizer.config import TokenizerConfig
 from lm.data.tokenizer.fitting import unlike
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import CheckpointError, ConfigError
-from lm.generation.load import load
+from lm.generation.load import load, unfilled
 from lm.nn.stack import ModelConfig, model_config
 from lm.nn.transformer import LM, EncoderDecoderConfig
 from lm.storage.model_folder import folder_hash, read_config, resolve_model
@@ -27,9 +27,20 @@ def shared(key: str, make: Callable[[], LM]) -> LM:
     return model
 
 
-def frozen(path: str) -> LM:
-    """Returns the model of a folder, for a loss to learn from or an answer to be judged by, as `shared`; at first it is on the CPU."""
-    return shared(folder_hash(resolve_model(path)), lambda: load(path, "cpu")[0])
+def frozen(path: str, in_slices: bool) -> LM:
+    """Returns the model of a folder, for a loss to learn from or an answer to be judged by, as `shared`; at first it is on the CPU.
+    in_slices: or `sliced` over the ranks."""
+    folder = resolve_model(path)
+
+    def make() -> LM:
+        if not in_slices:
+            return load(path, "cpu")[0]
+        from lm.generation.slices import sliced  # torch's engine takes a while to import
+
+        model, _, weights = unfilled(folder)
+        return sliced(model, weights, str(folder))
+
+    return shared(f"{folder_hash(folder)} {in_slices}", make)
 
 
 def require_teacher(

@@ -141,7 +141,8 @@ class Reference:
     def __call__(self, batch: Batch, read: Callable[[Tensor, Head, Context], T]) -> T:
         """Returns what `read` makes of the batch, with no gradient."""
         if self._model is None:
-            self._model = self._load().to(batch.tokens.device)
+            model, device = self._load(), batch.tokens.device
+            self._model = model if model.embed.weight.device == device else model.to(device)  # one in slices is there, and cannot be moved
         found: T = self._model(batch, read=read)
         return found
 

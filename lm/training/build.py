@@ -10,6 +10,7 @@ from lm.adapters.adapter import hold_bases
 from lm.data.store.prepare import Prepared
 from lm.errors import CheckpointError, ConfigError, ResourceError
 from lm.nn.device_memory import out_of_memory, require_memory
+from lm.nn.materialize import Fill, materialized
 from lm.nn.stack import ModelConfig
 from lm.nn.transformer import EncoderDecoderConfig, build_model
 from lm.storage.checkpoint import CheckpointReader
@@ -17,7 +18,7 @@ from lm.training.config import TrainConfig
 from lm.training.launch.ranks import device_kind
 from lm.training.module import TrainModule
 from lm.training.plan import estimate
-from lm.training.weights.initial import Fill, beside, copied, drawn, empty, materialized, require_teacher
+from lm.training.weights.initial import beside, copied, drawn, empty, require_teacher
 
 
 def build_module(cfg: TrainConfig, data: Prepared, reader: CheckpointReader | None) -> TrainModule:

@@ -15,6 +15,7 @@ from lm.adapters.adapter import n_weights
 from lm.cost.count import Counts
 from lm.errors import ConfigError
 from lm.nn.batch import Batch
+from lm.nn.materialize import Fill
 from lm.nn.transformer import LM
 from lm.ops.ranks.ulysses import ShardedRows
 from lm.storage.checkpoint import CheckpointReader, Piece
@@ -32,7 +33,7 @@ from lm.training.strategies.base import Strategy
 from lm.training.weights.carried import state_reader
 from lm.training.weights.ema import EMA
 from lm.training.weights.freeze import freeze_untrained, trainable
-from lm.training.weights.initial import Fill, empty, load_pieces
+from lm.training.weights.initial import empty, load_pieces
 
 
 def step_seed(seed: int, step: int, micro: int, rank: int) -> int:

@@ -7,7 +7,7 @@ import torch
 
 from lm.adapters.float8 import multiply_in_float8
 from lm.cost.count import Counts, count
-from lm.cost.memory import Memory, memory
+from lm.cost.memory import Memory, gathered, memory
 from lm.nn.stack import ModelConfig, model_config
 from lm.nn.transformer import build_model
 from lm.storage.model_folder import number_bytes, read_config, resolve_model
@@ -88,11 +88,19 @@ def _teacher(cfg: TrainSetup) -> list[tuple[ModelConfig, int]]:
 
 
 def frozen_bytes(cfg: TrainSetup, model: ModelConfig) -> int:
-    """Returns the bytes of the models that the loss compares with, which every rank holds whole, in the dtype of their folders, and of a
-    teacher's logits of one chunk and their softmax in float32."""
+    """Returns the bytes of the models that the loss compares with, in the dtype of their folders, of which every rank holds all, or slices
+    where it holds slices of the model, and of a teacher's logits of one chunk and their softmax in float32."""
     how, taught = cfg.setting(), _teacher(cfg)
     said = sum(min(how.chunk, how.micro_batch * how.seq_len) * each.head.size(each.vocab_size or 0) * 8 for each, _ in taught)
-    return said + sum(count(each, how.seq_len).parameters * size for each, size in (*_start(cfg, model), *taught))
+    ranks = cfg.launch.world if cfg.strategy.slices_weights else 1
+    beside = [(*each, 1 if cfg.adapter is not None else ranks) for each in _start(cfg, model)] + [(*each, ranks) for each in taught]
+    return said + sum(_held(each, n) * size for each, size, n in beside)
+
+
+def _held(model: ModelConfig, ranks: int) -> int:
+    """Returns how many numbers each of so many ranks holds of a frozen model that they share."""
+    built = build_model(model, device="meta")
+    return -(-sum(p.numel() for p in built.parameters()) // ranks) + (gathered(built) if ranks > 1 else 0)
 
 
 def step_law(n: int, tokens: int) -> tuple[float, float]:

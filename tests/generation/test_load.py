@@ -28,6 +28,22 @@ from tests.test_heap import held_mib, on_linux
 TOKENS = torch.arange(20).view(2, 10)
 
 
+def test_a_model_whose_routers_are_wider_has_the_dtype_of_its_other_weights(tmp_path: Path) -> None:
+    """Seen to fail: float32, as their balancing biases stand first in the file."""
+    experts = {
+        "kind": "moe",
+        "n_experts": 4,
+        "top_k": 2,
+        "expert": {"kind": "mlp", "hidden": 24},
+        "router": {"kind": "sigmoid", "bias_rate": 0.1},
+    }
+    saved = lm.save(redrawn(config(vocab_size=320, ffn=experts)).to(torch.bfloat16), BytesConfig().build(), tmp_path / "m")
+    dtypes = {name: p.dtype for name, p in lm.load(saved, device="cpu")[0].named_parameters()}
+    assert {name for name, dtype in dtypes.items() if dtype != torch.bfloat16} == {
+        f"blocks.{i}.ffn.router.correction_bias" for i in range(3)
+    }
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_loaded_model_gives_the_logits_of_the_saved_one(tmp_path: Path, tokenizer: Tokenizer, tied: bool) -> None:
     model = redrawn(config(vocab_size=320, head={"tied": tied}, dropout=0.5))

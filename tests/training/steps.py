@@ -11,6 +11,7 @@ from lightning import Trainer
 from torch.utils.data import DataLoader
 
 from lm.nn.batch import IGNORED, Batch
+from lm.nn.materialize import Fill
 from lm.nn.stack import ModelConfig
 from lm.nn.transformer import LM, build_model
 from lm.schema import Tree, from_tree
@@ -19,7 +20,7 @@ from lm.training.config import TrainConfig
 from lm.training.module import TrainModule
 from lm.training.state import RunState
 from lm.training.strategies.base import Strategy
-from lm.training.weights.initial import Fill, beside, drawn
+from lm.training.weights.initial import beside, drawn
 
 STEPS, ACCUMULATION, ROWS, LENGTH, VOCAB = 4, 2, 8, 16, 61
 SGD: dict[str, Any] = {"kind": "sgd", "lr": 0.5, "clip": 1.0}

@@ -218,6 +218,9 @@ def test_a_plan_counts_the_forward_of_a_teacher_and_its_weights_in_their_own_dty
     assert told == pytest.approx([told[0], *[4 / 3 * told[0]] * 2], rel=0.01)
     n, logits = read_json(wide / "summary.json")["parameters"], 8 * 32 * 320 * 8
     assert held == [0, 4 * n + logits, 2 * n + logits]
+    sliced = configure(f"objective.teacher={narrow}", "strategy=fsdp", "launch.devices=2")
+    at_work = n  # its only block, and what is outside
+    assert frozen_bytes(sliced, sliced.model.sized(320, 32)) == 2 * (-(-n // 2) + at_work) + logits // 2
 
 
 def test_show_counts_a_teacher_only_where_there_is_one(made: Made, lm: Lm) -> None:

@@ -52,7 +52,7 @@ class Samples(RunCallback):
         model learns from its own answers, (prompt, answer) of held-out prompts, and their rewards."""
         cfg, rows = module.cfg, module.run.splits.val
         if isinstance(cfg.objective, OwnAnswersConfig) and cfg.trainer.sample_prompts == "held_out":
-            ids, in_step = spread(len(rows), _ANSWERS), cfg.strategy.stage == 3
+            ids, in_step = spread(len(rows), _ANSWERS), cfg.strategy.slices_weights
             return told_answers(module.model, module.run.data.tokenizer, cfg.objective, rows, ids, in_step)
         apart = module.model.cfg.kind == "encoder_decoder"
         found: list[Sequence[str]] = []

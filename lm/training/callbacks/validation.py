@@ -104,7 +104,7 @@ class Validation(RunCallback):
             for suffix, rows, ids in wanted:
                 of = evaluator.totals(rows, ids, closely, documents).figures()
                 told = {name: value for name, value in of.items() if name.startswith("val_")}
-                told |= held_out_rewards(evaluator, cfg.objective, [(rows, ids)], in_step=cfg.strategy.stage == 3)
+                told |= held_out_rewards(evaluator, cfg.objective, [(rows, ids)], in_step=cfg.strategy.slices_weights)
                 found |= {f"{name}{suffix}": value for name, value in told.items()}
             if closely:
                 found |= further(evaluator, cfg.eval, cfg.objective, cfg.data, run.data, ["test"])

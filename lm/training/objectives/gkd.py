@@ -60,5 +60,6 @@ class GKD(OwnAnswers):
 @loss_of(GKDConfig)
 def _gkd(cfg: GKDConfig, run: TrainConfig) -> GKD:
     tokenizer = tokenizer_of_answers(run)
-    sampler = Drawer(tokenizer, cfg.max_tokens, in_step=run.strategy.stage == 3)
-    return GKD(cfg, sampler, Reference(lambda: frozen(cfg.teacher)), tokenizer.pad, run.seeds.dropout, run.trainer.compile)
+    sampler = Drawer(tokenizer, cfg.max_tokens, in_step=run.strategy.slices_weights)
+    teacher = Reference(lambda: frozen(cfg.teacher, run.strategy.slices_weights))
+    return GKD(cfg, sampler, teacher, tokenizer.pad, run.seeds.dropout, run.trainer.compile)

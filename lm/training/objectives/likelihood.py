@@ -38,5 +38,5 @@ class Likelihood:
 
 @loss_of(LikelihoodConfig)
 def likelihood(cfg: LikelihoodConfig, run: TrainConfig) -> Likelihood:
-    path = cfg.teacher
-    return Likelihood(cfg, None if path is None else Reference(lambda: frozen(path)))
+    path, in_slices = cfg.teacher, run.strategy.slices_weights
+    return Likelihood(cfg, None if path is None else Reference(lambda: frozen(path, in_slices)))

@@ -146,7 +146,7 @@ def _rloo(cfg: RLOOConfig, run: TrainConfig) -> RLOO:
 def _parts(cfg: PolicyConfig, run: TrainConfig) -> tuple[Sampler, Start, int, int, bool]:
     """Returns the arguments of `Policy` after its config."""
     tokenizer = tokenizer_of_answers(run)
-    sampler = Sampler(tokenizer, cfg, in_step=run.strategy.stage == 3)
+    sampler = Sampler(tokenizer, cfg, in_step=run.strategy.slices_weights)
     return sampler, start_of(run), tokenizer.pad, run.seeds.dropout, run.trainer.compile
 
 

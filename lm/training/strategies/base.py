@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lm.nn.materialize import Fill
 from lm.nn.transformer import LM
 from lm.ops.ranks.ulysses import ShardedRows
 from lm.storage.checkpoint import Piece
 from lm.training.optim.base import begin_state, named_state
-from lm.training.weights.initial import Fill
 
 Judge = Callable[[Tensor], Tensor]  # norm of a step's full gradient -> the optimizer's `found_inf`
 

@@ -27,6 +27,11 @@ class StrategyConfig(Slot, group="strategy"):
     """Whether processes are started for it."""
 
     @property
+    def slices_weights(self) -> bool:
+        """Whether every rank holds a part of each weight, so that all of them call the model equally often."""
+        return self.stage == 3
+
+    @property
     def beside(self) -> str:
         """Where the optimizer's state is kept with `offload`."""
         return "the host's memory"

@@ -14,11 +14,11 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.optim import Optimizer
 
+from lm.nn.materialize import Fill, materialized
 from lm.nn.transformer import LM
 from lm.storage.checkpoint import Piece
 from lm.training.launch.config import LaunchConfig
 from lm.training.strategies.base import Strategy
-from lm.training.weights.initial import Fill, materialized
 
 
 class FSDP(Strategy):

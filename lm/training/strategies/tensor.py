@@ -11,6 +11,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from lm.errors import ConfigError
+from lm.nn.materialize import Fill
 from lm.nn.transformer import LM
 from lm.ops.ranks.tensor_parallel import Divisible, TensorParallel
 from lm.storage.checkpoint import Piece
@@ -18,7 +19,6 @@ from lm.training.optim.base import CUTS, RANKS, Group
 from lm.training.optim.slices import by_slices
 from lm.training.strategies.base import Judge
 from lm.training.strategies.fsdp import FSDP, mesh_of
-from lm.training.weights.initial import Fill
 
 
 class DividedFSDP(FSDP):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.cpp_extension import _get_build_directory
 
+from lm.nn.materialize import Fill
 from lm.nn.transformer import LM
 from lm.schema import Tree
 from lm.storage.checkpoint import ALONE, Piece
@@ -24,7 +25,6 @@ from lm.storage.lock import locked
 from lm.training.optim.base import CUTS, begin_state
 from lm.training.optim.slices import in_a_row
 from lm.training.strategies.base import Judge, Strategy
-from lm.training.weights.initial import Fill
 
 _OF_FILES = ("PinMemoryBuilder", "AsyncIOBuilder")  # the latter loads the former
 

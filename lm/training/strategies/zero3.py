@@ -11,10 +11,10 @@ from deepspeed.utils import groups
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lm.nn.materialize import Fill, materialized
 from lm.nn.transformer import LM
 from lm.storage.checkpoint import ALONE, Piece
 from lm.training.strategies.zero import Zero
-from lm.training.weights.initial import Fill, materialized
 
 
 class Zero3(Zero):

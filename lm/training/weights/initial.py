@@ -1,10 +1,9 @@
-"""The initial weights of a run; and building a model part by part, so that no rank holds the whole model."""
+"""The initial weights of a run, and the model that it started from."""
 
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Container, Iterable
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from lm.adapters.adapter import AdapterConfig, adapting, round_beside
 from lm.data.tokenizer.config import TokenizerConfig, TokenizerFileConfig
@@ -13,9 +12,10 @@ from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import CheckpointError, ConfigError
 from lm.generation import teacher
 from lm.generation.growing import ROWS, grown_model, grown_weights
-from lm.generation.load import load
+from lm.generation.load import load, unfilled
 from lm.losses.measure import Start
 from lm.nn.init import init_weights
+from lm.nn.materialize import Fill
 from lm.nn.stack import model_config
 from lm.nn.transformer import LM, build_model
 from lm.storage.adapted import read_merged
@@ -23,8 +23,6 @@ from lm.storage.checkpoint import CheckpointReader, Piece
 from lm.storage.model_folder import copy_weights, read_config, require_same_shapes, resolve_model
 from lm.training.config import TrainConfig
 from lm.training.weights.freeze import on_meta
-
-Fill = Callable[[LM, Container[str]], None]  # writes the named parameters, which are whole and on a device
 
 
 def drawn(seed: int) -> Fill:
@@ -110,11 +108,21 @@ def beside(base: Fill, own: Fill) -> Fill:
     return fill
 
 
-def parent(path: str, adapter: AdapterConfig | None, tokenizer: Tokenizer) -> LM:
+def parent(path: str, adapter: AdapterConfig | None, tokenizer: Tokenizer, in_slices: bool = False) -> LM:
     """Returns the frozen model that a run started from, on the CPU at first; all callers share one instance.  adapter: where given, the
-    matrices are rounded as they are in training beside this adapter.  tokenizer: may have more special tokens than the folder's."""
+    matrices are rounded as they are in training beside this adapter.  tokenizer: may have more special tokens than the folder's.
+    in_slices: without an adapter it is `sliced` over the ranks, instead."""
 
     def make() -> LM:
+        if in_slices and adapter is None:
+            from lm.generation.slices import sliced  # torch's engine takes a while to import
+
+            bare, old, weights = unfilled(folder := resolve_model(path))
+            weights = grown_weights(weights, old, tokenizer)
+            like = bare.embed.weight
+            if len(weights["embed.weight"]) != len(like):
+                bare = build_model(bare.cfg.replace(vocab_size=len(weights["embed.weight"])), device="meta").to(like.dtype)
+            return sliced(bare, weights, str(folder))
         own, before = load(path, "cpu")
         model = grown_model(own, before, tokenizer)
         if adapter is not None:
@@ -127,7 +135,8 @@ def parent(path: str, adapter: AdapterConfig | None, tokenizer: Tokenizer) -> LM
 def start_of(cfg: TrainConfig) -> Start:
     """Returns the model that a run started from, for its loss to compare with."""
     itself = cfg.adapter is not None and cfg.adapter.keeps_parent()
-    return Start(None if itself else lambda: parent(str(cfg.init_from), cfg.adapter, tokenizer_of(cfg)))
+    in_slices = cfg.strategy.slices_weights
+    return Start(None if itself else lambda: parent(str(cfg.init_from), cfg.adapter, tokenizer_of(cfg), in_slices))
 
 
 def require_teacher(cfg: TrainConfig, tokenizer: Tokenizer | TokenizerConfig) -> None:
@@ -156,23 +165,3 @@ def load_pieces(pieces: Iterable[Piece], reader: CheckpointReader, remedy: str =
 def _shapes(model: LM) -> dict[str, tuple[int, ...]]:
     added = adapting(model)
     return {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in model.named_parameters() if name not in added}
-
-
-def materialized(model: LM, parts: list[nn.Module], device: torch.device, fill: Fill) -> Iterator[nn.Module]:
-    """Yields each part of a model on the meta device once it is filled, so that the caller can shard it before the next part is filled;
-    at last the model itself, with the weights outside of all parts filled."""
-    for part in parts:
-        prefix = next(name for name, module in model.named_modules() if module is part)
-        names = {f"{prefix}.{name}" for name, p in part.named_parameters() if p.is_meta}
-        if names:
-            part.to_empty(device=device)
-            fill(model, names)
-        yield part
-    rest = {name for name, p in model.named_parameters() if p.is_meta}
-    for module in model.modules():
-        if any(p.is_meta for p in module.parameters(recurse=False)):
-            module.to_empty(device=device, recurse=False)
-    model.tie()
-    if rest:
-        fill(model, rest)
-    yield model

@@ -12,6 +12,7 @@ from lm.data.kinds import (
     CausalConfig,
     DataConfig,
     DPOConfig,
+    EnvironmentConfig,
     MLMConfig,
     ObjectiveConfig,
     RecordConfig,
@@ -69,13 +70,13 @@ if TYPE_CHECKING:
 __all__ = [
     "GQA", "IGNORED", "LM", "PADDING", "Activations", "Angles", "Answer", "AttentionConfig", "Batch", "BlockConfig", "BlockParts", "Cache",
     "CallbackConfig", "CausalConfig", "CausalRows", "ChatRecord", "Config", "ConfigError", "Context", "DPOConfig", "DataConfig", "Declares",
-    "Dims", "Document", "FFNConfig", "Fixed", "GQAConfig", "Group", "Growth", "Head", "Ids", "InitContext", "LikelihoodConfig", "Linear",
-    "Logger", "LoggerConfig", "LossSums", "MLMConfig", "MLPConfig", "Mask", "Material", "Measure", "MetricConfig", "Mixer", "NamedWeights",
-    "NormConfig", "Objective", "ObjectiveConfig", "OptimConfig", "Out", "PackedRows", "PairRecord", "ParametrizationConfig", "PerToken",
-    "Position", "PositionConfig", "PreferenceRecord", "RMSNormConfig", "RecordConfig", "RecurrentConfig", "RewardConfig", "Rope",
-    "RopeConfig", "Rows", "RunCallback", "ScheduleConfig", "Skippable", "Slot", "Source", "SourceConfig", "Tokenizer", "TokenizerConfig",
-    "TrainConfig", "TrainModule", "Traits", "Turn", "causal_reader", "decaying", "document", "grouped", "loss_of", "momentum_state",
-    "turns_document", "uniforms",
+    "Dims", "Document", "EnvironmentConfig", "FFNConfig", "Fixed", "GQAConfig", "Group", "Growth", "Head", "Ids", "InitContext",
+    "LikelihoodConfig", "Linear", "Logger", "LoggerConfig", "LossSums", "MLMConfig", "MLPConfig", "Mask", "Material", "Measure",
+    "MetricConfig", "Mixer", "NamedWeights", "NormConfig", "Objective", "ObjectiveConfig", "OptimConfig", "Out", "PackedRows", "PairRecord",
+    "ParametrizationConfig", "PerToken", "Position", "PositionConfig", "PreferenceRecord", "RMSNormConfig", "RecordConfig",
+    "RecurrentConfig", "RewardConfig", "Rope", "RopeConfig", "Rows", "RunCallback", "ScheduleConfig", "Skippable", "Slot", "Source",
+    "SourceConfig", "Tokenizer", "TokenizerConfig", "TrainConfig", "TrainModule", "Traits", "Turn", "causal_reader", "decaying", "document",
+    "grouped", "loss_of", "momentum_state", "turns_document", "uniforms",
 ]  # fmt: skip
 
 

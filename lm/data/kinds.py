@@ -1,6 +1,8 @@
 """The kinds of `data`, `tokenizer` and `objective`, imported so that each is registered. A new kind is one line here."""
 
 from lm.data.config import DataConfig, SourceConfig
+from lm.data.environments.base import EnvironmentConfig
+from lm.data.environments.retry import RetryConfig
 from lm.data.layout.mixed import MixConfig
 from lm.data.records.alike import AlikeRecord
 from lm.data.records.base import RecordConfig
@@ -62,10 +64,11 @@ class RowsOf(Corpus):
 
 __all__ = [
     "AlikeRecord", "Answer", "ArithmeticConfig", "BPEConfig", "BytesConfig", "CausalConfig", "ChatRecord", "ClassifyConfig",
-    "CompilesReward", "ContrastiveConfig", "Corpus", "DPOConfig", "DataConfig", "FIMConfig", "GKDConfig", "GRPOConfig",
-    "HubConfig", "IPOConfig", "KTOConfig", "LabelRecord", "LearnedReward", "MLMConfig", "MQARConfig", "MixConfig",
+    "CompilesReward", "ContrastiveConfig", "Corpus", "DPOConfig", "DataConfig", "EnvironmentConfig", "FIMConfig", "GKDConfig",
+    "GRPOConfig", "HubConfig", "IPOConfig", "KTOConfig", "LabelRecord", "LearnedReward", "MLMConfig", "MQARConfig", "MixConfig",
     "MultiLabelConfig", "ORPOConfig", "ObjectiveConfig", "PairRecord", "PreferenceRecord", "PrefixConfig", "PromptRecord",
-    "RLOOConfig", "RatedRecord", "RecordConfig", "RegressionConfig", "RewardConfig", "RewardModelConfig", "RowsOf", "SFTConfig",
-    "Seq2SeqConfig", "SimPOConfig", "SourceConfig", "SpansConfig", "StdlibConfig", "StdlibDocstringsConfig", "TextConfig",
-    "TokenizerConfig", "TokenizerFileConfig", "UL2Config", "UnigramConfig", "WordPieceConfig",
+    "RLOOConfig", "RatedRecord", "RecordConfig", "RegressionConfig", "RetryConfig", "RewardConfig", "RewardModelConfig",
+    "RowsOf", "SFTConfig", "Seq2SeqConfig", "SimPOConfig", "SourceConfig", "SpansConfig", "StdlibConfig",
+    "StdlibDocstringsConfig", "TextConfig", "TokenizerConfig", "TokenizerFileConfig", "UL2Config", "UnigramConfig",
+    "WordPieceConfig",
 ]  # fmt: skip

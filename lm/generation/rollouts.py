@@ -2,18 +2,21 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lm.data.environments.base import reply_of
+from lm.data.layout.examples import Example
 from lm.data.order import Ids
 from lm.data.rewards.base import Answer, scores, total
 from lm.data.rows.base import ObjectiveConfig, Rows
 from lm.data.rows.policy import OwnAnswersConfig, PolicyConfig
 from lm.data.rows.reward import judged_batch
-from lm.data.tokenizer.chat import closing_of, opening_of
+from lm.data.tokenizer.around import closing_of, opening_of, replying
+from lm.data.tokenizer.together import together
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.generation.config import SamplingConfig
 from lm.generation.decode import go_on, rows_of
@@ -38,11 +41,25 @@ class Asked:
 
 @dataclass(frozen=True)
 class Rollout:
-    """The model's answer to a prompt, with its end token if it has ended, and log p of each token."""
+    """The model's answer to a prompt, with its end token if it has ended, and log p of each of its tokens; or several answers, and between
+    them what an environment has replied."""
 
     asked: Asked
     tokens: list[int]
     logprobs: list[float]
+    replies: tuple[tuple[int, int, str], ...] = ()  # where each begins and ends among the tokens, and its text
+
+    def example(self) -> Example:
+        """Returns what is learned from: the model's own tokens."""
+        found = Example.of(np.array(self.asked.prompt), np.array(self.tokens))
+        for start, end, _ in self.replies:
+            found.learned[len(self.asked.prompt) + start : len(self.asked.prompt) + end] = False
+        return found
+
+    def answers(self) -> list[list[int]]:
+        """Returns the tokens of each answer."""
+        edges = [0, *(edge for start, end, _ in self.replies for edge in (start, end)), len(self.tokens)]
+        return [self.tokens[start:end] for start, end in zip(edges[::2], edges[1::2], strict=True)]
 
 
 def asked_of(batch: Batch) -> list[Asked]:
@@ -93,7 +110,33 @@ class Sampler(Drawer):
         super().__init__(tokenizer, cfg.max_tokens, in_step)
         self._tokenizer, self._closing = tokenizer, closing_of(tokenizer)
         self._opening = tokenizer.decode(opening_of(tokenizer))
+        self._environment = cfg.environment
+        self._around = ((), ()) if cfg.environment is None else replying(tokenizer, cfg.environment.role)
         self._judge = None if (path := cfg.reward_model) is None else Reference(lambda: frozen(path, in_step))
+
+    def draw(self, model: LM, asked: Sequence[Asked], n: int, temperature: float = 1.0, keys: Sequence[str] = ()) -> list[Rollout]:
+        """As that of `Drawer`; where an environment replies, the model answers again."""
+        found, draw = super().draw(model, asked, n, temperature, keys), super().draw
+        for number in range(1, 1 if self._environment is None else self._environment.answers):
+            if not (going := {i: more for i, one in enumerate(found) if (more := self._replied(one)) is not None}):
+                break
+            again = [Asked([*one.asked.prompt, *one.tokens], []) for one in going.values()]
+            drawn = draw(model, again, 1, temperature, [f"{keys[i // n]}/{i % n}/{number}" for i in going] if keys else ())
+            for (i, one), new in zip(going.items(), drawn, strict=True):
+                found[i] = replace(one, tokens=[*one.tokens, *new.tokens], logprobs=[*one.logprobs, *new.logprobs])
+        return found
+
+    def _replied(self, rollout: Rollout) -> Rollout | None:
+        """Returns the rollout with a reply to its last answer; None where there is none, or no room for another answer."""
+        environment = self._environment
+        if environment is None or not self.ended(rollout) or (said := reply_of(environment, self._answer(rollout, None))) is None:
+            return None
+        between, behind = self._around
+        begun = rollout.tokens[-1:] == [*between[:1]]  # the answer's own end
+        tokens = [*rollout.tokens, *together(self._tokenizer, [*between[begun:], said, *behind])[0].tolist()]
+        if len(tokens) + self._max_tokens > environment.room:
+            return None
+        return replace(rollout, tokens=tokens, replies=(*rollout.replies, (len(rollout.tokens), len(tokens), said)))
 
     def answers(self, rollouts: Sequence[Rollout], device: torch.device) -> list[Answer]:
         """Returns what rewards see of each rollout: prompt, answer and reference as texts, the answer's length, whether it has ended, and
@@ -102,9 +145,11 @@ class Sampler(Drawer):
         return [self._answer(*each) for each in zip(rollouts, judged, strict=True)]
 
     def _answer(self, rollout: Rollout, learned: float | None) -> Answer:
-        decode, ended = self._tokenizer.decode, self.ended(rollout)
-        texts = (decode(rollout.asked.prompt), decode(rollout.tokens), decode(rollout.asked.reference).removeprefix(self._opening))
-        return Answer(*texts, n_tokens=len(rollout.tokens), ended=ended, learned=learned, opening=self._opening)
+        decode, ended, n = self._tokenizer.decode, self.ended(rollout), len(rollout.logprobs)
+        *before, last = (decode(tokens) for tokens in rollout.answers())
+        earlier = tuple((text, reply) for text, (_, _, reply) in zip(before, rollout.replies, strict=True))
+        texts = (decode(rollout.asked.prompt), last, decode(rollout.asked.reference).removeprefix(self._opening))
+        return Answer(*texts, n_tokens=n, ended=ended, learned=learned, earlier=earlier, opening=self._opening)
 
     def whole(self, rollout: Rollout) -> list[int]:
         """Returns the prompt, the answer and what the chat template writes behind the end of one: the tokens that a reward model reads."""
@@ -156,7 +201,8 @@ def told_answers(model: LM, tokenizer: Tokenizer, cfg: OwnAnswersConfig, rows: R
         # + 0: minus zero is shown as zero
         worth = f"reward {total(cfg.rewards, each):g}: {', '.join(f'{name} {score + 0:g}' for name, score in each.items())}"
         compared = f"\nreference {answer.reference.strip()}" if any(reward.compares for reward in cfg.rewards.values()) else ""
-        found.append([answer.prompt, answer.text, worth + compared])
+        said = "\n".join([*(text for both in answer.earlier for text in both), answer.text])
+        found.append([answer.prompt, said, worth + compared])
     return found
 
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from lm.data.tokenizer.chat import ChatTemplate, closing_of
+from lm.data.tokenizer.around import closing_of
+from lm.data.tokenizer.chat import ChatTemplate
 from lm.data.tokenizer.stream import Stream
 from lm.data.tokenizer.together import together
 from lm.data.tokenizer.tokenizer import Tokenizer

@@ -12,7 +12,7 @@ import pytest
 import lm as library
 from lm.data.kinds import BytesConfig
 from lm.data.sources.base import Turn
-from lm.data.tokenizer.chat import closing_of
+from lm.data.tokenizer.around import closing_of
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig

@@ -17,7 +17,7 @@ from lm.data.rewards.base import Answer
 from lm.data.rows.policy import GRPOConfig
 from lm.data.rows.reading import Reading
 from lm.data.rows.reward import RewardModelConfig
-from lm.data.tokenizer.chat import closing_of
+from lm.data.tokenizer.around import closing_of
 from lm.errors import ConfigError
 from lm.generation import teacher
 from lm.generation.rollouts import Asked, Rollout, Sampler

@@ -78,6 +78,7 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
     "model.residual=x0": "reinject_input",
     "model.vocab_size": "num_tokens",
     "objective.beta": "pref_beta",
+    "objective.environment": "environment_factory",
     "objective.max_tokens": "max_completion_length",
     "objective.n_answers": "group_size num_generations",
     "objective.on_policy": "lmbda",

@@ -22,6 +22,7 @@ class Answer:
     n_tokens: int  # of the answer, including its end token
     ended: bool  # by an end token, not by max_tokens
     learned: float | None = None  # what objective.reward_model says of its tokens
+    earlier: tuple[tuple[str, str], ...] = ()  # answers before this one, each with what objective.environment replied
     opening: str = ""  # what the chat template writes before an answer without thoughts, as Qwen3's empty ones; not in the reference
 
 
@@ -50,12 +51,20 @@ def total(rewards: Mapping[str, RewardConfig], each: Mapping[str, float]) -> flo
 
 
 def _score(name: str, reward: RewardConfig, answer: Answer) -> float:
-    shown = repr(answer.text[:_MOST_CHARS])
     try:
         score = float(reward.score(answer))
     except Exception as error:
-        said = " ".join(f"{type(error).__name__}: {error}".split())[:200].rstrip(".")
-        raise ConfigError(f"objective.rewards.{name}: it broke on the answer {shown} ({said}). Mend it.") from error
+        raise ConfigError(f"objective.rewards.{name}: it broke on the answer {shown(answer, error)}. Mend it.") from error
     if not math.isfinite(score):
-        raise ConfigError(f"objective.rewards.{name}: it gave {score} for the answer {shown}, and a finite number is needed. Mend it.")
+        gave = f"it gave {score} for the answer {shown(answer)}, and a finite number is needed"
+        raise ConfigError(f"objective.rewards.{name}: {gave}. Mend it.")
     return score
+
+
+def shown(answer: Answer, error: Exception | None = None) -> str:
+    """Returns the beginning of an answer, and what was raised at it, for a message."""
+    text = repr(answer.text[:_MOST_CHARS])
+    if error is None:
+        return text
+    said = " ".join(f"{type(error).__name__}: {error}".split())[:200].rstrip(".")
+    return f"{text} ({said})"

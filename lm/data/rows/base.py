@@ -181,6 +181,10 @@ class ObjectiveConfig(Slot, group="objective"):
         same = its.labelling() == own.labelling()
         return None if same else f"it tells other things apart than the model (model.head.labels={its.labels})"
 
+    def why_not_in_step(self) -> str | None:
+        """Returns why ranks call the model unequally often; None where they do not."""
+        return None
+
     def why_not_context_parallel(self) -> str | None:
         """Returns why ranks cannot share a row in slices, with the remedy; None where they can, as the loss is a sum over tokens."""
         return f"objective={self.kind} needs whole rows in one rank. Set it to 1"
@@ -207,9 +211,7 @@ class ObjectiveConfig(Slot, group="objective"):
                 f" Choose other data, objective={' or '.join(_trains(shape))}, or set data.record."
             )
         if data.packing not in (None, *self.packings):
-            raise ValueError(
-                f"objective={name} packs by {' or '.join(self.packings)}, and data.packing={data.packing}. Choose one of them."
-            )
+            raise ValueError(f"objective={name} packs by {' or '.join(self.packings)}, and data.packing={data.packing}. Choose one.")
         if (self.needs_masked_documents or data.packing == "fit") and not data.mask_documents:
             name += "" if self.needs_masked_documents else " with data.packing=fit"
             raise ValueError(f"objective={name} takes each document on its own, and data.mask_documents=false. Set it to true.")

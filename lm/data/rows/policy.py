@@ -7,6 +7,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from lm.data.config import DataConfig
+from lm.data.environments.base import EnvironmentConfig
 from lm.data.layout.examples import Example, joined_batch
 from lm.data.order import Ids
 from lm.data.records.base import LEARNED
@@ -17,7 +18,7 @@ from lm.data.rewards.text import ExactReward
 from lm.data.rows.base import Material, ObjectiveConfig, Rows, TaughtConfig
 from lm.data.rows.parted import PartedRows
 from lm.data.rows.seq2seq import rounded
-from lm.data.tokenizer.chat import closing_of
+from lm.data.tokenizer.around import closing_of
 from lm.nn.batch import Batch
 from lm.nn.head import HeadConfig
 from lm.schema import Named, Tree
@@ -36,6 +37,11 @@ class OwnAnswersConfig(ObjectiveConfig):
     max_tokens: int = Field(64, gt=0)
     """Most tokens of an answer; one that is longer is cut."""
 
+    @property
+    def room(self) -> int:
+        """Most tokens behind a prompt."""
+        return self.max_tokens
+
     def rows(self, of: Material) -> Rows:
         return PromptRows(self, of)
 
@@ -50,6 +56,9 @@ class PolicyConfig(OwnAnswersConfig):
     """What an answer is worth, by name, of which the weighted sum counts; one without `kind` is of the kind that its name says."""
     n_answers: int = Field(8, gt=1, le=1024)
     """Answers to each prompt, which are compared with each other."""
+    environment: EnvironmentConfig | None = None
+    """What replies to an answer, so that the model answers again; of all its answers each token is learned from by the rewards of the last.
+    null: nothing does."""
     kl: float = Field(0.0, ge=0)
     """What a departure from the model at the start costs, in units of reward a nat. 0: nothing, and no such model is kept."""
     learn_cut: bool = True
@@ -73,9 +82,22 @@ class PolicyConfig(OwnAnswersConfig):
             raise ValueError("reward_model has no effect without its reward. Set objective.rewards={learned:{}}, or drop it.")
         return self
 
+    @model_validator(mode="after")
+    def _has_room_for_an_answer(self) -> Self:
+        if self.room < self.max_tokens:
+            raise ValueError(f"environment.room={self.room} is less than max_tokens={self.max_tokens}, one answer. Raise or lower one.")
+        return self
+
     @property
     def texts(self) -> int:
         return self.n_answers
+
+    @property
+    def room(self) -> int:
+        return self.max_tokens if self.environment is None else self.environment.room
+
+    def why_not_in_step(self) -> str | None:
+        return None if self.environment is None else "objective.environment replies to some answers and not to others"
 
     def judged(self, found: Tree) -> float:
         return -float(found["val_reward"])
@@ -94,10 +116,12 @@ class PolicyConfig(OwnAnswersConfig):
     def require_fit(self, model: str, data: DataConfig) -> None:
         super().require_fit(model, data)
         alone = any(isinstance(each.records, PromptRecord) and each.records.answer is None for each in data.parts().values())
-        if alone and (name := next((name for name, reward in self.rewards.items() if reward.compares), None)):
+        comparing = [f"rewards.{name}" for name, reward in self.rewards.items() if reward.compares]
+        comparing += ["environment"] if self.environment is not None and self.environment.compares() else []
+        if alone and comparing:
             raise ValueError(
-                f"objective.rewards.{name} compares with the data's answer, and data.record.answer names none. Name its field, or choose"
-                " other rewards."
+                f"objective.{comparing[0]} compares with the data's answer, and data.record.answer names none. Name its field, or choose"
+                " another."
             )
 
 
@@ -170,8 +194,9 @@ class PromptRows(PartedRows):
         prompt = self._bounds[:, 1] - self._bounds[:, 0]
         judged = isinstance(cfg, PolicyConfig) and cfg.reward_model is not None
         behind = len(closing_of(of.tokenizer)[1:]) if judged else -1  # a reward model reads the last token too
-        self._kept = np.flatnonzero((prompt > 0) & (prompt + cfg.max_tokens + behind <= of.data.seq_len))
-        self._require_most(len(self._kept), "prompts", f"leave no room for objective.max_tokens={cfg.max_tokens} in", "lower max_tokens")
+        self._kept = np.flatnonzero((prompt > 0) & (prompt + cfg.room + behind <= of.data.seq_len))
+        key = "max_tokens" if cfg.room == cfg.max_tokens else "environment.room"
+        self._require_most(len(self._kept), "prompts", f"leave no room for objective.{key}={cfg.room} in", f"lower {key}")
         whole = (self._bounds[:, 2] - self._bounds[:, 0])[self._kept]
         self._n_cut = int((whole > self._seq_len + 1).sum())
 

@@ -123,7 +123,7 @@ def find_tokenizer(
             f" out, or train with tokenizer.specials=[{','.join(asked)}], which adds them."
         )
     if (template := data.chat_template(tokenizer)) is not None:
-        from lm.data.tokenizer.chat import never_ends  # brings jinja2, which texts need not wait for
+        from lm.data.tokenizer.around import never_ends  # brings jinja2, which texts need not wait for
 
         tokenizer.chat_template = template
         if never_ends(template, tokenizer):

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import dropwhile
 from typing import Any, NamedTuple
 
@@ -12,7 +12,6 @@ from lm.data.sources.base import ASSISTANT, THOUGHTS, TOOLS, Turn
 from lm.data.tokenizer.rendering import CLOSE, OPEN
 from lm.data.tokenizer.sandbox import Template
 from lm.data.tokenizer.templates import for_tools
-from lm.data.tokenizer.together import together
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.schema import Tree
@@ -86,6 +85,16 @@ class ChatTemplate:
         text = self._text([{"role": "user", "content": _HERE}, {"role": ASSISTANT, "content": _HERE}], {})
         behind = text.rpartition(_HERE)[2].replace(CLOSE, "")
         return [*dropwhile(lambda part: isinstance(part, str), self._split(behind))]
+
+    def around_reply(self, role: str) -> tuple[list[int | str], list[int | str]]:
+        """Returns what the template writes between an answer and this role's reply, from the special token on that ends the answer, if one
+        does, and between the reply and the next answer. Raises ConfigError where it does not write a reply as it is."""
+        said = [{"role": each, "content": _HERE} for each in ("user", ASSISTANT, role)]
+        *before, between, behind = self._text(said, {}, ask=True).replace(OPEN, "").replace(CLOSE, "").split(_HERE)
+        if len(before) != 2:
+            raise ConfigError(f"{self._where}: the chat template does not write a reply of the role {role} as it is. Use another.")
+        parts = self._split(between)
+        return [*dropwhile(lambda part: isinstance(part, str), parts)] or parts, self._split(behind)
 
     def opening(self) -> list[int | str]:
         """Returns what the template writes between the request for an answer and one without thoughts: Qwen3's empty ones; or []."""
@@ -252,35 +261,6 @@ def _misplaced(message: Tree, given: str, learned: str, last: bool) -> bool:
     of that: R1's template cuts thoughts off."""
     thoughts = [message[name].strip() for name in THOUGHTS if message.get(name)]
     return any(thought in given for thought in thoughts) or (last and message["content"].strip() not in learned)
-
-
-def never_ends(source: str, tokenizer: Tokenizer) -> bool:
-    """Returns whether a template writes no special token after an answer; False where it refuses a plain chat."""
-    try:
-        return not ChatTemplate(source, "tokenizer", tokenizer).closing()
-    except ConfigError:
-        return False
-
-
-def closing_of(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Returns the tokens that the tokenizer's chat template writes after an answer, from the special one on that ends it; () where it
-    writes none, or refuses a plain chat, or there is no template."""
-    return () if tokenizer.chat_template is None else _around_answers(tokenizer.chat_template, tokenizer)[1]
-
-
-def opening_of(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Returns the tokens that the tokenizer's chat template writes before a last answer without thoughts, behind the request for one; ()
-    as in `closing_of`."""
-    return () if tokenizer.chat_template is None else _around_answers(tokenizer.chat_template, tokenizer)[0]
-
-
-@lru_cache(maxsize=8)  # a template is rendered in a process of its own
-def _around_answers(source: str, tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    with suppress(ConfigError):
-        template = ChatTemplate(source, "tokenizer", tokenizer)
-        opening, closing = (together(tokenizer, parts)[0] if parts else [] for parts in (template.opening(), template.closing()))
-        return tuple(map(int, opening)), tuple(map(int, closing))
-    return (), ()
 
 
 def _with_arguments(messages: Sequence[Tree]) -> list[Tree]:

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lm.data.layout.examples import Example
 from lm.data.order import uniforms
 from lm.data.rows.policy import GKDConfig
 from lm.generation.rollouts import Drawer, Rollout, asked_of
@@ -31,7 +32,8 @@ class GKD(OwnAnswers):
 
     def __call__(self, model: LM, batch: Batch, step: int, first_row: int) -> LossSums:
         answers, drawn = self._answers(model, batch, step, first_row)
-        learned = answer_rows(answers, self._pad).to(batch.tokens.device)
+        examples = [Example.of(np.array(prompt), np.array(tokens)) for prompt, tokens in answers]
+        learned = answer_rows(examples, self._pad).to(batch.tokens.device)
         labels = learned.labels
         assert labels is not None
         soft = self._teacher(learned, lambda hidden, head, ctx: self._soft_targets(hidden, head, labels))

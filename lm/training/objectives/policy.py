@@ -5,7 +5,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Generic, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -59,7 +58,7 @@ class Policy(OwnAnswers, ABC, Generic[C]):
         rollouts = self.draw(model, asked, self._cfg.n_answers, step, range(first_row, first_row + len(asked)))
         answers = self._judge.answers(rollouts, batch.tokens.device)
         worth, metrics = self._judged(answers)
-        learned = answer_rows([(one.asked.prompt, one.tokens) for one in rollouts], self._pad).to(batch.tokens.device)
+        learned = answer_rows([one.example() for one in rollouts], self._pad).to(batch.tokens.device)
         assert learned.labels is not None
         reader, of = label_likelihoods(learned.labels, n=learned.n_labels(learned.labels)), torch.nonzero(learned.labels != IGNORED)[:, 0]
         logp, experts = model(learned, read=with_balance(reader, 1 / self._cfg.n_answers))  # (tokens,)
@@ -93,6 +92,8 @@ class Policy(OwnAnswers, ABC, Generic[C]):
         metrics = {f"reward_{name}": [one[name] for one in each] for name in rewards} if len(rewards) > 1 else {}
         metrics |= {"reward": worth.tolist(), "answer_tokens": [answer.n_tokens for answer in answers]}
         metrics |= {"ended": [float(answer.ended) for answer in answers]}
+        if self._cfg.environment is not None:
+            metrics["answers"] = [1.0 + len(answer.earlier) for answer in answers]
         return worth, {name: mean_of(torch.tensor(sum(values), dtype=torch.float64), len(values)) for name, values in metrics.items()}
 
 
@@ -116,7 +117,7 @@ class GRPO(Policy[GRPOConfig]):
         if self._cfg.per_token == "group":
             each = each.view(-1, self._cfg.n_answers).mean(1).repeat_interleave(self._cfg.n_answers)
         elif self._cfg.per_token == "constant":
-            each = torch.full_like(each, self._cfg.max_tokens)
+            each = torch.full_like(each, self._cfg.room)
         return torch.where(lengths > 0, each, torch.inf)
 
 
@@ -158,7 +159,6 @@ def tokenizer_of_answers(run: TrainConfig) -> Tokenizer:
     return tokenizer
 
 
-def answer_rows(answers: Sequence[tuple[list[int], list[int]]], pad: int) -> Batch:
-    """Returns a batch with one row per prompt and answer; only the answer's tokens are labels."""
-    examples = [Example.of(np.array(prompt), np.array(tokens)) for prompt, tokens in answers]
+def answer_rows(examples: Sequence[Example], pad: int) -> Batch:
+    """Returns a batch with one row per example: a prompt, and the answer that is learned."""
     return joined_batch([[one] for one in examples], rounded(max(len(one.tokens) - 1 for one in examples)), pad)

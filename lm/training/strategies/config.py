@@ -112,6 +112,8 @@ class FSDPConfig(StrategyConfig):
     def why_not(self, cfg: "TrainSetup") -> str | None:
         if (world := cfg.launch.world) % self.sharing(world):
             return f"shard={self.shard} ranks hold a copy of the weights, and launch asks for {world}, no multiple. Choose a divisor of it."
+        if (why := cfg.objective.why_not_in_step()) is not None:
+            return f"{why}, and ranks that share weights must call the model equally often. Use ddp, zero1 or zero2."
         return super().why_not(cfg)
 
     def why_not_tensor_parallel(self, cfg: "TrainSetup") -> str | None:

@@ -1,0 +1,162 @@
+"""objective.environment: replies to answers, and a model that answers again."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+
+from lm.data.environments.base import EnvironmentConfig
+from lm.data.environments.retry import RetryConfig
+from lm.data.kinds import BytesConfig, GRPOConfig
+from lm.data.rewards.base import Answer
+from lm.data.rewards.text import ArithmeticReward
+from lm.data.sources.base import Turn
+from lm.data.tokenizer.chat import ChatTemplate
+from lm.data.tokenizer.together import together
+from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.errors import ConfigError
+from lm.generation.rollouts import Asked, Drawer, Rollout, Sampler
+from lm.nn.batch import IGNORED
+from lm.training.config import TrainConfig
+from lm.training.objectives.policy import answer_rows
+from lm.training.run import train_rank
+from tests.training.conftest import Launch, ranks, read, results
+from tests.training.objectives.conftest import told
+
+RETRY = "objective.environment={kind:retry,reward:{kind:arithmetic},room:40,answers:3,says:'No.'}"
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+class GuessConfig(EnvironmentConfig):
+    """Says whether the number is higher, as a tool."""
+
+    role = "tool"
+
+    kind: Literal["guess"] = "guess"
+
+    def reply(self, answer: Any) -> Any:
+        if answer.text == "7":
+            return None
+        return {"x": 1}[answer.text] if answer.text == "odd" else 7 if answer.text == "none" else f"higher <|im_end|> {len(answer.earlier)}"
+
+
+@pytest.fixture
+def chatml() -> Tokenizer:
+    tokenizer = BytesConfig().build(extra=("<|im_start|>", "<|im_end|>"))
+    tokenizer.chat_template = CHATML
+    return tokenizer
+
+
+def answered(
+    monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer, environment: EnvironmentConfig, answers: Sequence[str], end: str = "<|im_end|>"
+) -> tuple[Sampler, Rollout]:
+    """What a sampler makes of one prompt where these answers are drawn one after the other."""
+    asked = Asked(together(tokenizer, ChatTemplate(CHATML, "here", tokenizer).question([Turn("user", "guess")]))[0].tolist(), [])
+    sampler, left = Sampler(tokenizer, GRPOConfig(environment=environment, max_tokens=8), in_step=False), iter(answers)
+
+    def draw(self: Drawer, model: Any, asked: Sequence[Asked], n: int, temperature: float, keys: Sequence[str]) -> list[Rollout]:
+        tokens = [*tokenizer.encode(next(left)), tokenizer.special([end])]
+        return [Rollout(asked[0], tokens, [-1.0] * len(tokens))]
+
+    monkeypatch.setattr(Drawer, "draw", draw)
+    (rollout,) = sampler.draw(None, [asked], 1)  # type: ignore[arg-type]
+    assert next(left, None) is None
+    return sampler, rollout
+
+
+def test_a_rollout_is_the_chat_as_the_template_writes_it_and_replies_are_not_learned(
+    chatml: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a reply spells a special token, which stays text."""
+    sampler, rollout = answered(monkeypatch, chatml, GuessConfig(), ["5", "6", "7"])
+    replies = ["higher <|im_end|> 0", "higher <|im_end|> 1"]
+    turns = [Turn("user", "guess"), Turn("assistant", "5"), Turn("tool", replies[0]), Turn("assistant", "6"), Turn("tool", replies[1])]
+    template = ChatTemplate(CHATML, "here", chatml)
+    whole = together(chatml, template.whole([*turns, Turn("assistant", "7")]))[0].tolist()
+    assert [*rollout.asked.prompt, *rollout.tokens] == whole[: len(rollout.asked.prompt) + len(rollout.tokens)] and whole[
+        -1:
+    ] == chatml.encode("\n")
+    (answer,) = sampler.answers([rollout], torch.device("cpu"))
+    assert (answer.text, answer.earlier, answer.n_tokens, answer.ended) == ("7", (("5", replies[0]), ("6", replies[1])), 6, True)
+    batch = answer_rows([rollout.example()], chatml.pad)
+    assert batch.labels is not None
+    assert chatml.decode(batch.labels[batch.labels != IGNORED].tolist()) == "567" and int((batch.labels != IGNORED).sum()) == 6
+
+
+def test_the_last_answer_stands_where_it_is_cut_or_nothing_more_fits_or_it_was_the_last(
+    chatml: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(answered(monkeypatch, chatml, GuessConfig(answers=2), ["5", "6"])[1].replies) == 1
+    assert answered(monkeypatch, chatml, GuessConfig(room=40), ["5"])[1].replies == ()
+    assert len(answered(monkeypatch, chatml, GuessConfig(room=80), ["5", "6"])[1].replies) == 1
+    assert answered(monkeypatch, chatml, GuessConfig(), ["5"], end="<|im_start|>")[1].replies == ()
+
+
+def test_an_environment_that_fails_ends_with_a_sentence(chatml: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, said in (
+        ("odd", r"it broke on the answer 'odd' \(KeyError: 'odd'\)\. Mend it"),
+        ("none", "reply to the answer 'none' is of type int"),
+    ):
+        with pytest.raises(ConfigError, match=f"objective.environment: .*{said}"):
+            answered(monkeypatch, chatml, GuessConfig(), [text])
+    chatml.chat_template = "{% for m in messages %}{% if m.role != 'tool' %}{{ m.content }}{% endif %}{% endfor %}"
+    with pytest.raises(ConfigError, match="does not write a reply of the role tool as it is"):
+        answered(monkeypatch, chatml, GuessConfig(), ["5"])
+
+
+def test_a_wrong_answer_is_asked_for_again() -> None:
+    environment = RetryConfig(reward=ArithmeticReward())
+    assert environment.compares() and environment.answers == 4
+    reply = environment.reply(Answer("", "12", "13", n_tokens=2, ended=True))
+    assert reply == "That is wrong. Try again." and environment.reply(Answer("", "so 13", "13", n_tokens=2, ended=True)) is None
+
+
+def test_a_run_answers_again_and_what_is_drawn_is_what_is_trained(policy: Callable[..., TrainConfig], made: Path, tmp_path: Path) -> None:
+    train_rank(policy("objective=grpo", RETRY, "trainer.sample_prompts=held_out", f"init_from={made / 'ending'}"))
+    lines = [line for line in read(tmp_path / "run" / "metrics.jsonl") if "reward" in line]
+    assert max(line["logp_gap"] for line in lines) < 1e-4 and 1 < np.mean([line["answers"] for line in lines]) <= 3
+    assert "\nNo.\n" in (tmp_path / "run" / "samples.md").read_text()
+
+
+@pytest.mark.slow
+def test_a_resumed_run_is_answered_the_same(policy: Callable[..., TrainConfig], tmp_path: Path) -> None:
+    more = ("objective=grpo", RETRY, "schedule=constant")
+    train_rank(policy(*more, "run.name=whole"))
+    train_rank(policy(*more, "trainer.max_steps=3", "checkpoint.every=3"))
+    train_rank(policy(*more))
+    assert results(tmp_path / "run")[0] == results(tmp_path / "whole")[0]
+    assert told(tmp_path / "run")[-20:] == told(tmp_path / "whole")[-20:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", [ranks("ddp"), ["trainer.micro_batch=2"]], ids=["ddp", "one"])
+def test_ranks_and_micro_batches_answer_as_one(
+    policy: Callable[..., TrainConfig], launch: Launch, tmp_path: Path, where: list[str]
+) -> None:
+    more = ("objective=grpo", RETRY, "optim=sgd", "optim.lr=0.1")
+    train_rank(policy(*more, "run.name=one"))
+    cfg = policy(*more, *where)
+    (launch if cfg.launch.devices > 1 else train_rank)(cfg)
+    (names, values), (others, wanted) = (zip(*told(tmp_path / run), strict=True) for run in ("run", "one"))
+    assert names == others and values == pytest.approx(wanted, rel=2e-3, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ([RETRY, *ranks("fsdp")], "strategy=fsdp: objective.environment replies to some answers and not to others, .* Use ddp"),
+        ([RETRY.replace("room:40", "room:3")], "environment.room=3 is less than max_tokens=4"),
+        ([RETRY.replace("room:40", "room:60")], "leave no room for objective.environment.room=60 in a row"),
+        ([RETRY.replace("retry", "retries")], "objective.environment"),
+    ],
+    ids=["fsdp", "small", "large", "unknown"],
+)  # fmt: skip
+def test_what_cannot_be_is_told(policy: Callable[..., TrainConfig], more: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        train_rank(policy("objective=grpo", *more))

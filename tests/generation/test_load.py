@@ -44,6 +44,16 @@ def test_a_model_whose_routers_are_wider_has_the_dtype_of_its_other_weights(tmp_
     }
 
 
+def test_an_embedding_that_an_adapter_has_narrower_leaves_the_parent_as_wide_as_it_is(model_folder: Path, tokenizer: Tokenizer) -> None:
+    """As of trainer.precision=bf16-true adapter.whole=[embed] beside a parent in float32."""
+    parent, _ = lm.load(model_folder, device="cpu")
+    weights = dict(parent.named_parameters()) | {"embed.weight": parent.embed.weight.to(torch.bfloat16)}
+    save_model(model_folder.parent / "tuned", parent.cfg.tree(), weights, tokenizer.save, {})
+    loaded, _ = lm.load(model_folder.parent / "tuned", device="cpu")
+    for name, p in loaded.named_parameters():
+        assert torch.equal(p, weights[name].float()), name
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_loaded_model_gives_the_logits_of_the_saved_one(tmp_path: Path, tokenizer: Tokenizer, tied: bool) -> None:
     model = redrawn(config(vocab_size=320, head={"tied": tied}, dropout=0.5))

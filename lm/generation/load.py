@@ -1,6 +1,7 @@
 """From a folder to a model, its tokenizer and its drafter, and back into a folder."""
 
 import os
+from functools import reduce
 from pathlib import Path
 from typing import get_args
 
@@ -60,7 +61,7 @@ def load(
     cfg, tokenizer = _described(tree, folder)
     if cache is not None:
         _require_kept(cfg, cache)
-    model = build_model(cfg, device=where).to(_dtype(weights))
+    model = _typed(build_model(cfg, device=where), weights)
     if not merge and (adapted := Adapted.of(folder, tree)) is not None:
         adapted.adapter.apply(model)
     copy_weights(model.named_parameters(), weights, str(folder))
@@ -73,7 +74,7 @@ def unfilled(folder: Path) -> tuple[LM, Tokenizer, dict[str, Tensor]]:
     """Returns what `load` does, with the model on the meta device, and its weights by name; an adapter is merged into them."""
     tree, weights = read_merged(folder)
     cfg, tokenizer = _described(tree, folder)
-    return build_model(cfg, device="meta").to(_dtype(weights)), tokenizer, weights
+    return _typed(build_model(cfg, device="meta"), weights), tokenizer, weights
 
 
 def save(model: LM, tokenizer: Tokenizer, out: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
@@ -145,9 +146,12 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def _dtype(weights: dict[str, Tensor]) -> torch.dtype:
-    """Returns the dtype of a model with these weights: that of most, since routers' balancing biases are always in float32."""
-    return weights["embed.weight"].dtype if "embed.weight" in weights else torch.float32
+def _typed(model: LM, weights: dict[str, Tensor]) -> LM:
+    """Returns the model in the widest dtype of these weights: beside an adapter some may be narrower than the parent's, and routers'
+    balancing biases, which are always in float32, do not count."""
+    apart = model.self_updated()
+    found = {weight.dtype for name, weight in weights.items() if name not in apart}
+    return model.to(reduce(torch.promote_types, found) if found else torch.float32)
 
 
 def _described(tree: Tree, folder: Path) -> tuple[ModelConfig, Tokenizer]:

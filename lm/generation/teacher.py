@@ -16,14 +16,18 @@ from lm.nn.transformer import LM, EncoderDecoderConfig
 from lm.storage.model_folder import folder_hash, read_config, resolve_model
 
 _held: WeakValueDictionary[str, LM] = WeakValueDictionary()
+_in_slices: dict[str, LM] = {}
 
 
-def shared(key: str, make: Callable[[], LM]) -> LM:
-    """Returns a frozen model; all who ask by the same key share one instance, as long as one of them keeps it."""
+def shared(key: str, make: Callable[[], LM], in_slices: bool = False) -> LM:
+    """Returns a frozen model; all who ask by the same key share one instance, as long as one of them keeps it.  in_slices: or for good, as
+    ranks make it together, and each would let it go when its collector of cycles runs, some before a next one asks and others not."""
     model = _held.get(key)
     if model is None:
         with torch.inference_mode(False):  # a validation may be the first to ask
             model = _held[key] = make().requires_grad_(False)
+    if in_slices:
+        _in_slices[key] = model
     return model
 
 
@@ -40,7 +44,7 @@ def frozen(path: str, in_slices: bool) -> LM:
         model, _, weights = unfilled(folder)
         return sliced(model, weights, str(folder))
 
-    return shared(f"{folder_hash(folder)} {in_slices}", make)
+    return shared(f"{folder_hash(folder)} {in_slices}", make, in_slices)
 
 
 def require_teacher(

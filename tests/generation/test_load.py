@@ -38,10 +38,25 @@ def test_a_model_whose_routers_are_wider_has_the_dtype_of_its_other_weights(tmp_
         "router": {"kind": "sigmoid", "bias_rate": 0.1},
     }
     saved = lm.save(redrawn(config(vocab_size=320, ffn=experts)).to(torch.bfloat16), BytesConfig().build(), tmp_path / "m")
-    dtypes = {name: p.dtype for name, p in lm.load(saved, device="cpu")[0].named_parameters()}
-    assert {name for name, dtype in dtypes.items() if dtype != torch.bfloat16} == {
-        f"blocks.{i}.ffn.router.correction_bias" for i in range(3)
-    }
+    try:
+        for default in (torch.float32, torch.bfloat16):
+            torch.set_default_dtype(default)  # as Lightning does for a step of bf16-true, in which a teacher is loaded
+            dtypes = {name: p.dtype for name, p in lm.load(saved, device="cpu")[0].named_parameters()}
+            assert {name for name, dtype in dtypes.items() if dtype != torch.bfloat16} == {
+                f"blocks.{i}.ffn.router.correction_bias" for i in range(3)
+            }
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_an_embedding_that_an_adapter_has_narrower_leaves_the_parent_as_wide_as_it_is(model_folder: Path, tokenizer: Tokenizer) -> None:
+    """As of trainer.precision=bf16-true adapter.whole=[embed] beside a parent in float32."""
+    parent, _ = lm.load(model_folder, device="cpu")
+    weights = dict(parent.named_parameters()) | {"embed.weight": parent.embed.weight.to(torch.bfloat16)}
+    save_model(model_folder.parent / "tuned", parent.cfg.tree(), weights, tokenizer.save, {})
+    loaded, _ = lm.load(model_folder.parent / "tuned", device="cpu")
+    for name, p in loaded.named_parameters():
+        assert torch.equal(p, weights[name].float()), name
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -173,7 +173,7 @@ class CorrectedRouter(Router):
     def __init__(self, cfg: CorrectedRouterConfig, d_model: int, n_experts: int, top_k: int) -> None:
         super().__init__(d_model, n_experts, bias=False)
         self.cfg, self.top_k = cfg, top_k
-        self.correction_bias = nn.Parameter(torch.empty(n_experts), requires_grad=False)
+        self.correction_bias = nn.Parameter(torch.empty(n_experts, dtype=torch.float32), requires_grad=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Overrides the method that every cast passes through. The bias stays float32: in bf16, steps below its rounding would be lost."""

@@ -112,9 +112,10 @@ def parent(path: str, adapter: AdapterConfig | None, tokenizer: Tokenizer, in_sl
     """Returns the frozen model that a run started from, on the CPU at first; all callers share one instance.  adapter: where given, the
     matrices are rounded as they are in training beside this adapter.  tokenizer: may have more special tokens than the folder's.
     in_slices: without an adapter it is `sliced` over the ranks, instead."""
+    in_slices = in_slices and adapter is None
 
     def make() -> LM:
-        if in_slices and adapter is None:
+        if in_slices:
             from lm.generation.slices import sliced  # torch's engine takes a while to import
 
             bare, old, weights = unfilled(folder := resolve_model(path))
@@ -129,7 +130,7 @@ def parent(path: str, adapter: AdapterConfig | None, tokenizer: Tokenizer, in_sl
             round_beside(model, adapter)
         return model
 
-    return teacher.shared(f"{path} {adapter} {tokenizer.hash}", make)
+    return teacher.shared(f"{path} {adapter} {tokenizer.hash}", make, in_slices)
 
 
 def start_of(cfg: TrainConfig) -> Start:

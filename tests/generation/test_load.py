@@ -74,6 +74,16 @@ def test_dtype_is_the_one_that_was_saved(tmp_path: Path, tokenizer: Tokenizer, m
     assert loaded(Batch(TOKENS)).dtype == torch.bfloat16
 
 
+def test_averages_of_a_checkpoint_have_the_dtype_of_its_weights(tmp_path: Path, tokenizer: Tokenizer, model: DecoderLM) -> None:
+    """As validation has seen them, and model/ has them. Seen to fail: float32, twice the memory, in all that reads a checkpoint."""
+    pieces = [Piece.whole(name, "weight", p.bfloat16()) for name, p in model.named_parameters()]
+    pieces += [Piece.whole(name, "ema", p + 1) for name, p in model.named_parameters()]
+    save_checkpoint(tmp_path / "step-00000007", pieces, {"model": model.cfg.tree(), "step": 7}, tokenizer.save)
+    loaded = dict(lm.load(tmp_path / "step-00000007", device="cpu")[0].named_parameters())
+    for name, p in model.named_parameters():
+        assert loaded[name].dtype == torch.bfloat16 and torch.equal(loaded[name], (p + 1).bfloat16())
+
+
 @on_linux
 def test_a_model_that_is_loaded_as_int8_is_not_held_as_float32_too(tokenizer: Tokenizer, tmp_path: Path) -> None:
     """Seen to fail: a process of 221 M parameters held 1,024 MiB to its end, 392 without."""

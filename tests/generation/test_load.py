@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 import lm
@@ -14,6 +15,7 @@ from lm.data.kinds import BytesConfig
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import CheckpointError, ConfigError
 from lm.generation.load import pick_device
+from lm.generation.remodeling import remodel
 from lm.nn.batch import Batch
 from lm.nn.transformer import DecoderLM, build_model
 from lm.ops import defaults
@@ -29,7 +31,7 @@ TOKENS = torch.arange(20).view(2, 10)
 
 
 def test_a_model_whose_routers_are_wider_has_the_dtype_of_its_other_weights(tmp_path: Path) -> None:
-    """Seen to fail: float32, as their balancing biases stand first in the file."""
+    """Seen to fail: float32, as their balancing biases stand first in the file; and in bf16 for a layer that is there twice."""
     experts = {
         "kind": "moe",
         "n_experts": 4,
@@ -42,6 +44,9 @@ def test_a_model_whose_routers_are_wider_has_the_dtype_of_its_other_weights(tmp_
     assert {name for name, dtype in dtypes.items() if dtype != torch.bfloat16} == {
         f"blocks.{i}.ffn.router.correction_bias" for i in range(3)
     }
+    deeper = load_file(remodel(saved, tmp_path / "deeper", layers=[0, 1, 2, 2]).folder / "model.safetensors")
+    bias = "blocks.{}.ffn.router.correction_bias"
+    assert torch.equal(deeper[bias.format(3)], deeper[bias.format(2)]) and deeper[bias.format(3)].dtype == torch.float32
 
 
 @pytest.mark.parametrize("tied", [True, False])

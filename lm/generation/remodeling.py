@@ -91,8 +91,8 @@ def remodel(
     told = {"parent": str(model), "layers": None if layers is None else [*layers], "silent": silent, "seed": seed}
     extra = {key: tree[key] for key in ("sampling", "card", "prompts") if tree.get(key) is not None}
     extra |= {"remodeled": told, "tokenizer_hash": tokenizer.hash, "plugins": used(cfg)}
-    like = own["embed.weight"].dtype
-    weights = {name: p.detach().to(own[name].dtype if name in own else like) for name, p in built.named_parameters()}
+    like = {name: own["embed.weight"].dtype for name, _ in built.named_parameters()} | dict.fromkeys(built.self_updated(), torch.float32)
+    weights = {name: p.detach().to(own[name].dtype if name in own else like[name]) for name, p in built.named_parameters()}
     save_model(target, cfg.tree(), weights, tokenizer.save, extra, overwrite)
     n = sum(p.numel() for p in built.parameters())
     return Remodeled(target, n, found.kept, found.made, found.drawn, found.left(), apart, probed)

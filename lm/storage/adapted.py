@@ -11,7 +11,7 @@ from lm.adapters.adapter import AdapterConfig
 from lm.errors import CheckpointError
 from lm.nn.stack import model_config
 from lm.schema import Config, Tree
-from lm.storage.model_folder import folder_hash, read_model, resolve_model
+from lm.storage.model_folder import folder_hash, number_bytes, read_config, read_model, resolve_model
 from lm.storage.reading import checked
 
 _NAMES_PATHS = ("files", "val_files", "path", "init_from", "teacher", "reward_model")
@@ -97,6 +97,12 @@ def read_merged(folder: Path) -> tuple[Tree, dict[str, Tensor]]:
     except (KeyError, RuntimeError) as error:
         raise CheckpointError(f"{folder}: the adapter does not fit the weights of {adapted.parent} ({error}). Use another.") from None
     return tree, weights
+
+
+def merged_bytes(folder: Path) -> int:
+    """Returns how many bytes each number takes of the weights that `read_merged` returns: those of the wider of adapter and parent."""
+    adapted = Adapted.of(folder, read_config(folder))
+    return max(number_bytes(folder), 0 if adapted is None else merged_bytes(adapted.source(folder)))
 
 
 def read_apart(folder: Path) -> tuple[Tree, dict[str, Tensor]]:

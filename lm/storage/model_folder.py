@@ -73,8 +73,8 @@ def read_model(folder: Path) -> "tuple[Tree, dict[str, Tensor]]":
 
 
 def validated(reader: CheckpointReader, name: str) -> "Tensor":
-    """Returns a weight as validation has seen it: its moving average (EMA), where there is one."""
-    return reader.read(name, "ema" if "ema" in reader.kinds(name) else "weight")
+    """Returns a weight as validation has seen it: its moving average (EMA), where there is one, which is float32, in the weight's dtype."""
+    return reader.read(name, "ema" if "ema" in reader.kinds(name) else "weight").to(reader.dtype(name))
 
 
 def read_config(folder: Path) -> Tree:

@@ -10,7 +10,8 @@ from lm.cost.count import Counts, count
 from lm.cost.memory import Memory, gathered, memory
 from lm.nn.stack import ModelConfig, model_config
 from lm.nn.transformer import build_model
-from lm.storage.model_folder import number_bytes, read_config, resolve_model
+from lm.storage.adapted import merged_bytes
+from lm.storage.model_folder import read_config, resolve_model
 from lm.training.budget import GPU, known_gpu
 from lm.training.config import TrainConfig, TrainSetup
 from lm.training.weights.freeze import on_meta
@@ -76,7 +77,7 @@ def _start(cfg: TrainSetup, model: ModelConfig) -> list[tuple[ModelConfig, int]]
     if not isinstance(cfg, TrainConfig) or cfg.init_from is None:
         return [(model, 4)]
     itself = cfg.adapter is not None and cfg.adapter.keeps_parent()
-    return [(model, 0 if itself else number_bytes(resolve_model(cfg.init_from)))]
+    return [(model, 0 if itself else merged_bytes(resolve_model(cfg.init_from)))]
 
 
 def _teacher(cfg: TrainSetup) -> list[tuple[ModelConfig, int]]:
@@ -84,7 +85,7 @@ def _teacher(cfg: TrainSetup) -> list[tuple[ModelConfig, int]]:
     if (further := cfg.objective.learns_from()) is None:
         return []
     source = resolve_model(further[1])
-    return [(model_config(read_config(source)["model"]), number_bytes(source))]
+    return [(model_config(read_config(source)["model"]), merged_bytes(source))]
 
 
 def frozen_bytes(cfg: TrainSetup, model: ModelConfig) -> int:

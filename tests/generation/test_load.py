@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 import lm
@@ -14,6 +15,7 @@ from lm.data.kinds import BytesConfig
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import CheckpointError, ConfigError
 from lm.generation.load import pick_device
+from lm.generation.remodeling import remodel
 from lm.nn.batch import Batch
 from lm.nn.transformer import DecoderLM, build_model
 from lm.ops import defaults
@@ -29,7 +31,7 @@ TOKENS = torch.arange(20).view(2, 10)
 
 
 def test_a_model_whose_routers_are_wider_has_the_dtype_of_its_other_weights(tmp_path: Path) -> None:
-    """Seen to fail: float32, as their balancing biases stand first in the file."""
+    """Seen to fail: float32, as their balancing biases stand first in the file; and in bf16 for a layer that is there twice."""
     experts = {
         "kind": "moe",
         "n_experts": 4,
@@ -47,6 +49,9 @@ def test_a_model_whose_routers_are_wider_has_the_dtype_of_its_other_weights(tmp_
             }
     finally:
         torch.set_default_dtype(torch.float32)
+    deeper = load_file(remodel(saved, tmp_path / "deeper", layers=[0, 1, 2, 2]).folder / "model.safetensors")
+    bias = "blocks.{}.ffn.router.correction_bias"
+    assert torch.equal(deeper[bias.format(3)], deeper[bias.format(2)]) and deeper[bias.format(3)].dtype == torch.float32
 
 
 def test_an_embedding_that_an_adapter_has_narrower_leaves_the_parent_as_wide_as_it_is(model_folder: Path, tokenizer: Tokenizer) -> None:
@@ -87,6 +92,16 @@ def test_dtype_is_the_one_that_was_saved(tmp_path: Path, tokenizer: Tokenizer, m
     loaded, _ = lm.load(tmp_path / "m", device="cpu")
     assert {p.dtype for p in loaded.parameters()} == {torch.bfloat16}
     assert loaded(Batch(TOKENS)).dtype == torch.bfloat16
+
+
+def test_averages_of_a_checkpoint_have_the_dtype_of_its_weights(tmp_path: Path, tokenizer: Tokenizer, model: DecoderLM) -> None:
+    """As validation has seen them, and model/ has them. Seen to fail: float32, twice the memory, in all that reads a checkpoint."""
+    pieces = [Piece.whole(name, "weight", p.bfloat16()) for name, p in model.named_parameters()]
+    pieces += [Piece.whole(name, "ema", p + 1) for name, p in model.named_parameters()]
+    save_checkpoint(tmp_path / "step-00000007", pieces, {"model": model.cfg.tree(), "step": 7}, tokenizer.save)
+    loaded = dict(lm.load(tmp_path / "step-00000007", device="cpu")[0].named_parameters())
+    for name, p in model.named_parameters():
+        assert loaded[name].dtype == torch.bfloat16 and torch.equal(loaded[name], (p + 1).bfloat16())
 
 
 @on_linux

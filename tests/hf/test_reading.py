@@ -40,6 +40,17 @@ def test_a_model_with_another_head_is_told_by_its_class(theirs: Path) -> None:
         read_hf(theirs)
 
 
+def test_a_model_whose_many_small_tensors_are_wider_has_the_dtype_of_its_matrices(tmp_path: Path) -> None:
+    """Seen to fail: all in float32, twice the size, since states, biases and norms in float32 are more tensors than matrices in bf16."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8, "head_dim": 16, "num_heads": 4, "n_groups": 1, "vocab_size": 320}
+    folder = tmp_path / "theirs"
+    transformers.Mamba2ForCausalLM(transformers.Mamba2Config(**sizes)).save_pretrained(folder)
+    stored = load_file(folder / "model.safetensors")
+    save_file({name: w.bfloat16() if w.ndim > 1 else w for name, w in stored.items()}, folder / "model.safetensors")
+    assert 2 * sum(w.ndim > 1 for w in stored.values()) < len(stored)
+    assert {weight.dtype for weight in read_hf(folder).weights.values()} == {torch.bfloat16}
+
+
 @pytest.mark.parametrize(("prefix", "by"), [("module.", "Distributed"), ("_orig_mod.", "torch.compile"), ("base_model.model.", "peft")])
 def test_names_with_the_prefix_of_a_wrapper_are_told(prefix: str, by: str, theirs: Path) -> None:
     weights = load_file(theirs / "model.safetensors")

@@ -314,6 +314,17 @@ def test_a_parent_of_which_a_part_is_trained_is_compared_with_as_a_copy(
     assert asked and frozen_bytes(cfg, cfg.sized_model(300)) > 0
 
 
+def test_a_plan_counts_what_is_merged_as_wide_as_the_parent(lora: Configure, configure: Configure, trained: Path, tmp_path: Path) -> None:
+    """Seen to fail: half of it, as the adapter's own numbers have two bytes."""
+    train_rank(lora("trainer.precision=bf16-true", "trainer.max_steps=1", "schedule.warmup_steps=0", "run.name=narrow"))
+    planned = []
+    for taught_by in (trained / "parent", tmp_path / "narrow"):
+        cfg = configure(f"objective.teacher={taught_by}")
+        planned.append(frozen_bytes(cfg, cfg.sized_model(300)))
+    assert planned[0] == planned[1] > 0
+    assert {weight.dtype for weight in read_merged(tmp_path / "narrow" / "model")[1].values()} == {torch.float32}
+
+
 @pytest.mark.slow
 @in_each_way
 def test_ranks_compare_with_the_model_without_its_adapter_as_one(

@@ -1,12 +1,13 @@
 """From a model folder of ours to one of Hugging Face, or to GGUF: what `lm export` and its Python callers do."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from lm import printing
 from lm.adapters.adapter import LoRAConfig
@@ -34,7 +35,7 @@ from lm.nn.transformer import LM
 from lm.ops.defaults import unset
 from lm.schema import did_you_mean
 from lm.storage.adapted import Adapted, read_merged
-from lm.storage.model_folder import read_config, read_model, resolve_model
+from lm.storage.model_folder import copy_weights, read_config, read_model, resolve_model
 from lm.storage.out import out_folder, require_free
 from lm.units import counted
 
@@ -223,13 +224,23 @@ def export_adapter(
         if left_out is None:
             with TemporaryDirectory() as beside:
                 write_hf(Path(beside), home, found.cfg, {name: weights[name] for name, _ in found.named_parameters()}, tokenizer)
-                compared = _compared(Path(beside), home, found, say, half)
+                compared = _compared(Path(beside), home, _unrounded(found, adapted.adapter, weights, own), say, half)
         else:
             say(f"not compared with peft ({left_out})")
     if base is not None:
         said = "" if other is None else f"; {other.split(' must be ')[0]} is an option that it must have"
         say(f"base={base}: its weights were not compared with those of {parent}{said}")
     return Written(folder, f"peft adapter of {home.architecture}", sum(tensor.numel() for tensor in own.values()), compared)
+
+
+def _unrounded(model: LM, adapter: LoRAConfig, weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> LM:
+    """Returns the model in float32 with the adapter merged into it there, as peft computes beside the matrices; its own weights are rounded
+    where they have 16 bits.  weights: of the parent, as the adapter was trained beside them."""
+    exact = {name: weight.float() for name, weight in weights.items()}
+    adapter.replace(base="saved").merge(exact, {name: weight.float() for name, weight in own.items()})
+    model = model.float()
+    copy_weights(model.named_parameters(), {name: exact.pop(name) for name, _ in model.named_parameters()}, "the adapter's model")
+    return model
 
 
 def _compared(folder: Path, family: Family, model: LM, say: Say, adapter: Path | None = None) -> theirs.Comparison | None:

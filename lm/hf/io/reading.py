@@ -125,7 +125,7 @@ def _architecture(hf: Tree) -> str | None:
 def _weights(
     folder: Path, files: Files, family: Family, cfg: ModelConfig, ignored: tuple[str, ...], architecture: str | None
 ) -> dict[str, Tensor]:
-    """Returns every tensor of the model, checked by name and shape, all in the dtype that most of them have; but `self_updated` ones (the
+    """Returns every tensor of the model, checked by name and shape, all in the dtype that most numbers have; but `self_updated` ones (the
     correction bias of a router, float32 beside bf16 matrices) stay as they are.  architecture: the class in config.json."""
     model = build_model(cfg, device="meta")
     shapes = {name: p.shape for name, p in model.named_parameters()}
@@ -158,7 +158,10 @@ def _weights(
                     f" {tuple(shapes[name])}. Use the config.json that belongs to the weights."
                 )
             weights[name] = tensor.contiguous()
-    dtype, self_updated = Counter(tensor.dtype for tensor in weights.values()).most_common(1)[0][0], model.self_updated()
+    numbers, self_updated = Counter[torch.dtype](), model.self_updated()
+    for tensor in weights.values():
+        numbers[tensor.dtype] += tensor.numel()
+    dtype = numbers.most_common(1)[0][0]
     return {name: tensor if name in self_updated else tensor.to(dtype) for name, tensor in weights.items()}
 
 

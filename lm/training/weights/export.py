@@ -43,11 +43,11 @@ def _write_weights(path: Path, reader: CheckpointReader, dtypes: dict[str, torch
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for name, dtype in dtypes.items():
-            file.write(_bytes(name, reader, dtype))
+        for name in dtypes:
+            file.write(_bytes(name, reader))
 
 
-def _bytes(name: str, reader: CheckpointReader, dtype: torch.dtype) -> Any:
-    tensor: Tensor = validated(reader, name).to(dtype)
+def _bytes(name: str, reader: CheckpointReader) -> Any:
+    tensor: Tensor = validated(reader, name)
     require_finite(name, tensor)
     return tensor.view(torch.uint8).numpy().data

@@ -229,7 +229,7 @@ def test_a_rate_is_tuned_for_every_pair_alike(climbed: Climbed) -> None:
     assert len(ladder.missing()) == 45
     while jobs := ladder.missing():
         for job in jobs:
-            end(ladder, job, 3 + math.log(job.config.optim.lr / 0.002) ** 2)
+            end(ladder, job, 3 + math.log(job.config.optim.lr / 0.0024) ** 2)
     found = write_report(ladder, Asking())
-    assert {cell.tuned for cell in found.cells.values()} == {0.002} and not any("Say tune=" in warning for warning in found.warnings)
+    assert {cell.tuned for cell in found.cells.values()} == {0.0024} and not any("Say tune=" in warning for warning in found.warnings)
     assert any("all losses are 3" in warning for warning in found.warnings)

@@ -128,7 +128,7 @@ MISTAKES = {
     "no grammar": (["prompt=a", 'grammar=start: "a" | b'], 2, ["grammar: at 1(8): unknown name"]),
     "no key": (["def main("], 2, ["def main(", "key=value"]),
     "prompt too long": ([f"prompt={'a' * 48}"], 2, ["49 tokens", "model.max_seq_len=48"]),
-    "unknown device": (["prompt=a", "device=gpu"], 2, ["device: 'gpu'", "auto, cpu or cuda"]),
+    "unknown device": (["prompt=a", "device=gpu"], 2, ["device: 'gpu'", "auto, cpu, cuda or mps"]),
     "given twice": (["prompt=a", "top_k=1", "top_k=2"], 2, ["top_k", "twice"]),
     "a draw's option for beams": (["prompt=a", "beams=3", "top_p=0.9"], 2, ["top_p=0.9", "beams=3"]),
     "more texts than beams": (["prompt=a", "beams=3", "n=4"], 2, ["n=4", "beams=3"]),

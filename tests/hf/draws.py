@@ -1,6 +1,7 @@
 """Random models that some family holds, or nearly: every option of every slot is drawn by its type, so that a new one is among them."""
 
 import random
+from contextlib import suppress
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
@@ -8,14 +9,16 @@ from lm.errors import ConfigError
 from lm.hf.io.family import TRAINING_ONLY, families
 from lm.hf.options.context import changes_at
 from lm.nn.stack import ModelConfig, model_config
-from lm.schema import Config, Tree, find_field, flatten, members, nest, variants
+from lm.schema import Config, Tree, find_field, flatten, from_tree, members, nest, variants
 from tests.hf.harness import LENGTH, VOCAB
 
 SIZES: Tree = {"vocab_size": VOCAB, "max_seq_len": 2 * LENGTH, "d_model": 32, "n_layers": 4, "attention.n_heads": 4, "mtp": None}
 WRITTEN: dict[str, Tree] = {  # what a family writes of all that it reads, or of few numbers that are drawn
     "umt5": {"head.tied": True}, "mamba": {"recurrent.width": 64}, "falcon_mamba": {"recurrent.width": 64},
-    "jamba": {"recurrent.width": 64}, "nemotron_h": {"pattern": ["recurrent", "ffn", "attention", "ffn"]},
+    "jamba": {"recurrent.width": 64}, "glm4_moe_lite": {"position.kind": "rope"}, "deepseek_v3": {"position.kind": "rope"},
+    "nemotron_h": {"pattern": ["recurrent", "ffn", "attention", "ffn"]},
 }  # fmt: skip
+_TRIES = 50
 INTS, FLOATS = (1, 2, 3, 4, 6, 8, 12), (0.25, 0.5, 1.0, 1.7, 4.0, 30.0)
 BY_NAME: dict[str, tuple[Any, ...]] = {
     "eps": (1e-6, 1e-5, 0.1), "theta": (500.0, 1e4, 1e6), "original_len": (16, 32, 2 * LENGTH), "factor": (1.0, 2.0, 8.0),
@@ -76,7 +79,12 @@ def _one(source: random.Random, field: Any, path: str, given: Tree) -> Any:
     if kinds:
         kind = given.get(f"{path}.kind") or source.choice(sorted(kinds))
         fields = kinds[kind].model_fields.items()
-        return {key: _value(source, field, f"{path}.{key}", given) for key, field in fields} | ({"kind": kind} if kind else {})
+        for _ in range(_TRIES):  # part by part, since almost no draw of all options at once fits together
+            tree = {key: _value(source, field, f"{path}.{key}", given) for key, field in fields} | ({"kind": kind} if kind else {})
+            with suppress(ConfigError):
+                from_tree(kinds[kind], nest(flatten(tree)))
+                break
+        return tree
     part, last = parts[0], path.rpartition(".")[2]
     if last in BY_NAME:
         return source.choice(BY_NAME[last])

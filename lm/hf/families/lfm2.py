@@ -29,7 +29,10 @@ class LFM2(Llama):
         "block_dim", "block_mlp_init_scale", "block_out_init_scale", "block_norm_eps", "block_use_swiglu", "block_use_xavier_init",
         "conv_dim", "conv_dim_out", "conv_use_xavier_init", "num_heads", "use_pos_enc",
     )  # fmt: skip
-    respelled: ClassVar[tuple[str, ...]] = ("block_auto_adjust_ff_dim", "intermediate_size", "layer_types")
+    respelled: ClassVar[tuple[str, ...]] = (
+        "block_auto_adjust_ff_dim", "block_dim", "block_ffn_dim_multiplier", "block_multiple_of", "conv_dim", "intermediate_size",
+        "layer_types",
+    )  # fmt: skip
     fixed = {**Llama.fixed, "attention.qk_norm": "head", "ffn.activation": "silu"}
     fixed_there = {"conv_bias": False}
 

@@ -61,7 +61,7 @@ def test_a_config_of_published_sizes_is_understood() -> None:
     "key, value, said",
     [
         ("mlp_layer_types", ["sparse", "dense", "sparse"], r"mlp_layer_types=\['sparse', 'dense', 'sparse'\] are not dense ones and"),
-        ("first_k_dense_replace", 2, "first_k_dense_replace=2 means something in deepseek_v2"),
+        ("first_k_dense_replace", 2, "first_k_dense_replace=2 has no place in lm's glm4_moe_lite, which has 1"),
     ],
 )
 def test_what_transformers_would_not_compute_is_refused_by_name(key: str, value: Any, said: str) -> None:

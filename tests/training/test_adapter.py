@@ -304,9 +304,9 @@ def test_a_parent_of_which_a_part_is_trained_is_compared_with_as_a_copy(
     """The model without its adapter has moved, too."""
     held, asked = teacher.shared, []
 
-    def shared(key: str, make: Callable[[], LM]) -> LM:
+    def shared(key: str, *how: Any) -> LM:
         asked.append(key)
-        return held(key, make)
+        return held(key, *how)
 
     monkeypatch.setattr(teacher, "shared", shared)
     cfg = lora(*of_answers(tmp_path / "a.jsonl", "dpo"), "adapter.whole=[norm]", "trainer.max_steps=1", "schedule.warmup_steps=0")

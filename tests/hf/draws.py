@@ -14,7 +14,8 @@ from tests.hf.harness import LENGTH, VOCAB
 
 SIZES: Tree = {"vocab_size": VOCAB, "max_seq_len": 2 * LENGTH, "d_model": 32, "n_layers": 4, "attention.n_heads": 4, "mtp": None}
 WRITTEN: dict[str, Tree] = {  # what a family writes of all that it reads, or of few numbers that are drawn
-    "umt5": {"head.tied": True}, "mamba": {"recurrent.width": 64}, "falcon_mamba": {"recurrent.width": 64},
+    "umt5": {"head.tied": True}, "eurobert": {"head.tied": False},  # a tied one has no weight, and is written as a body unless it was read
+    "mamba": {"recurrent.width": 64}, "falcon_mamba": {"recurrent.width": 64},
     "jamba": {"recurrent.width": 64}, "glm4_moe_lite": {"position.kind": "rope"}, "deepseek_v3": {"position.kind": "rope"},
     "nemotron_h": {"pattern": ["recurrent", "ffn", "attention", "ffn"]},
 }  # fmt: skip

@@ -110,3 +110,18 @@ def test_a_decoder_without_a_head_takes_the_embedding_for_it(tmp_path: Path) -> 
         with torch.no_grad():
             vector = torch.nn.functional.normalize(theirs(ids).last_hidden_state[:, -1], dim=-1)
         torch.testing.assert_close(lm.embed(net, tokenizer, ["the sea"]), vector, atol=1e-5, rtol=1e-4)
+
+
+def test_a_head_whose_only_matrix_is_the_embedding_comes_back_as_it_was_read(tmp_path: Path) -> None:
+    """Seen to fail: EuroBERT's, tied, was taken for none, and no body is an EuroBERT."""
+    config = transformers.EuroBertConfig(
+        vocab_size=260, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, intermediate_size=64,
+        max_position_embeddings=64, tie_word_embeddings=True, pad_token_id=0, bos_token_id=1, eos_token_id=2, mask_token_id=3,
+    )  # fmt: skip
+    transformers.EuroBertForMaskedLM(config).save_pretrained(tmp_path / "theirs")
+    found = read_hf(tmp_path / "theirs")
+    model = build_model(found.config, seed=1)
+    family = family_for(found.config, imported="eurobert")
+    write_hf(tmp_path / "back", family, found.config, {key: p.detach() for key, p in model.named_parameters()}, None)
+    compared = compare(tmp_path / "back", family, model)
+    assert family.architecture == "EuroBertForMaskedLM" and compared.what == "logit" and compared.difference < 1e-4

@@ -83,6 +83,7 @@ def compare(folder: Path, family: Family, model: LM, adapter: Path | None = None
     ids = torch.randint(0, model.vocab_size, (rows, tokens), generator=torch.Generator().manual_seed(0))
     if family.pad is not None:
         ids[ids == family.pad] = family.pad + 1  # a padding token within a text has no position there
+    body = headless(model.cfg) and family.auto == "AutoModel"
     if model.cfg.kind == "encoder_decoder":
         expected = theirs(input_ids=ids, decoder_input_ids=ids.flip(1)).logits
         found = model(Batch(ids.flip(1), source_tokens=ids))
@@ -92,10 +93,10 @@ def compare(folder: Path, family: Family, model: LM, adapter: Path | None = None
         ids[ids == padding] = 1 if padding == 0 else 0  # a label is read off at the last token that is no padding
         at = 0 if model.cfg.kind == "encoder" else -1
         expected, found = theirs(ids).logits, model(Batch(ids), read=lambda hidden, head, ctx: head(hidden[:, at]))
-    elif headless(model.cfg):
+    elif body:
         expected, found = theirs(ids).last_hidden_state, model(Batch(ids), read=lambda hidden, head, ctx: hidden)
     else:
         expected, found = theirs(ids).logits, model(Batch(ids))
     spread = expected.std() if expected.numel() > 1 else expected.abs().max()  # a reward of one text is one number
-    what = "state" if headless(model.cfg) else "logit"
+    what = "state" if body else "logit"
     return Comparison(float((expected - found).abs().max()), float(spread), rows, tokens, left_out, what)

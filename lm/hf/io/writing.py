@@ -33,7 +33,8 @@ def family_for(cfg: ModelConfig, wanted: str | None = None, among: Collection[st
     """
     every = families()
     if among is None:
-        every = classifiers() if cfg.head.labels is not None else bodies() if headless(cfg) else every
+        headed = {wanted, imported} & (every.keys() - bodies().keys())  # EuroBERT's head may have no weight of its own
+        every = classifiers() if cfg.head.labels is not None else bodies() if headless(cfg) and not headed else every
     known = {name: family for name, family in every.items() if among is None or name in among}
     if wanted is not None and wanted not in known:
         raise ConfigError(f"family={wanted!r} is not known. Known are {', '.join(known)}.")

@@ -98,6 +98,19 @@ def test_the_last_answer_stands_where_it_is_cut_or_nothing_more_fits_or_it_was_t
     assert answered(monkeypatch, chatml, GuessConfig(), ["5"], end="<|im_start|>")[1].replies == ()
 
 
+def test_each_answer_is_drawn_by_a_key_of_its_own(chatml: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    def draw(self: Drawer, model: Any, asked: Sequence[Asked], n: int, temperature: float, keys: Sequence[str]) -> list[Rollout]:
+        seen.extend(f"{key}/{j}" for key in keys for j in range(n))  # as `Drawer` seeds them
+        return [Rollout(one, [*chatml.encode("5"), chatml.special(["<|im_end|>"])], [-1.0] * 2) for one in asked for _ in range(n)]
+
+    monkeypatch.setattr(Drawer, "draw", draw)
+    sampler = Sampler(chatml, GRPOConfig(environment=GuessConfig(answers=3), max_tokens=8), in_step=False)
+    found = sampler.draw(None, [Asked([1], []), Asked([2], [])], 2, keys=["a", "b"])  # type: ignore[arg-type]
+    assert len(seen) == len({*seen}) == 2 * 2 * 3 and [len(one.replies) for one in found] == [2] * 4
+
+
 def test_an_environment_that_fails_ends_with_a_sentence(chatml: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     for text, said in (
         ("odd", r"it broke on the answer 'odd' \(KeyError: 'odd'\)\. Mend it"),

@@ -214,8 +214,11 @@ def causal_reader(
         for n, further in enumerate(ctx.mtp, 1):
             later = summed(further, _later_labels(labels, n, ctx.mask), head, label_smoothing, z_loss, chunk, None, n_labels)
             total = total + later.total * (ctx.mtp_weight / len(ctx.mtp))
+        found = LossSums(total, sums.nll, metrics=sums.metrics)
+        if not ctx.moe.loads:
+            return found
         counted = labels != IGNORED if teacher is None or teacher.shares is None else teacher.shares.view_as(labels)
-        return Balance.of(ctx.moe, counted.sum(-1)).beside(LossSums(total, sums.nll, metrics=sums.metrics))
+        return Balance.of(ctx.moe, counted.sum(-1)).beside(found)
 
     return read
 

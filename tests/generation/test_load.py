@@ -23,7 +23,7 @@ from lm.schema import Tree
 from lm.storage.atomic import MANIFEST
 from lm.storage.checkpoint import Piece
 from lm.storage.model_folder import copy_weights, save_model
-from tests.nn.models import config, redrawn
+from tests.nn.models import BIASED, config, redrawn
 from tests.runs import save_checkpoint
 from tests.test_heap import held_mib, on_linux
 
@@ -32,14 +32,7 @@ TOKENS = torch.arange(20).view(2, 10)
 
 def test_a_model_whose_routers_are_wider_has_the_dtype_of_its_other_weights(tmp_path: Path) -> None:
     """Seen to fail: float32, as their balancing biases stand first in the file; and in bf16 for a layer that is there twice."""
-    experts = {
-        "kind": "moe",
-        "n_experts": 4,
-        "top_k": 2,
-        "expert": {"kind": "mlp", "hidden": 24},
-        "router": {"kind": "sigmoid", "bias_rate": 0.1},
-    }
-    saved = lm.save(redrawn(config(vocab_size=320, ffn=experts)).to(torch.bfloat16), BytesConfig().build(), tmp_path / "m")
+    saved = lm.save(redrawn(config(vocab_size=320, ffn=BIASED)).to(torch.bfloat16), BytesConfig().build(), tmp_path / "m")
     try:
         for default in (torch.float32, torch.bfloat16):
             torch.set_default_dtype(default)  # as Lightning does for a step of bf16-true, in which a teacher is loaded

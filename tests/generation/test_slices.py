@@ -12,6 +12,7 @@ from torch import distributed
 
 import lm
 from lm.data.kinds import BytesConfig
+from lm.data.tokenizer.fitting import grown
 from lm.errors import CheckpointError
 from lm.generation.load import unfilled
 from lm.generation.slices import sliced
@@ -19,17 +20,11 @@ from lm.generation.teacher import frozen
 from lm.losses.teacher import SoftTargets
 from lm.nn.batch import Batch
 from lm.nn.stack import model_config
-from tests.nn.models import BASE, random_model, with_kinds
+from lm.training.weights.initial import parent
+from tests.nn.models import BASE, BIASED, random_model, with_kinds
 from tests.training.launch.processes import launch
 
 WORLD, VOCAB = 3, 260
-EXPERTS = {
-    "kind": "moe",
-    "n_experts": 6,
-    "top_k": 2,
-    "expert": {"kind": "mlp", "hidden": 24},
-    "router": {"kind": "sigmoid", "bias_rate": 0.1},
-}
 
 
 def rank(folder: Path) -> None:
@@ -52,10 +47,14 @@ def rank(folder: Path) -> None:
     del own, block
     gc.collect()  # which each rank does when it likes, also between a validation of the parent and the first step
     assert frozen(str(folder), in_slices=True) is left()
+    more = grown(BytesConfig().build(), [f"<|{i}|>" for i in range(8)])  # than the embedding has rows
+    with torch.no_grad():
+        wide, cut = (parent(str(folder), None, more, in_slices)(batch) for in_slices in (False, True))
+    assert torch.equal(wide, cut) and wide.shape[-1] == more.vocab_size > VOCAB
     (folder / f"rank{distributed.get_rank()}").write_text("done")
 
 
-@pytest.mark.parametrize("ffn", [{}, {"ffn": EXPERTS}], ids=["dense", "experts"])
+@pytest.mark.parametrize("ffn", [{}, {"ffn": BIASED}], ids=["dense", "experts"])
 def test_ranks_compute_with_slices_as_with_the_whole(tmp_path: Path, server: Path, ffn: dict[str, object]) -> None:
     net = random_model(model_config(with_kinds(BASE | {"vocab_size": VOCAB} | ffn))).to(torch.bfloat16)
     lm.save(net, BytesConfig().build(), tmp_path / "model")

@@ -12,7 +12,6 @@ from lm.cli.compose.compose import compose_config
 from lm.data.loader import TrainLoader
 from lm.data.rows.causal import CausalConfig
 from lm.data.rows.preference import DPOConfig
-from lm.losses.embeddings import InParts
 from lm.losses.measure import Reference, Start
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM, build_model
@@ -22,10 +21,8 @@ from lm.training.objectives.base import Objective
 from lm.training.objectives.likelihood import Likelihood
 from lm.training.objectives.preferences import Preferences
 from lm.training.run import train_rank
-from tests.nn.models import config as small
-from tests.nn.models import redrawn
 from tests.training.conftest import TINY, read, write_text
-from tests.training.steps import ADAMW, SGD, STEPS, batches, config, train_steps
+from tests.training.steps import ADAMW, SGD, STEPS, batches, config, held_and_read_again, train_steps
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 MUON: dict[str, Any] = {"kind": "muon", "lr": 0.02, "clip": 1.0}
@@ -120,15 +117,7 @@ def test_what_a_step_compares_with_is_that_of_the_cpu_and_never_waited_for(name:
 
 def test_texts_are_read_again_with_the_dropout_that_they_had() -> None:
     """torch sets the generator of a GPU back that it finds among a block's inputs."""
-    net = redrawn(small(dropout=0.5)).to("cuda")
-    batch = Batch(torch.randint(5, 20, (8, 6)), None, torch.arange(6).repeat(8, 1), lengths=[6] * 8).to("cuda")
-    found = []
-    for again in (False, True):
-        torch.manual_seed(1)
-        net.zero_grad()
-        InParts(4, again)(net, batch)[0][:, 0].sum().backward()
-        found.append(net.embed.weight.grad.clone())
-    torch.testing.assert_close(*found)
+    torch.testing.assert_close(*held_and_read_again("cuda"))
 
 
 def test_a_loader_gives_the_same_batches_in_pinned_memory() -> None:

@@ -171,6 +171,11 @@ def with_kinds(tree: dict[str, Any]) -> dict[str, Any]:
     return tree | {"attention": {"kind": "gqa", **tree["attention"]}, "ffn": {"kind": "mlp", **tree["ffn"]}}
 
 
+BIASED: dict[str, Any] = {  # experts that a bias balances, in float32 whatever the other weights are
+    "kind": "moe", "n_experts": 6, "top_k": 2, "expert": {"kind": "mlp", "hidden": 24}, "router": {"kind": "sigmoid", "bias_rate": 0.1},
+}  # fmt: skip
+
+
 def redrawn(cfg: DecoderConfig, seed: int = 0) -> DecoderLM:
     """A decoder in eval mode whose every tensor is random, norms and biases too."""
     model = random_model(cfg, seed)

@@ -10,6 +10,7 @@ import torch
 from lightning import Trainer
 from torch.utils.data import DataLoader
 
+from lm.losses.embeddings import InParts
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.materialize import Fill
 from lm.nn.stack import ModelConfig
@@ -21,6 +22,8 @@ from lm.training.module import TrainModule
 from lm.training.state import RunState
 from lm.training.strategies.base import Strategy
 from lm.training.weights.initial import beside, drawn
+from tests.nn import models
+from tests.nn.models import redrawn
 
 STEPS, ACCUMULATION, ROWS, LENGTH, VOCAB = 4, 2, 8, 16, 61
 SGD: dict[str, Any] = {"kind": "sgd", "lr": 0.5, "clip": 1.0}
@@ -174,4 +177,19 @@ def gathered(strategy: Strategy, model: LM) -> dict[str, torch.Tensor]:
         part = found.setdefault(piece.name, torch.full(piece.shape, float("nan")))[at]
         assert torch.equal(part, piece.tensor) or part.isnan().all(), piece.name
         part.copy_(piece.tensor.detach())
+    return found
+
+
+def held_and_read_again(device: str) -> list[torch.Tensor]:
+    """The embedding's gradients of vectors of texts that are read in parts, with dropout: held for the backward, and read again in it."""
+    torch.manual_seed(0)
+    net = redrawn(models.config(dropout=0.5)).to(device)
+    batch = Batch(torch.randint(5, 20, (8, 6)), None, torch.arange(6).repeat(8, 1), lengths=[6] * 8).to(device)
+    found = []
+    for again in (False, True):
+        torch.manual_seed(1)
+        net.zero_grad()
+        InParts(4, again)(net, batch)[0][:, 0].sum().backward()
+        assert net.embed.weight.grad is not None
+        found.append(net.embed.weight.grad.clone())
     return found

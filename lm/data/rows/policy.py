@@ -83,9 +83,10 @@ class PolicyConfig(OwnAnswersConfig):
         return self
 
     @model_validator(mode="after")
-    def _has_room_for_an_answer(self) -> Self:
-        if self.room < self.max_tokens:
-            raise ValueError(f"environment.room={self.room} is less than max_tokens={self.max_tokens}, one answer. Raise or lower one.")
+    def _has_room_for_another_answer(self) -> Self:
+        if self.environment is not None and self.room < 2 * self.max_tokens:
+            what = f"environment.room={self.room} is less than two answers of max_tokens={self.max_tokens}"
+            raise ValueError(f"{what}. Raise it, or lower max_tokens.")
         return self
 
     @property
@@ -195,7 +196,7 @@ class PromptRows(PartedRows):
         judged = isinstance(cfg, PolicyConfig) and cfg.reward_model is not None
         behind = len(closing_of(of.tokenizer)[1:]) if judged else -1  # a reward model reads the last token too
         self._kept = np.flatnonzero((prompt > 0) & (prompt + cfg.room + behind <= of.data.seq_len))
-        key = "max_tokens" if cfg.room == cfg.max_tokens else "environment.room"
+        key = "max_tokens" if cfg.room == cfg.max_tokens else "environment.room"  # which has more
         self._require_most(len(self._kept), "prompts", f"leave no room for objective.{key}={cfg.room} in", f"lower {key}")
         whole = (self._bounds[:, 2] - self._bounds[:, 0])[self._kept]
         self._n_cut = int((whole > self._seq_len + 1).sum())

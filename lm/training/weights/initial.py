@@ -120,10 +120,8 @@ def parent(path: str, adapter: AdapterConfig | None, tokenizer: Tokenizer, in_sl
 
             bare, old, weights = unfilled(folder := resolve_model(path))
             weights = grown_weights(weights, old, tokenizer)
-            like = bare.embed.weight
-            if len(weights["embed.weight"]) != len(like):
-                bare = build_model(bare.cfg.replace(vocab_size=len(weights["embed.weight"])), device="meta").to(like.dtype)
-            return sliced(bare, weights, str(folder))
+            wider = build_model(bare.cfg.replace(vocab_size=len(weights["embed.weight"])), device="meta")
+            return sliced(wider.to(bare.embed.weight.dtype), weights, str(folder))
         own, before = load(path, "cpu")
         model = grown_model(own, before, tokenizer)
         if adapter is not None:

@@ -18,6 +18,8 @@ DRAWN = (
     "objective.rewards={regex:{pattern:'[0-9].*'},length:{free:1,most:4,weight:0.5}}",
 )
 
+RETRY = "objective.environment={kind:retry,reward:{kind:arithmetic},room:40,answers:3,says:'No.'}"
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:

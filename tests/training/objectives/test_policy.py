@@ -27,7 +27,7 @@ from lm.training.run import train_rank
 from tests.conftest import Lm
 from tests.nn.models import config, redrawn
 from tests.training.conftest import Launch, ranks, read, results
-from tests.training.objectives.conftest import RL, told
+from tests.training.objectives.conftest import RETRY, RL, told
 
 
 class Given(Sampler):
@@ -157,18 +157,24 @@ def test_log_p_of_the_sampler_is_that_of_the_training(policy: Callable[..., Trai
     assert {"reward_regex", "reward_length", "ended", "answer_tokens"} < lines[0].keys()
 
 
+KL = "objective.kl=0.1"
+in_one_turn_and_in_several = pytest.mark.parametrize("how", [KL, RETRY], ids=["one", "several"])
+
+
 @pytest.mark.slow
-def test_draws_do_not_depend_on_micro_batches(policy: Callable[..., TrainConfig], tmp_path: Path) -> None:
+@in_one_turn_and_in_several
+def test_draws_do_not_depend_on_micro_batches(policy: Callable[..., TrainConfig], tmp_path: Path, how: str) -> None:
     """Seen to fail with keys of the rows of a micro-batch alone."""
     for rows in (8, 2):
-        train_rank(policy("objective=grpo", f"trainer.micro_batch={rows}", f"run.name=rows{rows}", "optim=sgd", "optim.lr=0.1"))
+        train_rank(policy("objective=grpo", how, f"trainer.micro_batch={rows}", f"run.name=rows{rows}", "optim=sgd", "optim.lr=0.1"))
     (names, values), (others, wanted) = (zip(*told(tmp_path / f"rows{rows}"), strict=True) for rows in (2, 8))
     assert names == others and values == pytest.approx(wanted, rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.slow
-def test_a_resumed_run_draws_the_same(policy: Callable[..., TrainConfig], tmp_path: Path) -> None:
-    more = ("objective=grpo", "objective.kl=0.1", "schedule=constant")
+@in_one_turn_and_in_several
+def test_a_resumed_run_draws_the_same(policy: Callable[..., TrainConfig], tmp_path: Path, how: str) -> None:
+    more = ("objective=grpo", how, "schedule=constant")
     train_rank(policy(*more, "run.name=whole"))
     train_rank(policy(*more, "trainer.max_steps=3", "checkpoint.every=3"))
     train_rank(policy(*more))
@@ -254,11 +260,13 @@ def test_a_reward_of_ones_own_is_a_plugin_and_one_that_breaks_ends_the_run(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero1"])
-def test_two_ranks_draw_and_learn_what_one_does(policy: Callable[..., TrainConfig], launch: Launch, tmp_path: Path, strategy: str) -> None:
+@pytest.mark.parametrize(("strategy", "how"), [("ddp", KL), ("fsdp", KL), ("zero1", KL), ("ddp", RETRY)])
+def test_two_ranks_draw_and_learn_what_one_does(
+    policy: Callable[..., TrainConfig], launch: Launch, tmp_path: Path, strategy: str, how: str
+) -> None:
     if strategy.startswith("zero"):
         pytest.importorskip("deepspeed")
-    more = ("objective=grpo", "objective.kl=0.1", "trainer.micro_batch=2")
+    more = ("objective=grpo", how, "trainer.micro_batch=2")
     train_rank(policy(*more, "run.name=one"))
     launch(policy(*more, *ranks(strategy)))
     (names, values), (others, wanted) = (zip(*told(tmp_path / run), strict=True) for run in ("run", "one"))

@@ -143,9 +143,12 @@ class OfTexts(Verb):
         asked: returns it of a line and its place.  adds: the field that each line gets.  Raises ConfigError for a file of no texts, and
         where there is something at `out`.
         """
-        from lm.generation.answering import read_lines, require_new
+        from lm.generation.answering import read_lines, require_lines, require_new
 
-        require_new(files[1], self.overwrite)
+        if adds is None:
+            require_new(files[1], self.overwrite)
+        else:
+            require_lines(files[1], self.overwrite, read=files[0])
         lines, found = [], []
         for line, where in read_lines(files[0], "texts"):
             found.append(asked(line, where))

@@ -26,6 +26,7 @@ from lm.storage.atomic import beside, disk_errors, sync
 from lm.storage.reading import parse_asked, parse_json, read_bytes
 
 ANSWERS = "answers"  # the field that is added to each line
+_OTHERS = {".csv", ".tsv", ".xlsx", ".parquet", ".arrow", ".npy", ".npz", ".pt", ".gz", ".zst", ".md"}  # endings of other formats
 _MOST_MIB = 4096
 _AT_ONCE = 1024  # prompts whose rows exist at once
 
@@ -137,6 +138,15 @@ def answer_all(
             own = [key for i in some for key in keys[i * n : (i + 1) * n]]
             writer.continued([encoded[i] for i in some], keys=own, on_done=partial(keep, some))
     return so_far, n_tokens
+
+
+def require_lines(out: Path, anew: bool, key: str = "out", read: Path | None = None) -> None:
+    """Raises ConfigError as `require_new` does, for a name that promises another format than JSON lines, and for the file that is read."""
+    require_new(out, anew, key)
+    if out.suffix.lower() in _OTHERS:
+        raise ConfigError(f"{key}={out}: it would hold JSON lines, and {out.suffix} is the ending of another format. Let it end in .jsonl.")
+    if read is not None and out.exists() and out.samefile(read):
+        raise ConfigError(f"{key}={out}: it is the file that is read, which would be gone. Choose another file.")
 
 
 def require_new(out: Path, anew: bool, key: str = "out") -> None:

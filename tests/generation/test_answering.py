@@ -255,8 +255,12 @@ def test_a_line_that_cannot_be_asked_is_named(lm: Lm, model_folder: Path, tmp_pa
         (["prompts=m.jsonl", "out=a"], "messages: the model's tokenizer has no chat template. Write prompts, or use a model fine-tuned on"),
         (["prompts=runs", "out=a"], "prompts=runs: this is no regular file. Name one of JSON lines."),
         (["prompts=pipe", "out=a"], "prompts=pipe: this is no regular file."),
-        (["prompts=p.jsonl", "out=p.jsonl", "overwrite=true"], "out=p.jsonl: it is the file of prompts, which would be gone."),
-        (["prompts=p.jsonl", "out=link", "overwrite=true"], "out=link: it is the file of prompts"),
+        (
+            ["prompts=p.jsonl", "out=a.CSV"],
+            "out=a.CSV: it would hold JSON lines, and .CSV is the ending of another format. Let it end in .jsonl.",
+        ),
+        (["prompts=p.jsonl", "out=p.jsonl", "overwrite=true"], "out=p.jsonl: it is the file that is read, which would be gone."),
+        (["prompts=p.jsonl", "out=link", "overwrite=true"], "out=link: it is the file that is read"),
     ],
 )
 def test_files_that_cannot_be_are_refused(lm: Lm, model_folder: Path, tmp_path: Path, given: list[str], said: str) -> None:

@@ -102,12 +102,12 @@ class Eval(Verb):
             from lm.generation.harness import downloads, run_tasks, task_manager
         except ModuleNotFoundError:
             raise ConfigError("tasks: the package lm-eval is needed for them. Run: pip install 'slotlm[eval]'") from None
-        from lm.generation.answering import require_new
+        from lm.generation.answering import require_lines
         from lm.generation.load import load
 
         samples = None if self.samples is None else Path(self.samples).expanduser()
         if samples is not None:
-            require_new(samples, self.overwrite, "samples")
+            require_lines(samples, self.overwrite, "samples")
         manager = task_manager(tasks)
         for task, source in downloads(manager, tasks):
             note(f"{task} reads {source} of the Hugging Face hub, which is fetched unless it has been.")

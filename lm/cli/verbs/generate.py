@@ -106,14 +106,11 @@ class Generate(Decoding, GenerateConfig):
     def _read_prompts(self) -> "list[Prompt] | None":
         if self.prompts is None or self.out is None:
             return None
-        from lm.generation.answering import read_prompts, require_new
+        from lm.generation.answering import read_prompts, require_lines
 
         out, prompts = Path(os.path.expanduser(self.out)), Path(os.path.expanduser(self.prompts))
-        require_new(out, self.overwrite)
-        found = read_prompts(prompts)
-        if out.exists() and out.samefile(prompts):
-            raise ConfigError(f"out={self.out}: it is the file of prompts, which would be gone. Choose another file.")
-        return found
+        require_lines(out, self.overwrite, read=prompts)
+        return read_prompts(prompts)
 
     def _answer_all(self, prompts: "list[Prompt]", of: str, writer: "Writer") -> None:
         from lm.generation.answering import answer_all

@@ -46,7 +46,7 @@ def test_a_file_of_texts_gets_what_was_predicted(made: str, lm: Lm, tmp_path: Pa
     for line, one in zip(found, alone, strict=True):
         assert line["predicted"]["probabilities"] == pytest.approx(one["probabilities"], abs=1e-5)
     assert lm("classify", made, "texts=a.jsonl", "out=b.jsonl")[0] == 2
-    assert lm("classify", made, "texts=b.jsonl", "out=b.jsonl", "overwrite=true")[2].count("predicted already") == 1
+    assert lm("classify", made, "texts=b.jsonl", "out=new.jsonl")[2].count("predicted already") == 1
     assert lm("classify", made, "texts=a.jsonl", "out=b.jsonl", "overwrite=true")[0] == 0
 
 

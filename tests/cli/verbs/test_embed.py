@@ -82,6 +82,8 @@ def test_a_file_gets_embeddings_or_becomes_a_matrix(made: str, lm: Lm, tmp_path:
     torch.testing.assert_close(torch.from_numpy(matrix), api.embed(*api.load(tmp_path / "made"), TEXTS))
     assert "it exists already" in lm("embed", made, "texts=a.jsonl", "field=of.text", "out=new/b.npy")[2]
     assert lm("embed", made, "texts=b.jsonl", "field=of.text", "out=new/b.npy", "overwrite=true")[0] == 0
+    assert "would hold JSON lines, and .csv is" in lm("embed", made, "texts=a.jsonl", "field=of.text", "out=c.csv")[2]
+    assert "it is the file that is read" in lm("embed", made, "texts=a.jsonl", "field=of.text", "out=a.jsonl", "overwrite=true")[2]
     assert "embedding already" in lm("embed", made, "texts=b.jsonl", "field=of.text", "out=c.jsonl")[2]
 
 

@@ -3,7 +3,8 @@
 lm train plugins=examples/plugins/lion.py optim=lion optim.lr=1e-4,3e-4 -m
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import prod
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -31,8 +32,8 @@ class LionConfig(OptimConfig):
     def build(self, named: NamedWeights, traits: Mapping[str, Traits]) -> Optimizer:
         return Lion([group | {"betas": (self.beta1, self.beta2)} for group in decaying(named, self.lr, self.weight_decay, traits)])
 
-    def state_bytes(self, number: int) -> tuple[int, int]:
-        return 4, 4
+    def state_bytes(self, shape: Sequence[int], matrix: bool, number: int) -> int:
+        return 4 * prod(shape)
 
 
 class Lion(Skippable):

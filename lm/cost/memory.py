@@ -1,7 +1,8 @@
 """The memory of training on one rank, by formula. It counts the tensors that stay; allocator and kernels need some more."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass
+from math import prod
 from typing import NamedTuple
 
 from torch import nn
@@ -16,6 +17,11 @@ from lm.ops.ranks.tensor_parallel import Divisible
 from lm.ops.recompute import NOTHING, Recompute
 
 
+def two_numbers(shape: Sequence[int], matrix: bool, number: int) -> float:
+    """Returns the bytes that AdamW keeps of a weight."""
+    return 2 * number * prod(shape)
+
+
 @dataclass(frozen=True)
 class Setting:
     """How a model is trained, as far as memory depends on it."""
@@ -24,7 +30,10 @@ class Setting:
     seq_len: int  # an encoder-decoder's source has as many tokens
     chunk: int  # tokens whose logits exist at once
     precision: Precision = "fp32"
-    states: tuple[float, float] = (8, 8)  # bytes that the optimizer keeps per element of the blocks' matrices, and of all else
+    states: Callable[[Sequence[int], bool, int], float] = (
+        two_numbers  # bytes that the optimizer keeps of a weight, by its shape, whether it
+    )
+    # is one of the blocks' matrices, and the bytes of a number
     recompute: Recompute = NOTHING
     stage: int = 0  # what is cut into slices: 1 optimizer states, 2 gradients too, 3 weights too (ZeRO; FSDP2 is 3)
     world: int = 1  # ranks that share the slices
@@ -71,8 +80,7 @@ def memory(model: LM, setting: Setting) -> Memory:
     self_updated = sum(p.numel() for p in model.self_updated().values())
     held = sum(p.numel() * min(size, p.element_size()) for p in model.parameters()) + self_updated * (4 - size)
     matrices = model.matrices()
-    inner = sum(p.numel() for name, p in model.named_parameters() if name in matrices and p.requires_grad)
-    states = round(inner * setting.states[0] + (trained - inner) * setting.states[1])
+    states = round(sum(setting.states(p.shape, name in matrices, size) for name, p in model.named_parameters() if p.requires_grad))
     whole = gathered(model, n) * size if cut[0] > 1 else 0
     cast = 2 * multiplied(model) if setting.precision.endswith("-mixed") else 0
     tokens = setting.micro_batch * setting.seq_len // setting.context

@@ -23,10 +23,7 @@ from lm.training.callbacks.kinds import CallbackConfig, MetricConfig
 from lm.training.callbacks.loggers import JsonlLoggerConfig, LoggerConfig
 from lm.training.launch.config import LaunchConfig
 from lm.training.numerics import NumericsConfig
-from lm.training.optim import adamw as adamw  # importing a module registers its kinds
-from lm.training.optim import muon as muon
-from lm.training.optim import sgd as sgd
-from lm.training.optim.base import OptimConfig
+from lm.training.optim.kinds import OptimConfig
 from lm.training.optim.schedule import ScheduleConfig
 from lm.training.run_config import CheckpointConfig, ResumeConfig, RunConfig
 from lm.training.strategies import zero_config as zero_config
@@ -180,7 +177,7 @@ class TrainSetup(Config):
             seq_len=self.data.seq_len,
             chunk=self.objective.chunk if isinstance(self.objective, TaughtConfig) else CHUNK,
             precision=trainer.precision,
-            states=self.optim.state_bytes(2 if trainer.precision == "bf16-true" else 4),
+            states=self.optim.state_bytes,
             recompute=trainer.recomputes(),
             stage=self.strategy.stage,
             world=self.strategy.sharing(self.launch.world),

@@ -1,6 +1,7 @@
 """Memory by formula against what autograd and the optimizers really hold."""
 
 from dataclasses import replace
+from math import prod
 
 import pytest
 import torch
@@ -248,16 +249,26 @@ def test_activations_by_formula_are_what_autocast_keeps(preset: str) -> None:
     assert found.activations + head + casts == pytest.approx(kept, rel=0.07)
 
 
-@pytest.mark.parametrize("optim", ["adamw", "adamw optim.state_bits=8", "muon", "sgd", "sgd optim.momentum=0.9"])
+@pytest.mark.parametrize(
+    "optim",
+    [
+        "adamw",
+        "adamw optim.state_bits=8",
+        "muon",
+        "soap",
+        "soap optim.one_sided=true",
+        "soap optim.max_side=1000",
+        "sgd",
+        "sgd optim.momentum=0.9",
+    ],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weights_and_optimizer_by_formula_are_what_is_allocated(optim: str, dtype: torch.dtype) -> None:
     cfg = composed("model=deepseek_v3", "model.n_layers=5", f"optim={optim}")
     model = build_model(cfg.model, device="meta").to(dtype)
     optimizer = begun(cfg.optim, model.named_parameters(), model.matrices())
     held = sum(x.nbytes for state in optimizer.state.values() for name, x in state.items() if name != "step")
-    found = memory(
-        model, replace(SETTING, precision="fp32" if dtype == torch.float32 else "bf16-true", states=cfg.optim.state_bytes(dtype.itemsize))
-    )
+    found = memory(model, replace(SETTING, precision="fp32" if dtype == torch.float32 else "bf16-true", states=cfg.optim.state_bytes))
     assert found.optimizer == held
     assert found.weights == sum(p.nbytes for p in model.parameters())
     assert found.gradients == sum(p.nbytes for p in model.parameters() if p.requires_grad)  # not of a correction bias
@@ -265,7 +276,7 @@ def test_weights_and_optimizer_by_formula_are_what_is_allocated(optim: str, dtyp
 
 def test_frozen_weights_are_held_like_others_and_have_no_gradient_and_no_state() -> None:
     model = build_model(composed("model=deepseek_v3").model, device="meta").bfloat16()
-    setting = replace(SETTING, precision="bf16-true", states=(4, 4))
+    setting = replace(SETTING, precision="bf16-true", states=lambda shape, matrix, number: 4 * prod(shape))
     whole = memory(model, setting)
     model.blocks[:60].requires_grad_(False)
     found, trained = memory(model, setting), sum(p.numel() for p in model.parameters() if p.requires_grad)

@@ -12,6 +12,7 @@ from lm.training.optim.adamw import AdamWConfig
 from lm.training.optim.base import OptimConfig, begin_state
 from lm.training.optim.muon import MuonConfig
 from lm.training.optim.sgd import SGDConfig
+from lm.training.optim.soap import SoapConfig
 from lm.training.run_config import CheckpointConfig
 from lm.training.strategies.base import Strategy
 from lm.training.weights.ema import EMA
@@ -20,8 +21,8 @@ from tests.conftest import on_linux
 from tests.runs import save_checkpoint
 from tests.training.optim.optimizers import built
 
-CONFIGS: list[OptimConfig] = [AdamWConfig(), MuonConfig(), SGDConfig(momentum=0.9), SGDConfig()]
-IDS = ["adamw", "muon", "sgd-momentum", "sgd"]
+CONFIGS: list[OptimConfig] = [AdamWConfig(), MuonConfig(), SGDConfig(momentum=0.9), SGDConfig(), SoapConfig()]
+IDS = ["adamw", "muon", "sgd-momentum", "sgd", "soap"]
 MATRICES = {"inner.weight"}
 
 
@@ -110,6 +111,7 @@ def test_pieces_carry_neutral_names(tmp_path: Path) -> None:
     assert found["muon"] == {(name, kind) for name, kind in adam if name != "inner.weight"} | {("inner.weight", "momentum")}
     assert found["sgd-momentum"] == {(name, "momentum") for name in names}
     assert found["sgd"] == set()
+    assert found["soap"] == adam | {("inner.weight", f"{side}{of}") for side in ("left", "right") for of in ("", "_basis")}
 
 
 def test_a_missing_optimizer_state_names_the_remedy(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """AdamW.  Loshchilov & Hutter 2017, arXiv:1711.05101."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Literal
 
 import torch
@@ -45,8 +46,8 @@ class AdamWConfig(OptimConfig):
         own = {"beta1": self.beta1, "beta2": self.beta2}
         return EightBitAdamW([group | own | {"coded": coded} for coded, part in parts.items() for group in self._groups(part, traits)])
 
-    def state_bytes(self, number: int) -> tuple[float, float]:
-        return 2 * (CODED_BYTES if self.state_bits == 8 else number), 2 * number
+    def state_bytes(self, shape: Sequence[int], matrix: bool, number: int) -> float:
+        return 2 * (CODED_BYTES if matrix and self.state_bits == 8 else number) * prod(shape)
 
     def _groups(self, named: NamedWeights, traits: Mapping[str, Traits]) -> list[Group]:
         return [group | {"eps": self.eps * group["rates"].eps} for group in decaying(named, self.lr, self.weight_decay, traits)]

@@ -60,8 +60,8 @@ class OptimConfig(Slot, group="optim"):
         """Returns one optimizer over these parameters; `grouped` makes each of its groups.  traits: by name of the weight."""
 
     @abstractmethod
-    def state_bytes(self, number: int) -> tuple[float, float]:
-        """Returns bytes of state per element of the blocks' matrices, and of all other weights.  number: bytes of a weight's element."""
+    def state_bytes(self, shape: Sequence[int], matrix: bool, number: int) -> float:
+        """Returns the bytes of a weight's state.  matrix: it is one of the blocks' matrices; number: bytes of an element of the weight."""
 
 
 class Stateful(ABC):

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Literal, cast
 
 import torch
@@ -147,8 +148,8 @@ class MuonConfig(OptimConfig):
             groups.append(group | own)
         return MuonAdamW(groups)
 
-    def state_bytes(self, number: int) -> tuple[int, int]:
-        return 4, 2 * number
+    def state_bytes(self, shape: Sequence[int], matrix: bool, number: int) -> int:
+        return (4 if matrix else 2 * number) * prod(shape)
 
 
 @dataclass

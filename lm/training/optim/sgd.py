@@ -1,6 +1,7 @@
 """Plain gradient descent, in float32."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Literal
 
 from pydantic import Field
@@ -28,8 +29,8 @@ class SGDConfig(OptimConfig):
         groups = decaying(named, self.lr, self.weight_decay, traits)
         return SGD([group | {"momentum": self.momentum} for group in groups])
 
-    def state_bytes(self, number: int) -> tuple[int, int]:
-        return (4, 4) if self.momentum else (0, 0)
+    def state_bytes(self, shape: Sequence[int], matrix: bool, number: int) -> int:
+        return 4 * prod(shape) if self.momentum else 0
 
 
 class SGD(Skippable):

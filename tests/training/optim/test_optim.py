@@ -8,12 +8,14 @@ from lm.training.optim.adamw import AdamWConfig
 from lm.training.optim.base import OptimConfig, Skippable, begin_state, set_lr
 from lm.training.optim.muon import MuonConfig
 from lm.training.optim.sgd import SGDConfig
+from lm.training.optim.soap import SoapConfig
 from tests.training.optim.optimizers import begun
 
 CONFIGS: list[OptimConfig] = [
-    AdamWConfig(), MuonConfig(weight_decay=0.1), SGDConfig(), SGDConfig(momentum=0.9, weight_decay=0.1), AdamWConfig(state_bits=8)
+    AdamWConfig(), MuonConfig(weight_decay=0.1), SGDConfig(), SGDConfig(momentum=0.9, weight_decay=0.1), AdamWConfig(state_bits=8),
+    SoapConfig(every=2, weight_decay=0.1),
 ]  # fmt: skip
-IDS = ["adamw", "muon", "sgd", "sgd-momentum", "adamw-8"]
+IDS = ["adamw", "muon", "sgd", "sgd-momentum", "adamw-8", "soap"]
 MATRICES = {"0.weight", "2.weight"}
 
 
@@ -142,7 +144,7 @@ def test_set_lr_is_a_part_of_each_groups_peak_and_zero_changes_no_weight(cfg: Op
     assert all(map(torch.equal, net.parameters(), before))
 
 
-@pytest.mark.parametrize("cfg", [*CONFIGS[:3], CONFIGS[4]], ids=[*IDS[:3], IDS[4]])
+@pytest.mark.parametrize("cfg", [*CONFIGS[:3], *CONFIGS[4:]], ids=[*IDS[:3], *IDS[4:]])
 def test_each_optimizer_lowers_a_loss(cfg: OptimConfig) -> None:
     net = model()
     optimizer = build(cfg, net)
@@ -163,10 +165,13 @@ def test_bf16_weights_step_as_float32_weights_do_up_to_their_rounding(cfg: Optim
     steps = []
     for dtype in (torch.float32, torch.bfloat16):
         p = nn.Parameter(torch.linspace(-2, 2, 64 * 64).view(64, 64).to(dtype))
-        before = p.detach().clone()
         optimizer = begun(cfg, [("0.weight", p)], MATRICES)
-        set_lr(optimizer, {"adamw": 300, "muon": 200, "sgd": 3}[cfg.kind])
-        p.grad = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
+        set_lr(optimizer, {"adamw": 300, "muon": 200, "sgd": 3, "soap": 300}[cfg.kind])
+        if cfg.kind == "soap":  # its first step finds a basis
+            p.grad = torch.randn(64, 64, generator=torch.Generator().manual_seed(1)).bfloat16().to(dtype)
+            optimizer.step()
+        before = p.detach().clone()
+        p.grad = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)).bfloat16().to(dtype)
         optimizer.step()
         steps.append((p - before).detach().float())
     assert steps[0].abs().mean() > 0.2

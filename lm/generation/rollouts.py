@@ -111,7 +111,7 @@ class Sampler(Drawer):
         self._tokenizer, self._closing = tokenizer, closing_of(tokenizer)
         self._opening = tokenizer.decode(opening_of(tokenizer))
         self._environment = cfg.environment
-        self._around = ((), ()) if cfg.environment is None else replying(tokenizer, cfg.environment.role)
+        self._replying = None if cfg.environment is None else replying(tokenizer, cfg.environment.role)
         self._judge = None if (path := cfg.reward_model) is None else Reference(lambda: frozen(path, in_step))
 
     def draw(self, model: LM, asked: Sequence[Asked], n: int, temperature: float = 1.0, keys: Sequence[str] = ()) -> list[Rollout]:
@@ -128,12 +128,14 @@ class Sampler(Drawer):
 
     def _replied(self, rollout: Rollout) -> Rollout | None:
         """Returns the rollout with a reply to its last answer; None where there is none, or no room for another answer."""
-        environment = self._environment
-        if environment is None or not self.ended(rollout) or (said := reply_of(environment, self._answer(rollout, None))) is None:
+        environment, replying = self._environment, self._replying
+        if environment is None or replying is None or not self.ended(rollout):
             return None
-        between, behind = self._around
-        begun = rollout.tokens[-1:] == [*between[:1]]  # the answer's own end
-        tokens = [*rollout.tokens, *together(self._tokenizer, [*between[begun:], said, *behind])[0].tolist()]
+        if (said := reply_of(environment, self._answer(rollout, None))) is None:
+            return None
+        behind = replying(said)
+        begun = rollout.tokens[-1:] == behind[:1]  # the answer's own end
+        tokens = [*rollout.tokens, *together(self._tokenizer, behind[begun:])[0].tolist()]
         if len(tokens) + self._max_tokens > environment.room:
             return None
         return replace(rollout, tokens=tokens, replies=(*rollout.replies, (len(rollout.tokens), len(tokens), said)))

@@ -89,6 +89,28 @@ def test_a_rollout_is_the_chat_as_the_template_writes_it_and_replies_are_not_lea
     assert chatml.decode(batch.labels[batch.labels != IGNORED].tolist()) == "567" and int((batch.labels != IGNORED).sum()) == 6
 
 
+@pytest.mark.parametrize(
+    ("trims", "writes"),
+    [("m.content | trim", "higher <|im_end|> 0"), ("m.content | tojson", '" higher <|im_end|> 0\\n"'), ("'<' + m.content + '>'", None)],
+    ids=["trims", "json", "around"],
+)
+def test_a_reply_is_what_the_template_makes_of_it(
+    chatml: Tokenizer, monkeypatch: pytest.MonkeyPatch, trims: str, writes: str | None
+) -> None:
+    """Llama 3's trims what is said, and writes what a tool says as JSON."""
+    monkeypatch.setattr(GuessConfig, "reply", lambda _, answer: None if answer.earlier else " higher <|im_end|> 0\n")
+    chatml.chat_template = CHATML.replace(
+        "{{ m.content }}", f"{{% if m.role == 'tool' %}}{{{{ {trims} }}}}{{% else %}}{{{{ m.content }}}}{{% endif %}}"
+    )
+    _, rollout = answered(monkeypatch, chatml, GuessConfig(), ["5", "6"])
+    ((start, end, said),) = rollout.replies
+    assert said == " higher <|im_end|> 0\n"
+    reply = f"\n<|im_start|>tool\n{writes or f'<{said}>'}<|im_end|>\n<|im_start|>assistant\n"
+    parts = chatml.split_specials(reply.replace("higher <|im_end|>", "higher X"))
+    spelt = [part.replace("higher X", "higher <|im_end|>") if isinstance(part, str) else part for part in parts]
+    assert rollout.tokens[start:end] == together(chatml, spelt)[0].tolist()
+
+
 def test_the_last_answer_stands_where_it_is_cut_or_nothing_more_fits_or_it_was_the_last(
     chatml: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,7 +141,7 @@ def test_an_environment_that_fails_ends_with_a_sentence(chatml: Tokenizer, monke
         with pytest.raises(ConfigError, match=f"objective.environment: .*{said}"):
             answered(monkeypatch, chatml, GuessConfig(), [text])
     chatml.chat_template = "{% for m in messages %}{% if m.role != 'tool' %}{{ m.content }}{% endif %}{% endfor %}"
-    with pytest.raises(ConfigError, match="does not write a reply of the role tool as it is"):
+    with pytest.raises(ConfigError, match="does not write a reply of the role tool\\. Use another"):
         answered(monkeypatch, chatml, GuessConfig(), ["5"])
 
 

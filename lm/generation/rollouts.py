@@ -133,6 +133,8 @@ class Sampler(Drawer):
             return None
         if (said := reply_of(environment, self._answer(rollout, None))) is None:
             return None
+        if len(self._tokenizer.encode_arrays([said.strip()])[0]) > environment.room:  # to write a page of megabytes into a chat takes long
+            return None
         behind = replying(said)
         begun = rollout.tokens[-1:] == behind[:1]  # the answer's own end
         tokens = [*rollout.tokens, *together(self._tokenizer, behind[begun:])[0].tolist()]

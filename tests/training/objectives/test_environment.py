@@ -43,7 +43,8 @@ class GuessConfig(EnvironmentConfig):
     def reply(self, answer: Any) -> Any:
         if answer.text == "7":
             return None
-        return {"x": 1}[answer.text] if answer.text == "odd" else 7 if answer.text == "none" else f"higher <|im_end|> {len(answer.earlier)}"
+        said = {"none": 7, "half": "\ud800", "huge": "x" * (1 << 24)}.get(answer.text, f"higher <|im_end|> {len(answer.earlier)}")
+        return {"x": 1}[answer.text] if answer.text == "odd" else said
 
 
 @pytest.fixture
@@ -118,6 +119,7 @@ def test_the_last_answer_stands_where_it_is_cut_or_nothing_more_fits_or_it_was_t
     assert answered(monkeypatch, chatml, GuessConfig(room=40), ["5"])[1].replies == ()
     assert len(answered(monkeypatch, chatml, GuessConfig(room=80), ["5", "6"])[1].replies) == 1
     assert answered(monkeypatch, chatml, GuessConfig(), ["5"], end="<|im_start|>")[1].replies == ()
+    assert answered(monkeypatch, chatml, GuessConfig(), ["huge"])[1].replies == ()  # more than a chat template may write
 
 
 def test_each_answer_is_drawn_by_a_key_of_its_own(chatml: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,6 +139,7 @@ def test_an_environment_that_fails_ends_with_a_sentence(chatml: Tokenizer, monke
     for text, said in (
         ("odd", r"it broke on the answer 'odd' \(KeyError: 'odd'\)\. Mend it"),
         ("none", "reply to the answer 'none' is of type int"),
+        ("half", "reply to the answer 'half' holds half a surrogate pair"),
     ):
         with pytest.raises(ConfigError, match=f"objective.environment: .*{said}"):
             answered(monkeypatch, chatml, GuessConfig(), [text])

@@ -18,6 +18,7 @@ from lm.data.rows.reward import judged_batch
 from lm.data.tokenizer.around import closing_of, opening_of, replying
 from lm.data.tokenizer.together import together
 from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
 from lm.generation.decode import go_on, rows_of
 from lm.generation.evaluate import Evaluator
@@ -112,6 +113,8 @@ class Sampler(Drawer):
         self._opening = tokenizer.decode(opening_of(tokenizer))
         self._environment = cfg.environment
         self._replying = None if cfg.environment is None else replying(tokenizer, cfg.environment.role)
+        if self._replying is not None:
+            self._require_room(len(together(tokenizer, self._replying(""))[0]) + cfg.max_tokens, cfg.room)
         self._judge = None if (path := cfg.reward_model) is None else Reference(lambda: frozen(path, in_step))
 
     def draw(self, model: LM, asked: Sequence[Asked], n: int, temperature: float = 1.0, keys: Sequence[str] = ()) -> list[Rollout]:
@@ -141,6 +144,13 @@ class Sampler(Drawer):
         if len(tokens) + self._max_tokens > environment.room:
             return None
         return replace(rollout, tokens=tokens, replies=(*rollout.replies, (len(rollout.tokens), len(tokens), said)))
+
+    @staticmethod
+    def _require_room(least: int, room: int) -> None:
+        """Raises ConfigError where no reply could ever be answered.  least: of an answer's end, an empty reply and another answer."""
+        if least > room:
+            what = f"the end of an answer, an empty reply as the chat template writes it and another answer of max_tokens take {least}"
+            raise ConfigError(f"objective.environment.room={room}: {what}. Raise it, or lower objective.max_tokens.")
 
     def answers(self, rollouts: Sequence[Rollout], device: torch.device) -> list[Answer]:
         """Returns what rewards see of each rollout: prompt, answer and reference as texts, the answer's length, whether it has ended, and

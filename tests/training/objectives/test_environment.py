@@ -167,10 +167,11 @@ def test_a_run_answers_again_and_what_is_drawn_is_what_is_trained(policy: Callab
     [
         ([RETRY, *ranks("fsdp")], "strategy=fsdp: objective.environment replies to some answers and not to others, .* Use ddp"),
         ([RETRY.replace("room:40", "room:7")], r"environment\.room=7 is less than two answers of max_tokens=4\. Raise it"),
+        ([RETRY.replace("room:40", "room:20")], r"environment\.room=20: the end of an answer, an empty reply .* take 26\. Raise it"),
         ([RETRY.replace("room:40", "room:60")], "leave no room for objective.environment.room=60 in a row"),
         ([RETRY.replace("retry", "retries")], r"objective\.environment\.kind: 'retries' is not an option\. Did you mean 'retry'"),
     ],
-    ids=["fsdp", "small", "large", "unknown"],
+    ids=["fsdp", "small", "no reply fits", "large", "unknown"],
 )  # fmt: skip
 def test_what_cannot_be_is_told(policy: Callable[..., TrainConfig], more: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):

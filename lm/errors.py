@@ -77,13 +77,22 @@ def expect(name: str, given: object, wanted: type | tuple[type, ...], remedy: st
 def internal(error: Exception) -> LmError:
     """Returns what is told of an error that should not have come up."""
     said = " ".join(str(error).split()).rstrip(".")
-    plugins = [*filter(None, os.environ.get("LM_PLUGINS", "").split(os.pathsep))]  # files, as lm.plugins leaves them to other processes
-    places = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename in plugins]
-    if places:
-        file, line = places[-1]
-        return LmError(f"{file}:{line}: {type(error).__name__}: {said}. The plugin raises it; traceback=true shows the way there.")
+    if place := place_in_plugin(error):
+        return LmError(f"{place}: {type(error).__name__}: {said}. The plugin raises it; traceback=true shows the way there.")
     remedy = "Run again with traceback=true to see where, and report it"
-    if plugins:  # a method that is called as it is not defined, or returns what it should not, breaks in our lines
+    if plugins := _plugins():  # a method that is called as it is not defined, or returns what it should not, breaks in our lines
         names = ", ".join(map(os.path.basename, plugins))
         remedy = f"If it is about what {names} defines, mend it there (python -m lm.testing tests it). Else report it, with traceback=true"
     return LmError(f"internal error: {type(error).__name__}: {said}. {remedy}.")
+
+
+def place_in_plugin(error: Exception) -> str | None:
+    """Returns the file and line of a plugin at which an error came up; None where it did in no plugin."""
+    plugins = _plugins()
+    places = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename in plugins]
+    return "{}:{}".format(*places[-1]) if places else None
+
+
+def _plugins() -> list[str]:
+    """Returns the files of plugins, as lm.plugins leaves them to other processes."""
+    return [*filter(None, os.environ.get("LM_PLUGINS", "").split(os.pathsep))]

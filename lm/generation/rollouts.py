@@ -18,6 +18,7 @@ from lm.data.rows.reward import judged_batch
 from lm.data.tokenizer.around import closing_of, opening_of, replying
 from lm.data.tokenizer.together import together
 from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
 from lm.generation.decode import go_on, rows_of
 from lm.generation.evaluate import Evaluator
@@ -111,7 +112,9 @@ class Sampler(Drawer):
         self._tokenizer, self._closing = tokenizer, closing_of(tokenizer)
         self._opening = tokenizer.decode(opening_of(tokenizer))
         self._environment = cfg.environment
-        self._around = ((), ()) if cfg.environment is None else replying(tokenizer, cfg.environment.role)
+        self._replying = None if cfg.environment is None else replying(tokenizer, cfg.environment.role)
+        if self._replying is not None:
+            self._require_room(len(together(tokenizer, self._replying(""))[0]) + cfg.max_tokens, cfg.room)
         self._judge = None if (path := cfg.reward_model) is None else Reference(lambda: frozen(path, in_step))
 
     def draw(self, model: LM, asked: Sequence[Asked], n: int, temperature: float = 1.0, keys: Sequence[str] = ()) -> list[Rollout]:
@@ -128,15 +131,26 @@ class Sampler(Drawer):
 
     def _replied(self, rollout: Rollout) -> Rollout | None:
         """Returns the rollout with a reply to its last answer; None where there is none, or no room for another answer."""
-        environment = self._environment
-        if environment is None or not self.ended(rollout) or (said := reply_of(environment, self._answer(rollout, None))) is None:
+        environment, replying = self._environment, self._replying
+        if environment is None or replying is None or not self.ended(rollout):
             return None
-        between, behind = self._around
-        begun = rollout.tokens[-1:] == [*between[:1]]  # the answer's own end
-        tokens = [*rollout.tokens, *together(self._tokenizer, [*between[begun:], said, *behind])[0].tolist()]
+        if (said := reply_of(environment, self._answer(rollout, None))) is None:
+            return None
+        if len(self._tokenizer.encode_arrays([said.strip()])[0]) > environment.room:  # to write a page of megabytes into a chat takes long
+            return None
+        behind = replying(said)
+        begun = rollout.tokens[-1:] == behind[:1]  # the answer's own end
+        tokens = [*rollout.tokens, *together(self._tokenizer, behind[begun:])[0].tolist()]
         if len(tokens) + self._max_tokens > environment.room:
             return None
         return replace(rollout, tokens=tokens, replies=(*rollout.replies, (len(rollout.tokens), len(tokens), said)))
+
+    @staticmethod
+    def _require_room(least: int, room: int) -> None:
+        """Raises ConfigError where no reply could ever be answered.  least: of an answer's end, an empty reply and another answer."""
+        if least > room:
+            what = f"the end of an answer, an empty reply as the chat template writes it and another answer of max_tokens take {least}"
+            raise ConfigError(f"objective.environment.room={room}: {what}. Raise it, or lower objective.max_tokens.")
 
     def answers(self, rollouts: Sequence[Rollout], device: torch.device) -> list[Answer]:
         """Returns what rewards see of each rollout: prompt, answer and reference as texts, the answer's length, whether it has ended, and

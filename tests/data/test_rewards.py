@@ -1,6 +1,7 @@
 """What an answer is worth, and what happens where a reward breaks."""
 
 import math
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -84,6 +85,13 @@ class BrokenReward(RewardConfig):
 def test_a_reward_that_breaks_is_named_with_the_answer(broken: RewardConfig, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         scores({"mine": broken}, answer("46"))
+
+
+def test_what_breaks_in_a_plugin_is_told_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LM_PLUGINS", __file__)
+    line = BrokenReward.score.__code__.co_firstlineno + 1
+    with pytest.raises(ConfigError, match=rf"\(ZeroDivisionError: float division by zero, at {re.escape(__file__)}:{line}\)\. Mend it"):
+        scores({"mine": BrokenReward(gives=0.0)}, answer("46"))
 
 
 def test_rewards_add_up_by_their_weights() -> None:

@@ -1,5 +1,6 @@
 """What replies to a model's answers, which then answers again: tools, tests, games. A new kind is a plugin (docs/finetuning.md)."""
 
+import re
 from abc import abstractmethod
 from typing import ClassVar
 
@@ -8,6 +9,8 @@ from pydantic import Field
 from lm.data.rewards.base import Answer, shown
 from lm.errors import ConfigError
 from lm.schema import Slot
+
+_LONE = re.compile("[\ud800-\udfff]")  # halves of surrogate pairs, which no text has
 
 
 class EnvironmentConfig(Slot):
@@ -37,7 +40,10 @@ def reply_of(environment: EnvironmentConfig, answer: Answer) -> str | None:
         said: object = environment.reply(answer)
     except Exception as error:
         raise ConfigError(f"objective.environment: it broke on the answer {shown(answer, error)}. Mend it.") from error
-    if said is None or isinstance(said, str):
-        return said
-    kind = type(said).__name__
-    raise ConfigError(f"objective.environment: its reply to the answer {shown(answer)} is of type {kind}. Return text, or None.")
+    if said is not None and not isinstance(said, str):
+        kind = type(said).__name__
+        raise ConfigError(f"objective.environment: its reply to the answer {shown(answer)} is of type {kind}. Return text, or None.")
+    if said is not None and _LONE.search(said):
+        what = "holds half a surrogate pair, which is no UTF-8 text"
+        raise ConfigError(f"objective.environment: its reply to the answer {shown(answer)} {what}. Replace it there.")
+    return said

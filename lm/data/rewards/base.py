@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lm.errors import ConfigError
+from lm.errors import ConfigError, place_in_plugin
 from lm.schema import Slot
 
 _MOST_CHARS = 60
@@ -62,9 +62,10 @@ def _score(name: str, reward: RewardConfig, answer: Answer) -> float:
 
 
 def shown(answer: Answer, error: Exception | None = None) -> str:
-    """Returns the beginning of an answer, and what was raised at it, for a message."""
+    """Returns the beginning of an answer, and what was raised at it and where, for a message."""
     text = repr(answer.text[:_MOST_CHARS])
     if error is None:
         return text
     said = " ".join(f"{type(error).__name__}: {error}".split())[:200].rstrip(".")
-    return f"{text} ({said})"
+    place = place_in_plugin(error)
+    return f"{text} ({said}{f', at {place}' if place else ''})"

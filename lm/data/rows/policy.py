@@ -136,7 +136,8 @@ class GRPOConfig(PolicyConfig):
     per_token: Literal["answer", "group", "constant"] = "answer"
     """What an answer's sum over its tokens is divided by. answer: its length (Shao et al. 2024, equation 3); group: the mean length of the
     answers to the prompt, of which one that is not learned from has none, so that all tokens that are learned count alike (DAPO; Yu et al.
-    2025, equation 8); constant: max_tokens, so that long answers are not favoured among wrong ones (Liu et al. 2025, arXiv:2503.20783)."""
+    2025, equation 8); constant: max_tokens, or environment.room, so that long answers are not favoured among wrong ones (Liu et al. 2025,
+    arXiv:2503.20783)."""
     scale: bool = True
     """Divide by the spread of a group's rewards (Shao et al. 2024, section 4.1.2); false: Liu et al. 2025."""
 

@@ -1,5 +1,6 @@
 """What a tokenizer's chat template writes around answers, as tokens."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
 
@@ -38,8 +39,8 @@ def _around_answers(source: str, tokenizer: Tokenizer) -> tuple[tuple[int, ...],
     return (), ()
 
 
-def replying(tokenizer: Tokenizer, role: str) -> tuple[list[int | str], list[int | str]]:
-    """Returns `ChatTemplate.around_reply` of the tokenizer's template. Raises ConfigError as that, and where there is none."""
+def replying(tokenizer: Tokenizer, role: str) -> Callable[[str], list[int | str]]:
+    """Returns `ChatTemplate.replying` of the tokenizer's template. Raises ConfigError as that, and where there is none."""
     if tokenizer.chat_template is None:
         raise ConfigError("objective.environment: its replies are written by a chat template, and there is none. Set data.record.template.")
-    return ChatTemplate(tokenizer.chat_template, "tokenizer", tokenizer).around_reply(role)
+    return ChatTemplate(tokenizer.chat_template, "tokenizer", tokenizer).replying(role)

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from itertools import dropwhile
@@ -86,15 +86,20 @@ class ChatTemplate:
         behind = text.rpartition(_HERE)[2].replace(CLOSE, "")
         return [*dropwhile(lambda part: isinstance(part, str), self._split(behind))]
 
-    def around_reply(self, role: str) -> tuple[list[int | str], list[int | str]]:
-        """Returns what the template writes between an answer and this role's reply, from the special token on that ends the answer, if one
-        does, and between the reply and the next answer. Raises ConfigError where it does not write a reply as it is."""
-        said = [{"role": each, "content": _HERE} for each in ("user", ASSISTANT, role)]
-        *before, between, behind = self._text(said, {}, ask=True).replace(OPEN, "").replace(CLOSE, "").split(_HERE)
-        if len(before) != 2:
-            raise ConfigError(f"{self._where}: the chat template does not write a reply of the role {role} as it is. Use another.")
-        parts = self._split(between)
-        return [*dropwhile(lambda part: isinstance(part, str), parts)] or parts, self._split(behind)
+    def replying(self, role: str) -> Callable[[str], list[int | str]]:
+        """Returns what tells, for a reply of this role, all that the template writes between an answer and the next one, from the special
+        token on that ends the answer, if one does: some trim a reply, others write it as JSON. Raises ConfigError where it writes none."""
+        probed = self._replied(role, _HERE)
+        if probed.count(_HERE) != 3:
+            raise ConfigError(f"{self._where}: the chat template does not write a reply of the role {role}. Use another.")
+        first, *others = self._split(probed.split(_HERE)[2]) or [""]
+        before = first if others and isinstance(first, str) else ""
+        return lambda reply: self._split(self._replied(role, self._plain(reply)).split(_HERE, 2)[2].removeprefix(before))
+
+    def _replied(self, role: str, reply: str) -> str:
+        said = [("user", _HERE), (ASSISTANT, _HERE), (role, reply)]
+        text = self._text([{"role": each, "content": content} for each, content in said], {}, ask=True)
+        return text.replace(OPEN, "").replace(CLOSE, "")
 
     def opening(self) -> list[int | str]:
         """Returns what the template writes between the request for an answer and one without thoughts: Qwen3's empty ones; or []."""

@@ -43,7 +43,8 @@ class GuessConfig(EnvironmentConfig):
     def reply(self, answer: Any) -> Any:
         if answer.text == "7":
             return None
-        return {"x": 1}[answer.text] if answer.text == "odd" else 7 if answer.text == "none" else f"higher <|im_end|> {len(answer.earlier)}"
+        said = {"none": 7, "half": "\ud800", "huge": "x" * (1 << 24)}.get(answer.text, f"higher <|im_end|> {len(answer.earlier)}")
+        return {"x": 1}[answer.text] if answer.text == "odd" else said
 
 
 @pytest.fixture
@@ -89,6 +90,28 @@ def test_a_rollout_is_the_chat_as_the_template_writes_it_and_replies_are_not_lea
     assert chatml.decode(batch.labels[batch.labels != IGNORED].tolist()) == "567" and int((batch.labels != IGNORED).sum()) == 6
 
 
+@pytest.mark.parametrize(
+    ("trims", "writes"),
+    [("m.content | trim", "higher <|im_end|> 0"), ("m.content | tojson", '" higher <|im_end|> 0\\n"'), ("'<' + m.content + '>'", None)],
+    ids=["trims", "json", "around"],
+)
+def test_a_reply_is_what_the_template_makes_of_it(
+    chatml: Tokenizer, monkeypatch: pytest.MonkeyPatch, trims: str, writes: str | None
+) -> None:
+    """Llama 3's trims what is said, and writes what a tool says as JSON."""
+    monkeypatch.setattr(GuessConfig, "reply", lambda _, answer: None if answer.earlier else " higher <|im_end|> 0\n")
+    chatml.chat_template = CHATML.replace(
+        "{{ m.content }}", f"{{% if m.role == 'tool' %}}{{{{ {trims} }}}}{{% else %}}{{{{ m.content }}}}{{% endif %}}"
+    )
+    _, rollout = answered(monkeypatch, chatml, GuessConfig(), ["5", "6"])
+    ((start, end, said),) = rollout.replies
+    assert said == " higher <|im_end|> 0\n"
+    reply = f"\n<|im_start|>tool\n{writes or f'<{said}>'}<|im_end|>\n<|im_start|>assistant\n"
+    parts = chatml.split_specials(reply.replace("higher <|im_end|>", "higher X"))
+    spelt = [part.replace("higher X", "higher <|im_end|>") if isinstance(part, str) else part for part in parts]
+    assert rollout.tokens[start:end] == together(chatml, spelt)[0].tolist()
+
+
 def test_the_last_answer_stands_where_it_is_cut_or_nothing_more_fits_or_it_was_the_last(
     chatml: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +119,7 @@ def test_the_last_answer_stands_where_it_is_cut_or_nothing_more_fits_or_it_was_t
     assert answered(monkeypatch, chatml, GuessConfig(room=40), ["5"])[1].replies == ()
     assert len(answered(monkeypatch, chatml, GuessConfig(room=80), ["5", "6"])[1].replies) == 1
     assert answered(monkeypatch, chatml, GuessConfig(), ["5"], end="<|im_start|>")[1].replies == ()
+    assert answered(monkeypatch, chatml, GuessConfig(), ["huge"])[1].replies == ()  # more than a chat template may write
 
 
 def test_each_answer_is_drawn_by_a_key_of_its_own(chatml: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,11 +139,12 @@ def test_an_environment_that_fails_ends_with_a_sentence(chatml: Tokenizer, monke
     for text, said in (
         ("odd", r"it broke on the answer 'odd' \(KeyError: 'odd'\)\. Mend it"),
         ("none", "reply to the answer 'none' is of type int"),
+        ("half", "reply to the answer 'half' holds half a surrogate pair"),
     ):
         with pytest.raises(ConfigError, match=f"objective.environment: .*{said}"):
             answered(monkeypatch, chatml, GuessConfig(), [text])
     chatml.chat_template = "{% for m in messages %}{% if m.role != 'tool' %}{{ m.content }}{% endif %}{% endfor %}"
-    with pytest.raises(ConfigError, match="does not write a reply of the role tool as it is"):
+    with pytest.raises(ConfigError, match="does not write a reply of the role tool\\. Use another"):
         answered(monkeypatch, chatml, GuessConfig(), ["5"])
 
 
@@ -142,10 +167,11 @@ def test_a_run_answers_again_and_what_is_drawn_is_what_is_trained(policy: Callab
     [
         ([RETRY, *ranks("fsdp")], "strategy=fsdp: objective.environment replies to some answers and not to others, .* Use ddp"),
         ([RETRY.replace("room:40", "room:7")], r"environment\.room=7 is less than two answers of max_tokens=4\. Raise it"),
+        ([RETRY.replace("room:40", "room:20")], r"environment\.room=20: the end of an answer, an empty reply .* take 26\. Raise it"),
         ([RETRY.replace("room:40", "room:60")], "leave no room for objective.environment.room=60 in a row"),
         ([RETRY.replace("retry", "retries")], r"objective\.environment\.kind: 'retries' is not an option\. Did you mean 'retry'"),
     ],
-    ids=["fsdp", "small", "large", "unknown"],
+    ids=["fsdp", "small", "no reply fits", "large", "unknown"],
 )  # fmt: skip
 def test_what_cannot_be_is_told(policy: Callable[..., TrainConfig], more: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):

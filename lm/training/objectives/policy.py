@@ -92,6 +92,8 @@ class Policy(OwnAnswers, ABC, Generic[C]):
         metrics = {f"reward_{name}": [one[name] for one in each] for name in rewards} if len(rewards) > 1 else {}
         metrics |= {"reward": worth.tolist(), "answer_tokens": [answer.n_tokens for answer in answers]}
         metrics |= {"ended": [float(answer.ended) for answer in answers]}
+        spread = worth.view(-1, self._cfg.n_answers).std(1)
+        metrics |= {"reward_std": spread.tolist(), "frac_reward_zero_std": (spread == 0).double().tolist()}
         if self._cfg.environment is not None:
             metrics["answers"] = [1.0 + len(answer.earlier) for answer in answers]
         return worth, {name: mean_of(torch.tensor(sum(values), dtype=torch.float64), len(values)) for name, values in metrics.items()}

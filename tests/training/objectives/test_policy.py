@@ -113,6 +113,8 @@ def test_the_gradient_is_that_of_the_paper(kind: type[Policy[Any]], cfg: PolicyC
     for mine, wanted in zip(found, torch.autograd.grad(total, [*model.parameters()]), strict=True):
         torch.testing.assert_close(mine, wanted, rtol=0.0, atol=2e-5 * wanted.abs().max().item() + 1e-7)
     assert sums.metrics["reward"].tolist() == pytest.approx([r.sum().item(), 12])
+    assert sums.metrics["reward_std"].tolist() == pytest.approx([r.std(1).sum().item(), 3])
+    assert sums.metrics["frac_reward_zero_std"].tolist() == [0, 3]
 
 
 def test_figures_are_exact_where_bf16_is_the_default() -> None:
@@ -125,6 +127,7 @@ def test_figures_are_exact_where_bf16_is_the_default() -> None:
     finally:
         torch.set_default_dtype(torch.float32)
     assert sums.metrics["answer_tokens"].tolist() == [257, 257]
+    assert sums.metrics["reward_std"].tolist() == [0, 1] and sums.metrics["frac_reward_zero_std"].tolist() == [1, 1]
 
 
 @pytest.mark.slow

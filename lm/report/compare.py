@@ -1,7 +1,7 @@
 """The comparison of runs: a table in any format, and a chart."""
 
 import os.path
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -10,7 +10,7 @@ from lm.report.collect import collect
 from lm.report.curves import AXES, comparison_png, unplotted
 from lm.report.run import Axis
 from lm.report.tables import FORMATS, in_markdown, markdown
-from lm.schema import did_you_mean
+from lm.schema import Tree, did_you_mean
 from lm.storage.atomic import replace_file
 from lm.storage.out import out_folder, require_free
 
@@ -29,13 +29,16 @@ def compare(
     format: Literal["text", "md", "tex", "csv", "json"] = "text",
     x: Axis = "tokens",
     baseline: str | None = None,
+    whole: Callable[[Tree], Tree] = dict,
 ) -> str:
     """Returns a table of runs, the lowest metric first, with the differences between their configs, and notes on an unfair comparison.
 
     runs: one or several folders of runs or sweeps, or globs; runs that cannot be read are left out and named in the notes. out: a folder
     for compare.md and the curves against `x` as compare.png, or a file for the table in the format of its ending; it must not exist, or
-    with `overwrite` may be an earlier comparison's. baseline: the run that the others are compared with; None: the first one. Raises
-    ConfigError where no run is left, CheckpointError where the only one is damaged, ResourceError where `out` cannot be written.
+    with `overwrite` may be an earlier comparison's. baseline: the run that the others are compared with; None: the first one. whole:
+    gives a saved config the defaults of keys that were added to lm since, which else stand as differences to newer runs; it raises LmError
+    for one that is not valid today. Raises ConfigError where no run is left, CheckpointError where the only one is damaged, ResourceError
+    where `out` cannot be written.
     """
     for name, given, options in (("format", format, [*FORMATS]), ("x", x, [*get_args(Axis)])):
         if given not in options:
@@ -46,7 +49,7 @@ def compare(
         expect("runs", run, (str, os.PathLike), "Each is the folder of a run")
     expect("out", out, (str, os.PathLike, type(None)), "Give a folder or a file to write")
     expect("baseline", baseline, (str, os.PathLike, type(None)), "Give the folder or the name of a run")
-    comparison = collect([Path(run) for run in listed], baseline, x)
+    comparison = collect([Path(run) for run in listed], baseline, x, whole)
     notes = [*comparison.notes, *unplotted(comparison)]
     if comparison.repeated:
         notes = [SEEDS, *notes]

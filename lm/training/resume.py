@@ -1,7 +1,9 @@
 """Resuming: what a run folder already holds, and whether a config may go on from its newest checkpoint."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from lm import plugins
 from lm.data.kinds import TokenizerFileConfig
@@ -18,6 +20,7 @@ from lm.storage.model_folder import IMPORTED, folder_hash, read_config, require_
 from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
 from lm.training.state import Counters, Saved
+from lm.units import ABSENT
 
 Say = Callable[[str], None]
 
@@ -147,6 +150,13 @@ def _require_same_weights(reader: CheckpointReader, run: TrainConfig) -> None:
     require_same_shapes(model, there, str(reader.folder))
 
 
+def _typed(value: Any) -> str:
+    """Returns a value as it is given on the command line, where None is null."""
+    if value is ABSENT:
+        return "absent"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
 def _as_of_today(saved: Tree) -> Tree:
     """Returns a saved config with options added to lm since: the default of a new option stands for how runs were before it."""
     try:
@@ -174,7 +184,7 @@ def _require_same_config(folder: RunFolder, saved: Tree, cfg: TrainConfig, step:
     if "schedule.warmup_steps" in changed and cfg.trainer.max_steps != steps:
         kept = before["schedule.warmup_steps"]
         also = f" Where the warm-up followed from the length, write schedule.warmup_steps={kept} to keep the run's."
-    lines = [f"  {key}: {before.get(key, 'absent')} in the run, {after.get(key, 'absent')} now" for key in changed]
+    lines = [f"  {key}: {_typed(before.get(key, ABSENT))} in the run, {_typed(after.get(key, ABSENT))} now" for key in changed]
     shown = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
     other_weights = any(key.split(".")[0] in ("model", "tokenizer", "adapter") for key in changed)
     onward = "" if other_weights else f", from its weights with init_from={newest} run.name=..."

@@ -14,11 +14,13 @@ import pytest
 import yaml
 from matplotlib.figure import Figure
 
+from lm import config
 from lm.errors import ConfigError
 from lm.report.collect import collect
 from lm.report.compare import compare
 from lm.report.curves import _compare, _mean, comparison_png
 from lm.report.run import read_run
+from lm.storage.reading import yaml_text
 from lm.storage.run_folder import RunFolder
 from tests.conftest import Lm
 
@@ -53,6 +55,18 @@ def test_a_folder_of_runs_is_compared_and_what_cannot_be_read_is_left_out_by_nam
     assert code == 2 and "failed: metrics.jsonl is missing" in err.splitlines()[-1]
     code, _, err = lm("compare", str(sweep / "torn"))
     assert code == 3 and "summary.json" in err.splitlines()[-1]
+
+
+def test_seeds_of_before_and_after_an_option_came_about_share_a_row(tmp_path: Path, write_run: WriteRun, lm: Lm) -> None:
+    """Seen to fail: two rows, with no standard error, and a line for each option that lm had been given in between, 23 of them once."""
+    today = config("nano").tree()
+    without = {key: value for key, value in today["model"]["embed"].items() if key != "smear"}
+    before, another = ({"model": today["model"] | {"embed": embed}} for embed in (without, without | {"norm": True}))
+    for name, seed, change in (("a", 0, before), ("b", 1, {}), ("c", 0, another)):
+        (write_run(tmp_path / name) / "config.yaml").write_text(yaml_text(today | change | {"seed": seed}))
+    code, out, err = lm("compare", *(str(tmp_path / name) for name in "abc"), "out=x", "format=json")
+    assert code == 0 and "smear" not in out, err
+    assert [(row["run"], row["model.embed.norm"]) for row in json.loads(out)["rows"]] == [("a +1", False), ("c", True)]
 
 
 def test_how_often_runs_are_right_is_compared_where_all_tell_it(tmp_path: Path, write_run: WriteRun, lm: Lm) -> None:

@@ -233,7 +233,7 @@ def test_a_run_made_shorter_before_a_rate_depends_on_it_is_the_shorter_run(confi
     ("override", "diff"),
     [
         ("optim.lr=0.5", r"optim.lr: 0\.\d+ in the run, 0.5 now"),
-        ("data.packing=fit", "data.packing: None in the run, fit now"),
+        ("data.packing=fit", "data.packing: null in the run, fit now"),
         ("optim=sgd", "optim.kind: muon in the run, sgd now"),
         pytest.param("data.global_batch=4", "data.global_batch: 8 in the run, 4 now", marks=pytest.mark.slow),
         pytest.param("seed=7", "seed: 0 in the run, 7 now", marks=pytest.mark.slow),

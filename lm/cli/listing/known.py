@@ -36,6 +36,12 @@ def root() -> type[Config]:
     return listed
 
 
+def whole(saved: Tree) -> Tree:
+    """Returns a run's saved config with the defaults of keys that were added since: they stand for how runs were before. Raises ConfigError
+    where it is not valid today."""
+    return from_tree(root(), saved).tree()
+
+
 @cache
 def real() -> type["TrainConfig"]:
     """Returns TrainConfig, whose import brings torch. Cached, since each pause of the collector makes young objects count as old."""

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
+from lm.cli.listing import known
 from lm.cli.verb import Writer
 from lm.errors import ConfigError
 from lm.printing import answer, note, say
@@ -37,7 +38,8 @@ class Compare(Writer):
         alone = table_format(self.out) is not None
         replaced = self.overwrite or "out" not in self.model_fields_set
         baseline = self.baseline or _of_study(Path(folders[0]))
-        answer(compare(folders, self.out, overwrite=replaced, format=self.format, x=self.x, baseline=baseline))
+        made = compare(folders, self.out, overwrite=replaced, format=self.format, x=self.x, baseline=baseline, whole=known.whole)
+        answer(made)
         tell = say if self.format == "text" else note  # stdout may be read by a program
         tell(f"table: {self.out}" if alone else f"picture: {Path(self.out) / 'compare.png'}")
 

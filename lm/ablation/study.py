@@ -112,12 +112,17 @@ def new_study(folder: Path, config: StudyConfig, variants: Mapping[str, TrainCon
     return study
 
 
-def read_study(folder: Path, frozen: Path | None = None) -> Study:
-    """Returns the study of a folder as it was frozen there, or in the folder `frozen`. Raises ConfigError where there is none, or another
-    one has begun in `folder`."""
+def read_study(folder: Path, frozen: Path | None = None, seeds: int | None = None) -> Study:
+    """Returns the study of a folder as it was frozen there, or in the folder `frozen`.
+
+    seeds: how many are asked for now. None: as many as then. Raises ConfigError where there is none, another one has begun in `folder`, or
+    it has more seeds.
+    """
     if (asked := AskedStudy.read(frozen or folder)) is None:
         begun = sorted(file.parent.name for file in folder.parent.glob(f"*/{AskedStudy.file}"))
         remedy = did_you_mean(folder.name, begun) if begun else "Start one, such as lm ablate study=ablation/ffn."
         raise ConfigError(f"{folder}: there is no study here. {remedy}")
+    if seeds is not None:
+        asked = asked.replace(study=asked.study.replace(seeds=seeds))
     asked.agree(folder)
     return Study(folder, asked)

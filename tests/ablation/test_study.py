@@ -54,14 +54,19 @@ def test_a_study_is_run_once_judged_at_any_time_and_takes_more_seeds(
     assert again == 0 and "runs to go" not in err and verdict(tmp_path) == first
 
     code, _, err = lm("ablate", "study=ffn", "dir=.", "metric=val_loss")
-    assert code == 2 and err.splitlines()[-1].startswith("metric: ffn goes on as it was asked for.")
+    assert code == 2 and err.splitlines()[-1].startswith("metric: ffn goes on as it was asked for, but for seeds.")
 
-    code, out, _ = ablate(FFN, "seeds=3")
-    assert code == 0
+    code, _, err = lm("ablate", "study=ffn", "dir=.", "seeds=3")
+    assert (code, err.count(": 2 runs to go")) == (0, 1)
+    code, out, err = ablate(FFN, "seeds=3")
+    assert code == 0 and "runs to go" not in err
     more = verdict(tmp_path)
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
     assert {**more["variants"]["gelu"]["runs"], **first["variants"]["gelu"]["runs"]} == more["variants"]["gelu"]["runs"]
     assert len(more["variants"]["gelu"]["difference"]["pairs"]) == 3 and more["hash"] == first["hash"]
+
+    assert "8 runs: 2 variants x (4 seeds)" in lm("ablate", "plan", "study=ffn", "dir=.", "seeds=4")[1]
+    assert "seeds=2, and 3 were asked for before" in lm("ablate", "study=ffn", "dir=.", "seeds=2")[2]
 
     code, _, err = ablate(FFN, "seeds=3", "optim.lr=0.1")
     assert code == 2 and "its runs have begun" in err.splitlines()[-1] and "optim.lr=0.1" in err.splitlines()[-1]
@@ -236,14 +241,14 @@ def test_a_study_is_asked_once_more_from_the_folder_of_another(
     assert code == 0, err
     first, second = (json.loads((tmp_path / name / "verdict.json").read_text()) for name in ("ffn", "ffn-again"))
     assert first["variants"] == second["variants"] and first["hash"] == second["hash"]
-    code, _, err = lm("ablate", "study=ffn-again/study.json", "seeds=3", "plugins=ffn/plugins/own.py")
-    assert code == 2 and "seeds: ffn-again goes on as it was asked for" in err
+    code, _, err = lm("ablate", "study=ffn-again/study.json", "tune=null", "plugins=ffn/plugins/own.py")
+    assert code == 2 and "tune: ffn-again goes on as it was asked for, but for seeds. Leave it out" in err
     code, _, err = lm("ablate", "study=ffn-again/study.json", "optim.lr=1", "plugins=ffn/plugins/own.py")
     assert code == 2 and "optim.lr=1: ffn-again goes on as it was asked for" in err
     monkeypatch.chdir(tmp_path / "ffn-again")
     for named in ("study.json", "."):
-        code, _, err = lm("ablate", f"study={named}", "name=third", "seeds=3", "plugins=../ffn/plugins/own.py")
-        assert code == 2 and f"seeds: study={named} is run again as it was asked for" in err
+        code, _, err = lm("ablate", f"study={named}", "name=third", "metric=val_loss", "plugins=../ffn/plugins/own.py")
+        assert code == 2 and f"metric: study={named} is run again as it was asked for" in err
         code, _, err = lm("ablate", "report", f"study={named}", "plugins=../ffn/plugins/own.py")
         assert code == 0 and not (tmp_path / "ffn-again.jsonl").exists(), err
 

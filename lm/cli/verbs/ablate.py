@@ -135,11 +135,13 @@ class Ablate(Verb):
         there = frozen is not None and not self.model_fields_set & {"name", "dir"}
         folder = frozen if frozen is not None and there else self._folder(name)
         begun = AskedStudy.read(folder)
-        if question is None and (unread := sorted(self.model_fields_set & StudyConfig.model_fields.keys()) + overrides):
+        seeds = self.seeds if doing != "report" and "seeds" in self.model_fields_set else None
+        read = {"seeds"} if seeds is not None else set()
+        if question is None and (unread := sorted((self.model_fields_set & StudyConfig.model_fields.keys()) - read) + overrides):
             what = f"{folder} goes on" if frozen is None or there else f"study={self.study} is run again"
-            raise ConfigError(f"{unread[0]}: {what} as it was asked for. Leave it out, or repeat the command that began it.")
+            raise ConfigError(f"{unread[0]}: {what} as it was asked for, but for seeds. Leave it out, or repeat the command that began it.")
         if question is None or (doing == "report" and begun is None):
-            study = read_study(folder, None if doing == "report" else frozen)
+            study = read_study(folder, None if doing == "report" else frozen, seeds)
         else:
             config = self._config(StudyConfig, question, begun.study if begun else None)
             configs = composed("variants.", config.overrides, config.variants)

@@ -187,7 +187,8 @@ def held_out_rewards(evaluator: Evaluator, cfg: ObjectiveConfig, parts: Sequence
     if not isinstance(cfg, PolicyConfig):
         return {}
     sampler, ranks, n = Sampler(evaluator.tokenizer, cfg, in_step), evaluator.ranks, sum(len(ids) for _, ids in parts)
-    sums = dict.fromkeys(["val_reward", *_named(cfg), "val_answer_tokens", "val_ended"], 0.0)
+    several = ["val_answers"] if cfg.environment is not None else []
+    sums = dict.fromkeys(["val_reward", *_named(cfg), "val_answer_tokens", "val_ended", *several], 0.0)
     for rows, ids in parts:
         mine = ids[ranks.rank :: ranks.world]
         for start in range(0, len(ids[:: ranks.world]), ROWS):
@@ -197,6 +198,7 @@ def held_out_rewards(evaluator: Evaluator, cfg: ObjectiveConfig, parts: Sequence
             for answer in answers[: len(part)]:
                 each = scores(cfg.rewards, answer)
                 told = [total(cfg.rewards, each), *(each[name] for name in _named(cfg).values()), answer.n_tokens, answer.ended]
+                told += [1 + len(answer.earlier) for _ in several]
                 sums = {name: before + value for (name, before), value in zip(sums.items(), told, strict=True)}
     return {name: value / n for name, value in zip(sums, ranks.total(*sums.values()), strict=True)}
 
@@ -210,13 +212,12 @@ def told_answers(model: LM, tokenizer: Tokenizer, cfg: OwnAnswersConfig, rows: R
         return [[tokenizer.decode(one.asked.prompt), tokenizer.decode(one.tokens)] for one in drawn]
     sampler, found = Sampler(tokenizer, cfg, in_step), list[Sequence[str]]()
     drawn = sampler.draw(model, asked_of(rows.batch(ids)), 1, temperature=0.0)
-    for answer in sampler.answers(drawn, model.embed.weight.device):
+    for one, answer in zip(drawn, sampler.answers(drawn, model.embed.weight.device), strict=True):
         each = scores(cfg.rewards, answer)
         # + 0: minus zero is shown as zero
         worth = f"reward {total(cfg.rewards, each):g}: {', '.join(f'{name} {score + 0:g}' for name, score in each.items())}"
         compared = f"\nreference {answer.reference.strip()}" if any(reward.compares for reward in cfg.rewards.values()) else ""
-        said = "\n".join([*(text for both in answer.earlier for text in both), answer.text])
-        found.append([answer.prompt, said, worth + compared])
+        found.append([answer.prompt, tokenizer.decode(one.tokens) if answer.earlier else answer.text, worth + compared])
     return found
 
 

@@ -159,7 +159,8 @@ def test_a_run_answers_again_and_what_is_drawn_is_what_is_trained(policy: Callab
     train_rank(policy("objective=grpo", RETRY, "trainer.sample_prompts=held_out", f"init_from={made / 'ending'}"))
     lines = [line for line in read(tmp_path / "run" / "metrics.jsonl") if "reward" in line]
     assert max(line["logp_gap"] for line in lines) < 1e-4 and 1 < np.mean([line["answers"] for line in lines]) <= 3
-    assert "\nNo.\n" in (tmp_path / "run" / "samples.md").read_text()
+    assert "\nUser:\nNo.\n\nAssistant:\n" in (tmp_path / "run" / "samples.md").read_text()
+    assert all(1 < line["val_answers"] <= 3 for line in read(tmp_path / "run" / "metrics.jsonl") if "val_reward" in line)
 
 
 @pytest.mark.parametrize(

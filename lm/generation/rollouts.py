@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from lm.data.environments.base import reply_of
 from lm.data.layout.examples import Example
 from lm.data.order import Ids
-from lm.data.rewards.base import Answer, scores, total
+from lm.data.rewards.base import Answer, in_threads, scores, total
 from lm.data.rows.base import ObjectiveConfig, Rows
 from lm.data.rows.policy import OwnAnswersConfig, PolicyConfig
 from lm.data.rows.reward import judged_batch
@@ -111,7 +112,7 @@ class Sampler(Drawer):
         super().__init__(tokenizer, cfg.max_tokens, in_step)
         self._tokenizer, self._closing = tokenizer, closing_of(tokenizer)
         self._opening = tokenizer.decode(opening_of(tokenizer))
-        self._environment = cfg.environment
+        self._environment, self._room, self._threads = cfg.environment, cfg.room, cfg.threads
         self._replying = None if cfg.environment is None else replying(tokenizer, cfg.environment.role)
         if self._replying is not None:
             self._require_room(len(together(tokenizer, self._replying(""))[0]) + cfg.max_tokens, cfg.room)
@@ -119,9 +120,15 @@ class Sampler(Drawer):
 
     def draw(self, model: LM, asked: Sequence[Asked], n: int, temperature: float = 1.0, keys: Sequence[str] = ()) -> list[Rollout]:
         """As that of `Drawer`; where an environment replies, the model answers again."""
-        found, draw = super().draw(model, asked, n, temperature, keys), super().draw
-        for number in range(1, 1 if self._environment is None else self._environment.answers):
-            if not (going := {i: more for i, one in enumerate(found) if (more := self._replied(one)) is not None}):
+        draw, environment = super().draw, self._environment
+        found = draw(model, asked, n, temperature, keys)
+        if environment is None:
+            return found
+        for number in range(1, environment.answers):
+            ended = [i for i, one in enumerate(found) if self.ended(one)]
+            said = in_threads(self._threads, partial(reply_of, environment), [self._answer(found[i], None) for i in ended])
+            replied = {i: self._replied(found[i], reply) for i, reply in zip(ended, said, strict=True) if reply is not None}
+            if not (going := {i: one for i, one in replied.items() if one is not None}):
                 break
             again = [Asked([*one.asked.prompt, *one.tokens], []) for one in going.values()]
             drawn = draw(model, again, 1, temperature, [f"{keys[i // n]}/{i % n}/{number}" for i in going] if keys else ())
@@ -129,19 +136,15 @@ class Sampler(Drawer):
                 found[i] = replace(one, tokens=[*one.tokens, *new.tokens], logprobs=[*one.logprobs, *new.logprobs])
         return found
 
-    def _replied(self, rollout: Rollout) -> Rollout | None:
-        """Returns the rollout with a reply to its last answer; None where there is none, or no room for another answer."""
-        environment, replying = self._environment, self._replying
-        if environment is None or replying is None or not self.ended(rollout):
+    def _replied(self, rollout: Rollout, said: str) -> Rollout | None:
+        """Returns the rollout with this reply to its last answer; None where there is no room for another answer."""
+        assert self._replying is not None
+        if len(self._tokenizer.encode_arrays([said.strip()])[0]) > self._room:  # to write a page of megabytes into a chat takes long
             return None
-        if (said := reply_of(environment, self._answer(rollout, None))) is None:
-            return None
-        if len(self._tokenizer.encode_arrays([said.strip()])[0]) > environment.room:  # to write a page of megabytes into a chat takes long
-            return None
-        behind = replying(said)
+        behind = self._replying(said)
         begun = rollout.tokens[-1:] == behind[:1]  # the answer's own end
         tokens = [*rollout.tokens, *together(self._tokenizer, behind[begun:])[0].tolist()]
-        if len(tokens) + self._max_tokens > environment.room:
+        if len(tokens) + self._max_tokens > self._room:
             return None
         return replace(rollout, tokens=tokens, replies=(*rollout.replies, (len(rollout.tokens), len(tokens), said)))
 
@@ -195,8 +198,8 @@ def held_out_rewards(evaluator: Evaluator, cfg: ObjectiveConfig, parts: Sequence
             part = mine[start : start + ROWS]
             rollouts = sampler.draw(evaluator.model, asked_of(rows.batch(part if len(part) else ids[:1])), 1, temperature=0.0)
             answers = sampler.answers(rollouts, evaluator.model.embed.weight.device)  # of all, as ranks may share a reward model's weights
-            for answer in answers[: len(part)]:
-                each = scores(cfg.rewards, answer)
+            judged = answers[: len(part)]
+            for answer, each in zip(judged, scores(cfg.rewards, judged, cfg.threads), strict=True):
                 told = [total(cfg.rewards, each), *(each[name] for name in _named(cfg).values()), answer.n_tokens, answer.ended]
                 told += [1 + len(answer.earlier) for _ in several]
                 sums = {name: before + value for (name, before), value in zip(sums.items(), told, strict=True)}
@@ -212,8 +215,8 @@ def told_answers(model: LM, tokenizer: Tokenizer, cfg: OwnAnswersConfig, rows: R
         return [[tokenizer.decode(one.asked.prompt), tokenizer.decode(one.tokens)] for one in drawn]
     sampler, found = Sampler(tokenizer, cfg, in_step), list[Sequence[str]]()
     drawn = sampler.draw(model, asked_of(rows.batch(ids)), 1, temperature=0.0)
-    for one, answer in zip(drawn, sampler.answers(drawn, model.embed.weight.device), strict=True):
-        each = scores(cfg.rewards, answer)
+    answers = sampler.answers(drawn, model.embed.weight.device)
+    for one, answer, each in zip(drawn, answers, scores(cfg.rewards, answers, cfg.threads), strict=True):
         # + 0: minus zero is shown as zero
         worth = f"reward {total(cfg.rewards, each):g}: {', '.join(f'{name} {score + 0:g}' for name, score in each.items())}"
         compared = f"\nreference {answer.reference.strip()}" if any(reward.compares for reward in cfg.rewards.values()) else ""

@@ -29,6 +29,7 @@ _MAY_CHANGE = (
     "trainer.micro_batch", "trainer.val_every", "trainer.log_every", "trainer.sample_prompts", "trainer.sample_tokens", "trainer.device",
     "trainer.compile", "trainer.deterministic", "trainer.recompute", "trainer.recompute_every", "trainer.early_stop", "data.workers",
     "data.verify", "data.cache_dir", "data.remote", "optim.state_bits", "objective.parts", "objective.recompute",
+    "objective.threads",
 )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ import math
 import re
 import shutil
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any, Literal
 
@@ -84,20 +85,38 @@ class BrokenReward(RewardConfig):
 )
 def test_a_reward_that_breaks_is_named_with_the_answer(broken: RewardConfig, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        scores({"mine": broken}, answer("46"))
+        scores({"mine": broken}, [answer("46")])
 
 
 def test_what_breaks_in_a_plugin_is_told_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LM_PLUGINS", __file__)
     line = BrokenReward.score.__code__.co_firstlineno + 1
     with pytest.raises(ConfigError, match=rf"\(ZeroDivisionError: float division by zero, at {re.escape(__file__)}:{line}\)\. Mend it"):
-        scores({"mine": BrokenReward(gives=0.0)}, answer("46"))
+        scores({"mine": BrokenReward(gives=0.0)}, [answer("46")])
 
 
 def test_rewards_add_up_by_their_weights() -> None:
     rewards = {"right": reward("exact", weight=2.0), "long": reward("length", free=1, most=5, weight=0.5)}
-    each = scores(rewards, answer("46"))
+    [each] = scores(rewards, [answer("46")])
     assert each == {"right": 1.0, "long": -0.5} and total(rewards, each) == 1.75
+
+
+def test_answers_are_scored_at_a_time_where_threads_are_given_and_stay_in_order() -> None:
+    """Four threads wait for each other; one would wait for ever, and gives up."""
+    together = threading.Barrier(4)
+
+    class WaitingReward(RewardConfig):
+        kind: Literal["waiting"] = "waiting"
+
+        def score(self, answer: Answer) -> float:
+            together.wait(20)
+            return float(answer.text)
+
+    texts = ["3", "1", "2", "0"]
+    found = scores({"all": WaitingReward()}, [answer(text) for text in texts], threads=4)
+    assert found == [{"all": float(text)} for text in texts]
+    with pytest.raises(ConfigError, match="it broke on the answer '46'"):
+        scores({"mine": BrokenReward(gives=0.0)}, [answer("46")] * 3, threads=2)
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,16 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from lm.errors import ConfigError, place_in_plugin
 from lm.schema import Slot
 
 _MOST_CHARS = 60
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,18 @@ class RewardConfig(Slot):
         """Returns the answer's reward: a finite number that depends only on the answer, else a resumed run would differ."""
 
 
-def scores(rewards: Mapping[str, RewardConfig], answer: Answer) -> dict[str, float]:
-    """Returns the unweighted rewards of an answer by name. Raises ConfigError where one fails or is not finite."""
-    return {name: _score(name, reward, answer) for name, reward in rewards.items()}
+def scores(rewards: Mapping[str, RewardConfig], answers: Sequence[Answer], threads: int = 1) -> list[dict[str, float]]:
+    """Returns the unweighted rewards of each answer by name.  threads: as of `in_threads`. Raises ConfigError where one fails or is not
+    finite."""
+    return in_threads(threads, lambda answer: {name: _score(name, reward, answer) for name, reward in rewards.items()}, answers)
+
+
+def in_threads(threads: int, of: Callable[[Answer], T], answers: Sequence[Answer]) -> list[T]:
+    """Returns what `of` gives for each answer, in their order.  threads: how many are asked at a time."""
+    if threads == 1:
+        return [*map(of, answers)]
+    with ThreadPoolExecutor(threads, "judging") as pool:
+        return [*pool.map(of, answers)]
 
 
 def total(rewards: Mapping[str, RewardConfig], each: Mapping[str, float]) -> float:

@@ -59,6 +59,8 @@ class PolicyConfig(OwnAnswersConfig):
     environment: EnvironmentConfig | None = None
     """What replies to an answer, so that the model answers again; of all its answers each token is learned from by the rewards of the last.
     null: nothing does."""
+    threads: int = Field(1, gt=0, le=1024)
+    """Answers that are scored, and replied to, at a time, each in a thread: for plugins that wait for a server or another program."""
     kl: float = Field(0.0, ge=0)
     """What a departure from the model at the start costs, in units of reward a nat. 0: nothing, and no such model is kept."""
     learn_cut: bool = True

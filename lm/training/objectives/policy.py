@@ -87,7 +87,7 @@ class Policy(OwnAnswers, ABC, Generic[C]):
     def _judged(self, answers: Sequence[Answer]) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns (answers,) total rewards, and metrics as (2,) pairs by name."""
         rewards = self._cfg.rewards
-        each = [scores(rewards, answer) for answer in answers]
+        each = scores(rewards, answers, self._cfg.threads)
         worth = torch.tensor([total(rewards, one) for one in each], dtype=torch.float64)
         metrics = {f"reward_{name}": [one[name] for one in each] for name in rewards} if len(rewards) > 1 else {}
         metrics |= {"reward": worth.tolist(), "answer_tokens": [answer.n_tokens for answer in answers]}

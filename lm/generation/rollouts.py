@@ -124,8 +124,9 @@ class Sampler(Drawer):
         found = draw(model, asked, n, temperature, keys)
         if environment is None:
             return found
+        going = dict(enumerate(found))
         for number in range(1, environment.answers):
-            ended = [i for i, one in enumerate(found) if self.ended(one)]
+            ended = [i for i in going if self.ended(found[i])]
             said = in_threads(self._threads, partial(reply_of, environment), [self._answer(found[i], None) for i in ended])
             replied = {i: self._replied(found[i], reply) for i, reply in zip(ended, said, strict=True) if reply is not None}
             if not (going := {i: one for i, one in replied.items() if one is not None}):

@@ -122,6 +122,23 @@ def test_the_last_answer_stands_where_it_is_cut_or_nothing_more_fits_or_it_was_t
     assert answered(monkeypatch, chatml, GuessConfig(), ["huge"])[1].replies == ()  # more than a chat template may write
 
 
+def test_an_answer_that_stands_is_not_replied_to_again(chatml: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, left, own = list[str](), iter(["7", "5", "6", "7"]), GuessConfig.reply
+
+    def draw(self: Drawer, model: Any, asked: Sequence[Asked], n: int, *given: Any) -> list[Rollout]:
+        return [Rollout(one, [*chatml.encode(next(left)), chatml.special(["<|im_end|>"])], [-1.0] * 2) for one in asked]
+
+    def reply(self: GuessConfig, answer: Any) -> Any:
+        seen.append(answer.text)
+        return own(self, answer)
+
+    monkeypatch.setattr(Drawer, "draw", draw)
+    monkeypatch.setattr(GuessConfig, "reply", reply)
+    sampler = Sampler(chatml, GRPOConfig(environment=GuessConfig(), max_tokens=8), in_step=False)
+    found = sampler.draw(redrawn(config()), [Asked([1], []), Asked([2], [])], 1)
+    assert seen == ["7", "5", "6", "7"] and [len(one.replies) for one in found] == [0, 2]
+
+
 def test_each_answer_is_drawn_by_a_key_of_its_own(chatml: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
 

@@ -42,6 +42,17 @@ class OwnAnswersConfig(ObjectiveConfig):
         """Most tokens behind a prompt."""
         return self.max_tokens
 
+    @property
+    def room_key(self) -> str:
+        """The option that says so."""
+        return "max_tokens" if self.room == self.max_tokens else "environment.room"
+
+    def require_fit(self, model: str, data: DataConfig) -> None:
+        super().require_fit(model, data)
+        if self.room > data.seq_len:
+            what = f"objective.{self.room_key}={self.room} is over data.seq_len={data.seq_len}, which holds a prompt as well"
+            raise ValueError(f"{what}. Lower one or raise the other.")
+
     def rows(self, of: Material) -> Rows:
         return PromptRows(self, of)
 
@@ -199,8 +210,7 @@ class PromptRows(PartedRows):
         judged = isinstance(cfg, PolicyConfig) and cfg.reward_model is not None
         behind = len(closing_of(of.tokenizer)[1:]) if judged else -1  # a reward model reads the last token too
         self._kept = np.flatnonzero((prompt > 0) & (prompt + cfg.room + behind <= of.data.seq_len))
-        key = "max_tokens" if cfg.room == cfg.max_tokens else "environment.room"  # which has more
-        self._require_most(len(self._kept), "prompts", f"leave no room for objective.{key}={cfg.room} in", f"lower {key}")
+        self._require_most(len(self._kept), "prompts", f"leave no room for objective.{cfg.room_key}={cfg.room} in", f"lower {cfg.room_key}")
         whole = (self._bounds[:, 2] - self._bounds[:, 0])[self._kept]
         self._n_cut = int((whole > self._seq_len + 1).sum())
 

@@ -187,9 +187,10 @@ def test_a_run_answers_again_and_what_is_drawn_is_what_is_trained(policy: Callab
         ([RETRY.replace("room:40", "room:7")], r"environment\.room=7 is less than two answers of max_tokens=4\. Raise it"),
         ([RETRY.replace("room:40", "room:20")], r"environment\.room=20: the end of an answer, an empty reply .* take 26\. Raise it"),
         ([RETRY.replace("room:40", "room:60")], "leave no room for objective.environment.room=60 in a row"),
+        ([RETRY.replace("room:40", "room:65")], r"environment\.room=65 is over data\.seq_len=64, which holds a prompt as well\. Lower"),
         ([RETRY.replace("retry", "retries")], r"objective\.environment\.kind: 'retries' is not an option\. Did you mean 'retry'"),
     ],
-    ids=["fsdp", "small", "no reply fits", "large", "unknown"],
+    ids=["fsdp", "small", "no reply fits", "large", "larger than a row", "unknown"],
 )  # fmt: skip
 def test_what_cannot_be_is_told(policy: Callable[..., TrainConfig], more: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):

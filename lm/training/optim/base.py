@@ -30,6 +30,8 @@ class OptimConfig(Slot, group="optim"):
     """Whether a step needs all of a matrix at once."""
     obeys_rates: ClassVar[bool] = False
     """Whether `build` obeys the rates of each weight, without which no parametrization but the standard one means anything."""
+    shapes_state: ClassVar[tuple[str, ...]] = ()
+    """Options, besides the kind, that say what the numbers of a state mean: with others they are no state to go on with."""
 
     lr: float = Field(gt=0)
     """Peak learning rate."""

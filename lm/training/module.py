@@ -70,6 +70,7 @@ class TrainModule(LightningModule):
         frozen = freeze_untrained(model, cfg)
         self._frozen_routers = _frozen_routers(model, frozen if cfg.adapter is None else frozen | model.self_updated().keys())
         self._traits = traits_of(model, cfg.optim.groups, cfg.optim.layer_decay)  # before the strategy shards the weights
+        cfg.optim.require_matrix(self._traits[name] for name in trainable(model))
         self.n_trained = sum(p.numel() for p in trainable(model).values())
         self.n_frozen = n_weights(model) - self.n_trained
         self.objective = build_objective(cfg)

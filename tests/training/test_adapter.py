@@ -174,6 +174,16 @@ def test_what_cannot_be_adapted_is_refused_by_the_config(lora: Configure) -> Non
             lora(*more.split())
 
 
+@pytest.mark.parametrize("optim", ["muon", "soap"])
+def test_an_optimizer_of_the_blocks_matrices_is_refused_where_these_are_frozen(tiny: list[str], trained: Path, optim: str) -> None:
+    """It would step an adapter, or the embedding alone, with AdamW, at one rate whatever its own is."""
+    given = settled(*tiny, f"init_from={trained / 'parent'}", f"optim={optim}")
+    given = [arg for arg in given if not arg.startswith(("model", "tokenizer"))]
+    for more in ("adapter=lora", "trainer.freeze=[blocks]"):
+        with pytest.raises(ConfigError, match=rf"^optim={optim} is for the blocks' matrices, and none .* Use optim=adamw\.$"):
+            train_rank(compose_config([*given, more]))
+
+
 def test_the_scale_is_that_of_the_papers() -> None:
     assert LoRAConfig(rank=16, alpha=8.0).scale == 0.5
     assert LoRAConfig(rank=16, alpha=8.0, rslora=True).scale == 2.0

@@ -1,7 +1,7 @@
 """What every optimizer shares: its slot, parameter groups that carry their weights' names, and state that exists before the first step."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -28,8 +28,12 @@ class OptimConfig(Slot, group="optim"):
 
     whole_matrices: ClassVar[bool] = False
     """Whether a step needs all of a matrix at once."""
+    rest_by_adamw: ClassVar[bool] = False
+    """Whether it steps the blocks' matrices in its own way, and all else as AdamW does."""
     obeys_rates: ClassVar[bool] = False
     """Whether `build` obeys the rates of each weight, without which no parametrization but the standard one means anything."""
+    shapes_state: ClassVar[tuple[str, ...]] = ()
+    """Options, besides the kind, that say what the numbers of a state mean: with others they are no state to go on with."""
 
     lr: float = Field(gt=0)
     """Peak learning rate."""
@@ -54,6 +58,12 @@ class OptimConfig(Slot, group="optim"):
     def coded_by(self) -> str | None:
         """The option that stores the optimizer's state as 8-bit codes, which only this optimizer can read; None where nothing does."""
         return None
+
+    def require_matrix(self, trained: Iterable[Traits]) -> None:
+        """Raises ConfigError where this optimizer is for the blocks' matrices and none is trained: its own options would do nothing."""
+        if self.rest_by_adamw and not any(traits.matrix for traits in trained):
+            what = "is for the blocks' matrices, and none of them is trained (those of an adapter are not among them)"
+            raise ConfigError(f"optim={self.kind} {what}. Use optim=adamw.")
 
     @abstractmethod
     def build(self, named: NamedWeights, traits: Mapping[str, Traits]) -> Optimizer:

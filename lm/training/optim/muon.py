@@ -95,6 +95,7 @@ class MuonConfig(OptimConfig):
     """Muon for the blocks' matrices, AdamW for embeddings, head and vectors (Jordan et al. 2024; Liu et al. 2025, arXiv:2502.16982)."""
 
     whole_matrices = True
+    rest_by_adamw = True
     obeys_rates = True
 
     kind: Literal["muon"] = "muon"

@@ -20,6 +20,8 @@ class SoapConfig(OptimConfig):
     arXiv:2409.11321)."""
 
     whole_matrices = True
+    rest_by_adamw = True
+    shapes_state = ("one_sided", "max_side")  # the moments are those in the basis
 
     kind: Literal["soap"] = "soap"
     lr: float = Field(3e-3, gt=0)

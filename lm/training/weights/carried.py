@@ -8,6 +8,7 @@ from lm.storage.model_folder import resolve_model
 from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
 from lm.training.state import Saved
+from lm.units import shown
 
 
 def state_reader(cfg: TrainConfig) -> CheckpointReader:
@@ -25,8 +26,12 @@ def require_state(model: LM, cfg: TrainConfig) -> None:
     reader = state_reader(cfg)
     before = Saved.of(reader)
     said = f"init_optimizer=true: {source} has"
-    if (kind := before.config["optim"]["kind"]) != cfg.optim.kind:
-        raise ConfigError(f"{said} the state of optim={kind}, and this run has optim={cfg.optim.kind}. Take the same, or leave it out.")
+    there, here = before.config["optim"], cfg.optim.tree()
+    for key in ("kind", *cfg.optim.shapes_state):
+        if there[key] != here[key]:
+            named = "optim" if key == "kind" else f"optim.{key}"
+            what = f"the state of {named}={shown(there[key])}, and this run has {named}={shown(here[key])}"
+            raise ConfigError(f"{said} {what}. Take the same, or leave it out.")
     if before.adapter is not None:
         raise ConfigError(f"{said} the state of an adapter, which this run merges into the weights. Leave it out.")
     new = model.cfg.head.unlike(model_config(reader.meta["model"]).head)  # begins anew, whatever its shape

@@ -257,7 +257,7 @@ def test_activations_by_formula_are_what_autocast_keeps(preset: str) -> None:
         "muon",
         "soap",
         "soap optim.one_sided=true",
-        "soap optim.max_side=1000",
+        "soap optim.max_precondition_dim=1000",
         "sgd",
         "sgd optim.momentum=0.9",
     ],

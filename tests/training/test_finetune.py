@@ -136,13 +136,15 @@ def test_a_state_that_the_run_cannot_go_on_with_is_refused(parent: Path, where: 
         train_rank(compose_config(settled(*child(parent), "init_optimizer=true", f"init_from={parent / where}", *more)))
 
 
-@pytest.mark.parametrize(("option", "told"), [("one_sided=true", "false, .*one_sided=true"), ("max_side=20", "10000, .*max_side=20")])
+@pytest.mark.parametrize(
+    ("option", "told"), [("one_sided=true", "false, .*one_sided=true"), ("max_precondition_dim=20", "10000, .*max_precondition_dim=20")]
+)
 def test_moments_in_another_basis_are_refused(configure: Configure, tmp_path: Path, option: str, told: str) -> None:
     train_rank(configure("optim=soap", "trainer.max_steps=4", "run.name=parent"))
     where = tmp_path / "parent" / "checkpoints" / "step-00000004"
     onward = [*child(tmp_path / "parent")[1:-1], "init_optimizer=true", f"init_from={where}", "optim=soap"]
     model = build_model(model_config(CheckpointReader(where).meta["model"]), device="meta")
-    require_state(model, compose_config([*onward, "optim.every=7"]))
+    require_state(model, compose_config([*onward, "optim.precondition_frequency=7"]))
     with pytest.raises(ConfigError, match=f"has the state of optim.{option.split('=')[0]}={told}. Take the same, or leave it out"):
         require_state(model, compose_config([*onward, f"optim.{option}"]))
 

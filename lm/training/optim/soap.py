@@ -21,7 +21,7 @@ class SoapConfig(OptimConfig):
 
     whole_matrices = True
     rest_by_adamw = True
-    shapes_state = ("one_sided", "max_side")  # the moments are those in the basis
+    shapes_state = ("one_sided", "max_precondition_dim")  # the moments are those in the basis
 
     kind: Literal["soap"] = "soap"
     lr: float = Field(3e-3, gt=0)
@@ -32,11 +32,11 @@ class SoapConfig(OptimConfig):
     """Decay of the second moment, and of the products of a gradient with itself whose eigenvectors are the basis."""
     eps: float = Field(1e-8, ge=1e-30)
     """Added to the root of the second moment."""
-    every: int = Field(10, gt=0)
-    """Steps from one basis to the next, which a power iteration and a QR decomposition find; fewer cost more and learn somewhat more."""
+    precondition_frequency: int = Field(10, gt=0)
+    """Steps from one basis to the next, which a power iteration and a QR decomposition find."""
     one_sided: bool = False
-    """Only the shorter side of a matrix has a basis: less time and memory (section 7.2.2)."""
-    max_side: int = Field(10_000, gt=0)
+    """Only the shorter side of a matrix has a basis: less time and memory."""
+    max_precondition_dim: int = Field(10_000, gt=0)
     """A side with more rows, or columns, has no basis, which takes two square matrices of that size."""
     embed_lr: float | None = Field(None, gt=0)
     """Peak learning rate of the embedding, also where it is the head too, and of tables of values. null: lr."""
@@ -49,7 +49,7 @@ class SoapConfig(OptimConfig):
             rate = self.embed_lr if self.embed_lr is not None and traits[name].table else self.lr
             parts.setdefault((traits[name].matrix, rate), []).append((name, p))
         own = {"beta1": self.beta1, "beta2": self.beta2, "eps": self.eps}
-        soap = {"every": self.every, "max_side": self.max_side, "one_sided": self.one_sided}
+        soap = {key: getattr(self, key) for key in ("precondition_frequency", "max_precondition_dim", "one_sided")}
         return Soap([
             group | own | (soap if matrix else {})
             for (matrix, rate), part in sorted(parts.items(), key=lambda item: item[0])
@@ -60,13 +60,13 @@ class SoapConfig(OptimConfig):
         n = prod(shape)
         if not matrix:
             return 2 * number * n
-        squares = sum(shape[dim] ** 2 for dim in _dims(shape, self.max_side, self.one_sided))
+        squares = sum(shape[dim] ** 2 for dim in _dims(shape, self.max_precondition_dim, self.one_sided))
         return 4 * 2 * (n + n // (shape[-2] * shape[-1]) * squares)
 
 
-def _dims(shape: Sequence[int], max_side: int, one_sided: bool) -> list[int]:
+def _dims(shape: Sequence[int], max_precondition_dim: int, one_sided: bool) -> list[int]:
     """Returns the dimensions of a matrix, or of each one of a stack, that have a basis: -2 for the left one, -1 for the right one."""
-    found = [dim for dim in (-2, -1) if shape[dim] <= max_side]
+    found = [dim for dim in (-2, -1) if shape[dim] <= max_precondition_dim]
     return [min(found, key=lambda dim: shape[dim])] if one_sided and found else found
 
 
@@ -107,18 +107,18 @@ def _picked(x: Tensor, order: Tensor, dim: int) -> Tensor:
 
 
 class Soap(Skippable):
-    """Steps groups that have `every` with SOAP, the others with AdamW. Both moments of a matrix are those in its basis.
+    """Steps groups that have `precondition_frequency` with SOAP, the others with AdamW. Both moments of a matrix are those in its basis.
 
     The first step finds the basis and leaves the matrix as it is, as in the code of SOAP's authors.
     """
 
     def initial_state(self, group: Group, p: Tensor) -> State:
-        if "every" not in group:
+        if "precondition_frequency" not in group:
             return adam_state(p)
         state = {"step": torch.zeros((), device="cpu")} | {
             key: torch.zeros_like(p, dtype=torch.float32) for key in ("exp_avg", "exp_avg_sq")
         }
-        for dim in _dims(p.shape, group["max_side"], group["one_sided"]):
+        for dim in _dims(p.shape, group["max_precondition_dim"], group["one_sided"]):
             for key in (_SIDES[dim], f"{_SIDES[dim]}_basis"):
                 state[key] = torch.zeros(*p.shape[:-2], p.shape[dim], p.shape[dim], device=p.device)
         return state
@@ -127,7 +127,7 @@ class Soap(Skippable):
         return True  # a device is waited for: which step has a new basis is known here, and a skipped one does not count
 
     def _step(self, params: list[Tensor], group: Group) -> None:
-        if "every" not in group:
+        if "precondition_frequency" not in group:
             adamw_step(params, [self.state[p] for p in params], group, self.found_inf)
             return
         for p in params:
@@ -136,7 +136,7 @@ class Soap(Skippable):
 
     def _matrix(self, p: Tensor, grad: Tensor, state: State, group: Group) -> None:
         beta1, beta2, before = group["beta1"], group["beta2"], int(state["step"])
-        dims = _dims(p.shape, group["max_side"], group["one_sided"])
+        dims = _dims(p.shape, group["max_precondition_dim"], group["one_sided"])
         sides = [Side(dim, state[_SIDES[dim]], state[f"{_SIDES[dim]}_basis"]) for dim in dims]
         state["step"] += 1
         for side in sides:
@@ -152,7 +152,7 @@ class Soap(Skippable):
         for side in sides:
             update = side.back(update)
         p.copy_(p.float() * (1 - group["lr"] * group["weight_decay"]) - group["lr"] * update)
-        if before % group["every"] == 0:
+        if before % group["precondition_frequency"] == 0:
             for side in sides:
                 whole = side.back(mean)
                 square.copy_(_picked(square, side.turn(), side.dim))

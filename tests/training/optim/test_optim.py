@@ -13,7 +13,7 @@ from tests.training.optim.optimizers import begun
 
 CONFIGS: list[OptimConfig] = [
     AdamWConfig(), MuonConfig(weight_decay=0.1), SGDConfig(), SGDConfig(momentum=0.9, weight_decay=0.1), AdamWConfig(state_bits=8),
-    SoapConfig(every=2, weight_decay=0.1),
+    SoapConfig(precondition_frequency=2, weight_decay=0.1),
 ]  # fmt: skip
 IDS = ["adamw", "muon", "sgd", "sgd-momentum", "adamw-8", "soap"]
 MATRICES = {"0.weight", "2.weight"}

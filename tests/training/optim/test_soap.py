@@ -28,15 +28,24 @@ def set_gradients(params: dict[str, nn.Parameter], step: int) -> None:
 
 
 @pytest.mark.parametrize("every", [1, 4])
-@pytest.mark.parametrize("max_side", [10_000, 30])
+@pytest.mark.parametrize("max_precondition_dim", [10_000, 30])
 @pytest.mark.parametrize("decay", [0.0, 0.5])
-def test_steps_are_those_of_another_implementation(every: int, max_side: int, decay: float) -> None:
+def test_steps_are_those_of_another_implementation(every: int, max_precondition_dim: int, decay: float) -> None:
     """Which vectors span what the first gradient is silent about is left to chance, so both begin with the same basis."""
-    ours, cfg = parameters(), SoapConfig(lr=0.01, beta1=0.9, every=every, max_side=max_side, weight_decay=decay)
+    ours, cfg = (
+        parameters(),
+        SoapConfig(lr=0.01, beta1=0.9, precondition_frequency=every, max_precondition_dim=max_precondition_dim, weight_decay=decay),
+    )
     theirs = {name: nn.Parameter(p.detach().clone()) for name, p in ours.items() if name in MATRICES and name != "stack"}
     matrices = [nn.Parameter(p) for p in ours["stack"].detach().clone()]
     optimizer = begun(cfg, ours.items(), MATRICES)
-    options = {"lr": 0.01, "betas": (0.9, 0.95), "weight_decay": 0.0, "precondition_frequency": every, "max_precondition_dim": max_side}
+    options = {
+        "lr": 0.01,
+        "betas": (0.9, 0.95),
+        "weight_decay": 0.0,
+        "precondition_frequency": every,
+        "max_precondition_dim": max_precondition_dim,
+    }
     reference = SOAP([*theirs.values(), *matrices], **options)
     for step in range(14):
         set_gradients(ours, step)
@@ -89,12 +98,12 @@ def test_one_sided_has_a_basis_of_the_shorter_side_and_a_long_side_has_none() ->
     both = {"left", "right"}
     assert sides() == {"square": both, "stack": both, "tall": both, "wide": both}
     assert sides(one_sided=True) == {"square": {"left"}, "stack": {"left"}, "tall": {"right"}, "wide": {"left"}}
-    assert sides(max_side=20) == {"square": both, "stack": {"left"}, "tall": {"right"}, "wide": {"left"}}
-    assert sides(max_side=8) == {name: set() for name in sorted(MATRICES)}
+    assert sides(max_precondition_dim=20) == {"square": both, "stack": {"left"}, "tall": {"right"}, "wide": {"left"}}
+    assert sides(max_precondition_dim=8) == {name: set() for name in sorted(MATRICES)}
 
 
 def test_without_a_basis_the_steps_are_adams_one_step_later() -> None:
-    cfg = SoapConfig(lr=0.01, max_side=1, weight_decay=0.1)
+    cfg = SoapConfig(lr=0.01, max_precondition_dim=1, weight_decay=0.1)
     ours, theirs = parameters(), parameters()
     optimizer = begun(cfg, ours.items(), MATRICES)
     reference = torch.optim.AdamW([theirs[name] for name in sorted(MATRICES)], lr=0.01, betas=(0.95, 0.95), eps=1e-8, weight_decay=0.1)
@@ -115,7 +124,7 @@ def test_the_embedding_and_groups_have_rates_of_their_own() -> None:
     traits = {name: Traits(name in MATRICES, p.ndim > 1, table=name == "embed") for name, p in params.items()}
     traits["wide"] = traits["wide"]._replace(lr=0.002)
     groups = cfg.build([*params.items()], traits).param_groups
-    found = {name: (group["lr"], group["weight_decay"], "every" in group) for group in groups for name in group["names"]}
+    found = {name: (group["lr"], group["weight_decay"], "precondition_frequency" in group) for group in groups for name in group["names"]}
     assert found == {
         "square": (0.01, 0.1, True),
         "tall": (0.01, 0.1, True),

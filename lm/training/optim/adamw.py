@@ -39,6 +39,10 @@ class AdamWConfig(OptimConfig):
     def coded_by(self) -> str | None:
         return f"optim.state_bits={self.state_bits}" if self.state_bits is not None else None
 
+    @property
+    def of_matrices(self) -> str | None:
+        return self.coded_by
+
     def build(self, named: NamedWeights, traits: Mapping[str, Traits]) -> Optimizer:
         if self.state_bits is None:
             return AdamW(self._groups(named, traits), lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps, fused=True)

@@ -28,8 +28,6 @@ class OptimConfig(Slot, group="optim"):
 
     whole_matrices: ClassVar[bool] = False
     """Whether a step needs all of a matrix at once."""
-    rest_by_adamw: ClassVar[bool] = False
-    """Whether it steps the blocks' matrices in its own way, and all else as AdamW does."""
     obeys_rates: ClassVar[bool] = False
     """Whether `build` obeys the rates of each weight, without which no parametrization but the standard one means anything."""
     shapes_state: ClassVar[tuple[str, ...]] = ()
@@ -59,11 +57,16 @@ class OptimConfig(Slot, group="optim"):
         """The option that stores the optimizer's state as 8-bit codes, which only this optimizer can read; None where nothing does."""
         return None
 
+    @property
+    def of_matrices(self) -> str | None:
+        """The option that is for the blocks' matrices alone, all else being AdamW's; None where there is none."""
+        return None
+
     def require_matrix(self, trained: Iterable[Traits]) -> None:
-        """Raises ConfigError where this optimizer is for the blocks' matrices and none is trained: its own options would do nothing."""
-        if self.rest_by_adamw and not any(traits.matrix for traits in trained):
+        """Raises ConfigError for an option that is for the blocks' matrices where none of these is trained: it would do nothing."""
+        if self.of_matrices is not None and not any(traits.matrix for traits in trained):
             what = "is for the blocks' matrices, and none of them is trained (those of an adapter are not among them)"
-            raise ConfigError(f"optim={self.kind} {what}. Use optim=adamw.")
+            raise ConfigError(f"{self.of_matrices} {what}. Use plain optim=adamw.")
 
     @abstractmethod
     def build(self, named: NamedWeights, traits: Mapping[str, Traits]) -> Optimizer:

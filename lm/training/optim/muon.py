@@ -95,7 +95,6 @@ class MuonConfig(OptimConfig):
     """Muon for the blocks' matrices, AdamW for embeddings, head and vectors (Jordan et al. 2024; Liu et al. 2025, arXiv:2502.16982)."""
 
     whole_matrices = True
-    rest_by_adamw = True
     obeys_rates = True
 
     kind: Literal["muon"] = "muon"
@@ -126,6 +125,10 @@ class MuonConfig(OptimConfig):
     """AdamW: added to the root of the second moment."""
     adam_weight_decay: float = Field(0.0, ge=0)
     """AdamW: decoupled decay of embeddings and head."""
+
+    @property
+    def of_matrices(self) -> str:
+        return f"optim={self.kind}"
 
     @property
     def gathers(self) -> bool:

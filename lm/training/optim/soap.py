@@ -20,7 +20,6 @@ class SoapConfig(OptimConfig):
     arXiv:2409.11321)."""
 
     whole_matrices = True
-    rest_by_adamw = True
     shapes_state = ("one_sided", "max_precondition_dim")  # the moments are those in the basis
 
     kind: Literal["soap"] = "soap"
@@ -42,6 +41,10 @@ class SoapConfig(OptimConfig):
     """Peak learning rate of the embedding, also where it is the head too, and of tables of values. null: lr."""
     weight_decay: float = Field(0.0, ge=0)
     """Decoupled decay of matrices and embeddings."""
+
+    @property
+    def of_matrices(self) -> str:
+        return f"optim={self.kind}"
 
     def build(self, named: NamedWeights, traits: Mapping[str, Traits]) -> Optimizer:
         parts: dict[tuple[bool, float], NamedWeights] = {}

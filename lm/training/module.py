@@ -26,7 +26,6 @@ from lm.training.loss_scale import LossScale
 from lm.training.numerics import StepJudge
 from lm.training.objectives.base import build_objective
 from lm.training.optim.base import set_lr
-from lm.training.optim.traits import traits_of
 from lm.training.plan import counts_of
 from lm.training.state import RunState, Saved
 from lm.training.strategies.base import Strategy
@@ -69,8 +68,7 @@ class TrainModule(LightningModule):
         model.runs_mtp = cfg.objective.trains_mtp
         frozen = freeze_untrained(model, cfg)
         self._frozen_routers = _frozen_routers(model, frozen if cfg.adapter is None else frozen | model.self_updated().keys())
-        self._traits = traits_of(model, cfg.optim.groups, cfg.optim.layer_decay)  # before the strategy shards the weights
-        cfg.optim.require_matrix(self._traits[name] for name in trainable(model))
+        self._traits = cfg.optim.traits(model)  # before the strategy shards the weights
         self.n_trained = sum(p.numel() for p in trainable(model).values())
         self.n_frozen = n_weights(model) - self.n_trained
         self.objective = build_objective(cfg)

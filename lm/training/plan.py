@@ -20,13 +20,15 @@ from lm.units import binary, counted, duration, si
 
 
 def plan(cfg: TrainConfig, say: Callable[[str], None]) -> None:
-    """Prints the run's size, time, memory and advice by `say`. Raises ConfigError where a tokenizer file cannot be read, or nothing fits
-    trainer.float8; CheckpointError where init_from does not fit the model, ConfigError where a teacher does not."""
+    """Prints the run's size, time, memory and advice by `say`. Raises ConfigError where a tokenizer file cannot be read, nothing fits
+    trainer.float8, or the optimizer's options are for weights that are not trained; CheckpointError where init_from does not fit the
+    model, ConfigError where a teacher does not."""
     model = _filled(cfg)
     if cfg.init_from is not None:
         require_fit(build_model(model, device="meta"), cfg)
     require_teacher(cfg, given_tokenizer(cfg))
     counts, built = counts_of(cfg, model), on_meta(cfg, model)
+    cfg.optim.traits(built)
     float8 = multiply_in_float8(built) if cfg.trainer.float8 else None
     step_s, how = _step_s(cfg, counts), cfg.setting()
     how = how if cfg.budget.gpu is None else replace(how, device="cuda")

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from lm.storage.checkpoint import CheckpointReader
 from lm.storage.model_folder import read_model
 from lm.storage.reading import read_json, read_yaml
 from lm.training.config import TrainConfig
-from lm.training.plan import frozen_bytes
+from lm.training.plan import frozen_bytes, plan
 from lm.training.run import train_rank
 from lm.training.weights.initial import parent
 from tests.training.conftest import TINY, Before, Configure, Launch, edit, in_each_way, ranks, read, results, settled, write_text
@@ -180,8 +181,9 @@ def test_an_optimizer_of_the_blocks_matrices_is_refused_where_these_are_frozen(t
     given = settled(*tiny, f"init_from={trained / 'parent'}", *(["optim=adamw"] if "state" in optim else []), optim)
     given = [arg for arg in given if not arg.startswith(("model", "tokenizer"))]
     for more in ("adapter=lora", "trainer.freeze=[blocks]"):
-        with pytest.raises(ConfigError, match=rf"^{optim} is for the blocks' matrices, and none .* Use plain optim=adamw\.$"):
-            train_rank(compose_config([*given, more]))
+        for way in (train_rank, partial(plan, say=print)):
+            with pytest.raises(ConfigError, match=rf"^{optim} is for the blocks' matrices, and none .* Use plain optim=adamw\.$"):
+                way(compose_config([*given, more]))
 
 
 def test_the_scale_is_that_of_the_papers() -> None:

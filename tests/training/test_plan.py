@@ -28,6 +28,11 @@ def test_the_plan_of_a_published_run_multiplies_out_and_leaves_nothing(lm: Lm, t
     assert price and float(price[1]) == pytest.approx(hours, rel=0.005) and float(price[2]) == pytest.approx(3 * hours, abs=0.01)
 
 
+def test_a_group_that_matches_no_weight_is_refused_by_the_plan_as_by_the_run(lm: Lm) -> None:
+    code, _, err = lm("train", "plan=true", "model=nano", "optim.groups=[{match:emded,lr:0.1}]")
+    assert code == 2 and "optim.groups: no weight that is trained has a name like 'emded'. Near are embed.weight" in err
+
+
 def test_a_plan_counts_as_show_does(lm: Lm) -> None:
     args = ["model=llama3_8b", "data.seq_len=4096", "strategy=fsdp", "launch.devices=8", "trainer.precision=bf16-mixed", "optim=adamw"]
     shown, planned = lm("show", *args)[1], lm("train", *args, "plan=true")[1]

@@ -1,7 +1,7 @@
 """What every optimizer shares: its slot, parameter groups that carry their weights' names, and state that exists before the first step."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -12,8 +12,9 @@ from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
 from lm.errors import ConfigError
+from lm.nn.transformer import LM
 from lm.schema import Slot
-from lm.training.optim.traits import GroupConfig, Traits
+from lm.training.optim.traits import GroupConfig, Traits, traits_of
 
 NamedWeights = list[tuple[str, nn.Parameter]]
 Group = dict[str, Any]
@@ -62,11 +63,17 @@ class OptimConfig(Slot, group="optim"):
         """The option that is for the blocks' matrices alone, all else being AdamW's; None where there is none."""
         return None
 
-    def require_matrix(self, trained: Iterable[Traits]) -> None:
-        """Raises ConfigError for an option that is for the blocks' matrices where none of these is trained: it would do nothing."""
-        if self.of_matrices is not None and not any(traits.matrix for traits in trained):
+    def traits(self, model: LM) -> dict[str, Traits]:
+        """Returns the traits of all weights by name, of which some may be frozen; call it while they are whole.
+
+        Raises ConfigError as `traits_of`, and for an option that is for the blocks' matrices where none of these is trained: it would do
+        nothing.
+        """
+        found = traits_of(model, self.groups, self.layer_decay)
+        if self.of_matrices is not None and not any(found[name].matrix for name, p in model.named_parameters() if p.requires_grad):
             what = "is for the blocks' matrices, and none of them is trained (those of an adapter are not among them)"
             raise ConfigError(f"{self.of_matrices} {what}. Use plain optim=adamw.")
+        return found
 
     @abstractmethod
     def build(self, named: NamedWeights, traits: Mapping[str, Traits]) -> Optimizer:

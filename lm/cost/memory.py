@@ -16,6 +16,9 @@ from lm.nn.transformer import LM
 from lm.ops.ranks.tensor_parallel import Divisible
 from lm.ops.recompute import NOTHING, Recompute
 
+StateBytes = Callable[[Sequence[int], bool, int], float]
+"""Bytes that an optimizer keeps of a weight: by its shape, whether it is one of the blocks' matrices, and the bytes of its elements."""
+
 
 def two_numbers(shape: Sequence[int], matrix: bool, number: int) -> float:
     """Returns the bytes that AdamW keeps of a weight."""
@@ -30,10 +33,7 @@ class Setting:
     seq_len: int  # an encoder-decoder's source has as many tokens
     chunk: int  # tokens whose logits exist at once
     precision: Precision = "fp32"
-    states: Callable[[Sequence[int], bool, int], float] = (
-        two_numbers  # bytes that the optimizer keeps of a weight, by its shape, whether it
-    )
-    # is one of the blocks' matrices, and the bytes of a number
+    states: StateBytes = two_numbers
     recompute: Recompute = NOTHING
     stage: int = 0  # what is cut into slices: 1 optimizer states, 2 gradients too, 3 weights too (ZeRO; FSDP2 is 3)
     world: int = 1  # ranks that share the slices

@@ -55,6 +55,8 @@ def test_a_study_is_run_once_judged_at_any_time_and_takes_more_seeds(
 
     code, _, err = lm("ablate", "study=ffn", "dir=.", "metric=val_loss")
     assert code == 2 and err.splitlines()[-1].startswith("metric: ffn goes on as it was asked for, but for seeds.")
+    code, _, err = lm("ablate", "report", "study=ffn", "dir=.", "seeds=3")
+    assert code == 2 and err.splitlines()[-1].startswith("seeds: ffn is reported as it was asked for. Leave it out")
 
     code, _, err = lm("ablate", "study=ffn", "dir=.", "seeds=3")
     assert (code, err.count(": 2 runs to go")) == (0, 1)

@@ -139,7 +139,8 @@ class Ablate(Verb):
         read = {"seeds"} if seeds is not None else set()
         if question is None and (unread := sorted((self.model_fields_set & StudyConfig.model_fields.keys()) - read) + overrides):
             what = f"{folder} goes on" if frozen is None or there else f"study={self.study} is run again"
-            raise ConfigError(f"{unread[0]}: {what} as it was asked for, but for seeds. Leave it out, or repeat the command that began it.")
+            how = f"{folder} is reported as it was asked for" if doing == "report" else f"{what} as it was asked for, but for seeds"
+            raise ConfigError(f"{unread[0]}: {how}. Leave it out, or repeat the command that began it.")
         if question is None or (doing == "report" and begun is None):
             study = read_study(folder, None if doing == "report" else frozen, seeds)
         else:

@@ -4,11 +4,10 @@ lm train plugins=examples/plugins/lion.py optim=lion optim.lr=1e-4,3e-4 -m
 """
 
 from collections.abc import Mapping, Sequence
-from math import prod
 from typing import ClassVar, Literal
 
 from pydantic import Field
-from torch import Tensor
+from torch import Size, Tensor
 from torch.optim import Optimizer
 
 from lm.kinds import Group, NamedWeights, OptimConfig, Skippable, Traits, decaying, momentum_state
@@ -33,7 +32,7 @@ class LionConfig(OptimConfig):
         return Lion([group | {"betas": (self.beta1, self.beta2)} for group in decaying(named, self.lr, self.weight_decay, traits)])
 
     def state_bytes(self, shape: Sequence[int], matrix: bool, number: int) -> int:
-        return 4 * prod(shape)
+        return 4 * Size(shape).numel()
 
 
 class Lion(Skippable):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from lm.errors import CheckpointError, ConfigError, LmError
+from lm.errors import CheckpointError, ConfigError
 from lm.report.run import Axis, Run, read_run, run_folders
 from lm.report.statistics import ALPHA, Difference, differences
 from lm.schema import Tree, did_you_mean, flatten
@@ -139,10 +139,10 @@ def differing(flat_trees: Sequence[Tree]) -> list[str]:
     return [key for key in keys if any(flat.get(key, ABSENT) != flat_trees[0].get(key, ABSENT) for flat in flat_trees)]
 
 
-def collect(folders: list[Path], baseline: str | None = None, x: Axis = "tokens", whole: Callable[[Tree], Tree] = dict) -> Comparison:
+def collect(folders: list[Path], baseline: str | None = None, x: Axis = "tokens", as_of_today: Callable[[Tree], Tree] = dict) -> Comparison:
     """Returns the comparison of the runs that can be read; the notes name the others. A folder given twice counts once.
 
-    baseline: a run's folder or name; None: the first run. x: what the curves are drawn against. whole: as of `compare`. If no run can
+    baseline: a run's folder or name; None: the first run. x: what the curves are drawn against. as_of_today: as of `compare`. If no run can
     be read, raises the ConfigError or CheckpointError of the first.
     """
     if not folders:
@@ -160,7 +160,7 @@ def collect(folders: list[Path], baseline: str | None = None, x: Axis = "tokens"
     runs = [replace(run, name=str(run.folder)) if names[run.name] > 1 else run for run in runs]
     validated = [run for run in runs if run.number("val_loss") is not None] or runs
     metric = "val_bits_per_byte" if all(run.number("val_bits_per_byte") is not None for run in validated) else "val_loss"
-    rows = sorted(_group(runs, whole), key=lambda row: (row.mean(metric) is None, row.mean(metric) or 0.0))
+    rows = sorted(_group(runs, as_of_today), key=lambda row: (row.mean(metric) is None, row.mean(metric) or 0.0))
     keys = differing([row.values for row in rows])
     first = runs[0] if baseline is None else _named(runs, baseline)
     against = next(row for row in rows if first in row.runs)
@@ -181,19 +181,12 @@ def _seed(run: Run) -> str:
     return "/".join(map(str, seed.values())) if isinstance(seed, dict) else str(seed)
 
 
-def _whole(config: Tree, whole: Callable[[Tree], Tree]) -> Tree:
-    try:
-        return whole(config)
-    except LmError:  # of a plugin that is not loaded, or not valid today
-        return config
-
-
-def _group(runs: list[Run], whole: Callable[[Tree], Tree]) -> list[Row]:
+def _group(runs: list[Run], as_of_today: Callable[[Tree], Tree]) -> list[Row]:
     """Groups runs over seeds into rows. A seed that comes twice under one config starts another row: repeating a run is no new evidence."""
     repeats: Counter[str] = Counter()
     rows: dict[tuple[str, int], Row] = {}
     for run in runs:
-        values = compared(_whole(run.config, whole))
+        values = compared(as_of_today(run.config))
         config, seed = json.dumps(values, sort_keys=True), _seed(run)
         rows.setdefault((config, repeats[config + seed]), Row([], values)).runs.append(run)
         repeats[config + seed] += 1

@@ -29,16 +29,15 @@ def compare(
     format: Literal["text", "md", "tex", "csv", "json"] = "text",
     x: Axis = "tokens",
     baseline: str | None = None,
-    whole: Callable[[Tree], Tree] = dict,
+    as_of_today: Callable[[Tree], Tree] = dict,
 ) -> str:
     """Returns a table of runs, the lowest metric first, with the differences between their configs, and notes on an unfair comparison.
 
     runs: one or several folders of runs or sweeps, or globs; runs that cannot be read are left out and named in the notes. out: a folder
     for compare.md and the curves against `x` as compare.png, or a file for the table in the format of its ending; it must not exist, or
-    with `overwrite` may be an earlier comparison's. baseline: the run that the others are compared with; None: the first one. whole:
-    gives a saved config the defaults of keys that were added to lm since, which else stand as differences to newer runs; it raises LmError
-    for one that is not valid today. Raises ConfigError where no run is left, CheckpointError where the only one is damaged, ResourceError
-    where `out` cannot be written.
+    with `overwrite` may be an earlier comparison's. baseline: the run that the others are compared with; None: the first one.
+    as_of_today: gives a saved config the defaults of keys that were added to lm since, which else stand as differences to newer runs.
+    Raises ConfigError where no run is left, CheckpointError where the only one is damaged, ResourceError where `out` cannot be written.
     """
     for name, given, options in (("format", format, [*FORMATS]), ("x", x, [*get_args(Axis)])):
         if given not in options:
@@ -49,7 +48,7 @@ def compare(
         expect("runs", run, (str, os.PathLike), "Each is the folder of a run")
     expect("out", out, (str, os.PathLike, type(None)), "Give a folder or a file to write")
     expect("baseline", baseline, (str, os.PathLike, type(None)), "Give the folder or the name of a run")
-    comparison = collect([Path(run) for run in listed], baseline, x, whole)
+    comparison = collect([Path(run) for run in listed], baseline, x, as_of_today)
     notes = [*comparison.notes, *unplotted(comparison)]
     if comparison.repeated:
         notes = [SEEDS, *notes]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 from pydantic import Field, create_model
 
 from lm import collector, plugins
+from lm.errors import ConfigError
 from lm.schema import Config, Named, Slot, Tree, entry_type, from_tree, members, variant
 
 if TYPE_CHECKING:
@@ -36,10 +37,13 @@ def root() -> type[Config]:
     return listed
 
 
-def whole(saved: Tree) -> Tree:
-    """Returns a run's saved config with the defaults of keys that were added since: they stand for how runs were before. Raises ConfigError
-    where it is not valid today."""
-    return from_tree(root(), saved).tree()
+def as_of_today(saved: Tree) -> Tree:
+    """Returns a run's saved config with the defaults of keys that were added since, which stand for how runs were before; as it is where it
+    is not valid today, or of a plugin that is not loaded."""
+    try:
+        return from_tree(root(), saved).tree()
+    except ConfigError:
+        return saved
 
 
 @cache

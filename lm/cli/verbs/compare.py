@@ -38,7 +38,9 @@ class Compare(Writer):
         alone = table_format(self.out) is not None
         replaced = self.overwrite or "out" not in self.model_fields_set
         baseline = self.baseline or _of_study(Path(folders[0]))
-        made = compare(folders, self.out, overwrite=replaced, format=self.format, x=self.x, baseline=baseline, whole=known.whole)
+        made = compare(
+            folders, self.out, overwrite=replaced, format=self.format, x=self.x, baseline=baseline, as_of_today=known.as_of_today
+        )
         answer(made)
         tell = say if self.format == "text" else note  # stdout may be read by a program
         tell(f"table: {self.out}" if alone else f"picture: {Path(self.out) / 'compare.png'}")

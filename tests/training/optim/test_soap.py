@@ -13,9 +13,9 @@ SHAPES = {"square": (16, 16), "wide": (16, 40), "tall": (40, 16), "stack": (3, 1
 MATRICES = {"square", "wide", "tall", "stack"}
 
 
-def parameters(dtype: torch.dtype = torch.float32) -> dict[str, nn.Parameter]:
+def parameters() -> dict[str, nn.Parameter]:
     generator = torch.Generator().manual_seed(0)
-    return {name: nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for name, shape in SHAPES.items()}
+    return {name: nn.Parameter(torch.randn(shape, generator=generator)) for name, shape in SHAPES.items()}
 
 
 def set_gradients(params: dict[str, nn.Parameter], step: int) -> None:
@@ -23,7 +23,7 @@ def set_gradients(params: dict[str, nn.Parameter], step: int) -> None:
     for seed, share in ((1, 1.0), (100 + step, 0.5)):
         generator = torch.Generator().manual_seed(seed)
         for p in params.values():
-            new = share * torch.randn(p.shape, generator=generator).to(p.dtype)
+            new = share * torch.randn(p.shape, generator=generator)
             p.grad = new if seed == 1 or p.grad is None else p.grad + new
 
 
@@ -32,26 +32,16 @@ def set_gradients(params: dict[str, nn.Parameter], step: int) -> None:
 @pytest.mark.parametrize("decay", [0.0, 0.5])
 def test_steps_are_those_of_another_implementation(every: int, max_precondition_dim: int, decay: float) -> None:
     """Which vectors span what the first gradient is silent about is left to chance, so both begin with the same basis."""
-    ours, cfg = (
-        parameters(),
-        SoapConfig(lr=0.01, beta1=0.9, precondition_frequency=every, max_precondition_dim=max_precondition_dim, weight_decay=decay),
-    )
+    ours, own = parameters(), {"precondition_frequency": every, "max_precondition_dim": max_precondition_dim}
     theirs = {name: nn.Parameter(p.detach().clone()) for name, p in ours.items() if name in MATRICES and name != "stack"}
     matrices = [nn.Parameter(p) for p in ours["stack"].detach().clone()]
-    optimizer = begun(cfg, ours.items(), MATRICES)
-    options = {
-        "lr": 0.01,
-        "betas": (0.9, 0.95),
-        "weight_decay": 0.0,
-        "precondition_frequency": every,
-        "max_precondition_dim": max_precondition_dim,
-    }
-    reference = SOAP([*theirs.values(), *matrices], **options)
+    optimizer = begun(SoapConfig(lr=0.01, beta1=0.9, weight_decay=decay, **own), ours.items(), MATRICES)
+    reference = SOAP([*theirs.values(), *matrices], lr=0.01, betas=(0.9, 0.95), weight_decay=0.0, **own)
     for step in range(14):
         set_gradients(ours, step)
         for name, p in theirs.items():
-            p.grad = ours[name].grad.clone()  # type: ignore[union-attr]
-        for p, grad in zip(matrices, ours["stack"].grad, strict=True):  # type: ignore[arg-type]
+            p.grad = ours[name].grad.clone()
+        for p, grad in zip(matrices, ours["stack"].grad, strict=True):
             p.grad = grad.clone()
         if step:
             with torch.no_grad():

@@ -258,6 +258,8 @@ def test_activations_by_formula_are_what_autocast_keeps(preset: str) -> None:
         "soap",
         "soap optim.one_sided=true",
         "soap optim.max_precondition_dim=1000",
+        "adafactor",
+        "adafactor optim.beta1=0.9",
         "sgd",
         "sgd optim.momentum=0.9",
     ],

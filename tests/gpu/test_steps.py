@@ -27,6 +27,7 @@ from tests.training.steps import ADAMW, SGD, STEPS, batches, config, held_and_re
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 MUON: dict[str, Any] = {"kind": "muon", "lr": 0.02, "clip": 1.0}
 SOAP: dict[str, Any] = {"kind": "soap", "lr": 0.003, "clip": 1.0}
+ADAFACTOR: dict[str, Any] = {"kind": "adafactor", "lr": 0.01, "clip": 1.0}
 LENGTH = 160  # more than one block of FlexAttention
 
 
@@ -152,7 +153,7 @@ class Poisoned(TrainModule):
         return loss * float("nan") if self.step == 2 else loss
 
 
-@pytest.mark.parametrize("optim", [ADAMW, SGD, MUON, SOAP], ids=["adamw", "sgd", "muon", "soap"])
+@pytest.mark.parametrize("optim", [ADAMW, SGD, MUON, SOAP, ADAFACTOR], ids=["adamw", "sgd", "muon", "soap", "adafactor"])
 def test_no_step_is_taken_from_the_first_that_is_not_finite_on(optim: dict[str, Any]) -> None:
     cfg, rows = config(optim), batches()
     record, weights = train_steps(cfg, rows, kind=Poisoned, accelerator="cuda")

@@ -70,6 +70,7 @@ BASE = ["model.parametrization.base_width=16", "model.parametrization.base_depth
         ["optim=adamw", "optim.state_bits=8", "trainer.precision=bf16-true"],
         pytest.param(["optim=muon", "trainer.micro_batch=4", "trainer.precision=fp16-mixed"], marks=pytest.mark.slow),
         ["optim=soap", "optim.precondition_frequency=3", "optim.one_sided=true", "trainer.ema_decay=0.9"],
+        ["optim=adafactor", "optim.beta1=0.9", "trainer.precision=bf16-true"],
     ],
     ids=[
         "adamw, completep",
@@ -80,6 +81,7 @@ BASE = ["model.parametrization.base_width=16", "model.parametrization.base_depth
         "8 bits, bf16",
         "fp16",
         "soap, average",
+        "adafactor, bf16",
     ],
 )
 def test_a_run_that_was_stopped_four_times_is_bitwise_the_run_left_alone(

@@ -8,6 +8,7 @@ from lm.errors import CheckpointError
 from lm.storage.checkpoint import CheckpointReader, Piece, step_folder
 from lm.training.callbacks.saving import Saver
 from lm.training.launch.ranks import Ranks
+from lm.training.optim.adafactor import AdafactorConfig
 from lm.training.optim.adamw import AdamWConfig
 from lm.training.optim.base import OptimConfig, begin_state
 from lm.training.optim.muon import MuonConfig
@@ -21,8 +22,8 @@ from tests.conftest import on_linux
 from tests.runs import save_checkpoint
 from tests.training.optim.optimizers import built
 
-CONFIGS: list[OptimConfig] = [AdamWConfig(), MuonConfig(), SGDConfig(momentum=0.9), SGDConfig(), SoapConfig()]
-IDS = ["adamw", "muon", "sgd-momentum", "sgd", "soap"]
+CONFIGS: list[OptimConfig] = [AdamWConfig(), MuonConfig(), SGDConfig(momentum=0.9), SGDConfig(), SoapConfig(), AdafactorConfig(beta1=0.9)]
+IDS = ["adamw", "muon", "sgd-momentum", "sgd", "soap", "adafactor"]
 MATRICES = {"inner.weight"}
 
 
@@ -112,6 +113,8 @@ def test_pieces_carry_neutral_names(tmp_path: Path) -> None:
     assert found["sgd-momentum"] == {(name, "momentum") for name in names}
     assert found["sgd"] == set()
     assert found["soap"] == adam | {("inner.weight", f"{side}{of}") for side in ("left", "right") for of in ("", "_basis")}
+    factored = {(name, kind) for name in names for kind in ("step", "exp_avg", "row", "column") if name != "inner.bias"}
+    assert found["adafactor"] == factored | {("inner.bias", kind) for kind in ("step", "exp_avg", "exp_avg_sq")}
 
 
 def test_a_missing_optimizer_state_names_the_remedy(tmp_path: Path) -> None:

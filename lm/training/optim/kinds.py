@@ -1,5 +1,6 @@
 """The optimizers that there are: importing a module registers its kinds."""
 
+from lm.training.optim import adafactor as adafactor
 from lm.training.optim import adamw as adamw
 from lm.training.optim import muon as muon
 from lm.training.optim import sgd as sgd

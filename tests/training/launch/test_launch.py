@@ -265,6 +265,7 @@ def test_a_config_that_differs_is_refused_before_any_rank_starts(
         (["strategy=zero3", "optim=muon"], "optim=muon works on whole matrices.*Use optim=adamw, or strategy=ddp, fsdp, zero1 or zero2"),
         (["strategy=zero2_offload", "optim=muon"], "optim=muon works on whole matrices"),
         (["strategy=fsdp", "optim=soap"], "optim=soap works on whole matrices.*Use optim=adamw, or strategy=ddp"),
+        (["strategy=zero1", "optim=adafactor"], "optim=adafactor works on whole matrices.*Use optim=adamw, or strategy=ddp"),
         (["strategy=fsdp", "optim=muon", "optim.row_beta2=0.95"], "optim.row_beta2=0.95 works on whole matrices.*or strategy=ddp"),
         (["strategy=zero1", "optim=adamw", "trainer.ema_decay=0.9"], "trainer.ema_decay needs weights"),
         (["strategy=zero3", "optim=adamw", "trainer.precision=bf16-true"], "trainer.precision=bf16-mixed"),

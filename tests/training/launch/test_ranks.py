@@ -31,6 +31,7 @@ EXACT = [
     pytest.param("fsdp", 2, ["trainer.ema_decay=0.9"], marks=pytest.mark.slow),
     pytest.param("ddp", 3, ["optim=muon", "data.global_batch=12"], marks=pytest.mark.slow),
     pytest.param("ddp", 2, ["optim=soap", "optim.precondition_frequency=2"], marks=pytest.mark.slow),
+    pytest.param("ddp", 2, ["optim=adafactor"], marks=pytest.mark.slow),
     pytest.param("fsdp", 3, ["data.global_batch=12"], marks=pytest.mark.slow),
     pytest.param("fsdp", 3, ["optim=muon", "data.global_batch=12"], marks=pytest.mark.slow),
     pytest.param("fsdp", 2, ["optim.state_bits=8"], marks=pytest.mark.slow),

@@ -4,6 +4,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lm.errors import ConfigError
+from lm.training.optim.adafactor import AdafactorConfig
 from lm.training.optim.adamw import AdamWConfig
 from lm.training.optim.base import OptimConfig, Skippable, begin_state, set_lr
 from lm.training.optim.muon import MuonConfig
@@ -13,9 +14,9 @@ from tests.training.optim.optimizers import begun
 
 CONFIGS: list[OptimConfig] = [
     AdamWConfig(), MuonConfig(weight_decay=0.1), SGDConfig(), SGDConfig(momentum=0.9, weight_decay=0.1), AdamWConfig(state_bits=8),
-    SoapConfig(precondition_frequency=2, weight_decay=0.1),
+    SoapConfig(precondition_frequency=2, weight_decay=0.1), AdafactorConfig(), AdafactorConfig(beta1=0.5, weight_decay=0.1),
 ]  # fmt: skip
-IDS = ["adamw", "muon", "sgd", "sgd-momentum", "adamw-8", "soap"]
+IDS = ["adamw", "muon", "sgd", "sgd-momentum", "adamw-8", "soap", "adafactor", "adafactor-mean"]
 MATRICES = {"0.weight", "2.weight"}
 
 
@@ -166,7 +167,7 @@ def test_bf16_weights_step_as_float32_weights_do_up_to_their_rounding(cfg: Optim
     for dtype in (torch.float32, torch.bfloat16):
         p = nn.Parameter(torch.linspace(-2, 2, 64 * 64).view(64, 64).to(dtype))
         optimizer = begun(cfg, [("0.weight", p)], MATRICES)
-        set_lr(optimizer, {"adamw": 300, "muon": 200, "sgd": 3, "soap": 300}[cfg.kind])
+        set_lr(optimizer, {"adamw": 300, "muon": 200, "sgd": 3, "soap": 300, "adafactor": 50}[cfg.kind])
         if cfg.kind == "soap":  # its first step finds a basis
             p.grad = torch.randn(64, 64, generator=torch.Generator().manual_seed(1)).bfloat16().to(dtype)
             optimizer.step()

@@ -122,14 +122,16 @@ def _unknown(parts: list[str], n: int, owner: type[Config], parent: FieldInfo | 
     group = ".".join(parts[: n - 1])
     siblings = {name: sibling for name, sibling in kinds.items() if name and sibling is not owner}
     others = {name for sibling in siblings.values() for name in sibling.model_fields} - {*own, "kind"}
-    if (near := nearest(key, [*own, *sorted(others)])) not in others:
+    near = nearest(key, [*own, *sorted(others)])
+    by_others = near != key and any(path.removeprefix(f"{group}.") in own for path in meant(key, group, ()))
+    if near not in others or by_others:
         return f"{here}: there is no such key{said_kind}. {_elsewhere(key, own, tree, group)}"
     inner = [path for path, _ in fields(known.root(), tree) if path.startswith(f"{group}.") and path.endswith(f".{near}")]
     if inner:  # the kind that was chosen calls so a key of a section of its own
         return f"{here}: there is no such key{said_kind}. Did you mean '{inner[0]}'?"
     having = " or ".join(_having(group, near, siblings))
-    meant = "only in others. Write" if near == key else f"Did you mean '{near}'? Write"
-    return f"{here}: there is no such key{said_kind}{',' if near == key else '.'} {meant} {having} {group}.{near}=..."
+    hint = "only in others. Write" if near == key else f"Did you mean '{near}'? Write"
+    return f"{here}: there is no such key{said_kind}{',' if near == key else '.'} {hint} {having} {group}.{near}=..."
 
 
 def _elsewhere(key: str, own: Sequence[str], tree: Tree, section: str = "") -> str:

@@ -161,7 +161,7 @@ def _shares(n: int, enough: int, weights: Sequence[float] | None, method: Method
 
 
 def _require_same(first: Path, tree: Tree, weights: Weights, other: Path, its_tree: Tree, its_weights: Weights) -> None:
-    """Raises ConfigError naming the first config key or weight that differs; only dropout rates may."""
+    """Raises ConfigError naming the first config key or weight that differs; only dropout rates and noise may."""
     mine, its = (_keys(config["model"], folder) for config, folder in ((tree, first), (its_tree, other)))
     for key in sorted(mine.keys() | its.keys(), key=lambda key: (not key.endswith("kind"), key)):  # their options follow from kinds
         if mine.get(key) != its.get(key):
@@ -175,4 +175,4 @@ def _require_same(first: Path, tree: Tree, weights: Weights, other: Path, its_tr
 
 def _keys(tree: Tree, folder: Path) -> Tree:
     found = flatten(model_config(tree, f"{folder}: model").tree())
-    return {key: value for key, value in found.items() if not key.endswith("dropout")}
+    return {key: value for key, value in found.items() if not key.endswith(("dropout", "noise"))}

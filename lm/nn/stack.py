@@ -44,6 +44,9 @@ class EmbedConfig(Config):
     """Learned vectors for this many segments are added (BERT). null: none."""
     smear: SmearConfig | None = None
     """What becomes of it is mixed with the token before. null: it is not."""
+    noise: float = Field(0.0, ge=0)
+    """In training each number of a token's embedding has noise added, of at most this, over the root of the numbers of its row: 5 to 15 in
+    NEFTune (Jain et al. 2023, arXiv:2310.05914). 0: none."""
 
     def saved_activations(self, d_model: int) -> Activations:
         """Returns what autograd saves of one token behind the embedding."""
@@ -156,6 +159,8 @@ class ModelConfig(Slot):
         found += [part.why_not_context_parallel() for part in (self.position, self.ffn, self.block)]
         if self.embed.smear is not None:
             found.append("model.embed.smear reads the token before, maybe another rank's. Set model.embed.smear=null")
+        if self.embed.noise:
+            found.append("model.embed.noise depends on the length of a row, of which a rank has a slice. Set model.embed.noise=0")
         return next(filter(None, found), None)
 
     def why_not_tensor_parallel(self, n: int) -> str | None:
@@ -250,6 +255,8 @@ class Stack(nn.Module):
         """Returns the input of the first block, (b, s, d).  x: token embeddings, (b, s, d)."""
         if self.embed_scale != 1.0:
             x = x * self.embed_scale
+        if self.training and (noise := self.cfg.embed.noise):
+            x = x + torch.empty_like(x).uniform_(-1, 1) * (noise / x[0].numel() ** 0.5)
         if self.segment is not None:
             first = torch.zeros(1, dtype=torch.long, device=x.device)  # through the module, by which ZeRO-3 knows that its weight is read
             x = x + self.segment(first if segments is None else segments)

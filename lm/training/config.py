@@ -134,7 +134,7 @@ class TrainSetup(Config):
     def _draws(self) -> str | None:
         """Returns the first option, as key=value, for which a forward in training draws random numbers."""
         trees = {"model": self.model.tree(), "adapter": self.adapter.tree() if self.adapter is not None else {}}
-        drawn = ("dropout", "jitter")
+        drawn = ("dropout", "jitter", "noise")
         return next((f"{key}={value}" for key, value in flatten(trees).items() if key.endswith(drawn) and value), None)
 
     def _why_not_float8(self) -> str | None:

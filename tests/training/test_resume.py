@@ -69,7 +69,7 @@ BASE = ["model.parametrization.base_width=16", "model.parametrization.base_depth
         pytest.param(["optim=adamw", "trainer.micro_batch=2", "model.block.layer_dropout=0.5"], marks=pytest.mark.slow),
         ["optim=adamw", "optim.state_bits=8", "trainer.precision=bf16-true"],
         pytest.param(["optim=muon", "trainer.micro_batch=4", "trainer.precision=fp16-mixed"], marks=pytest.mark.slow),
-        ["optim=soap", "optim.precondition_frequency=3", "optim.one_sided=true", "trainer.ema_decay=0.9"],
+        ["optim=soap", "optim.precondition_frequency=3", "optim.one_sided=true", "trainer.ema_decay=0.9", "model.embed.noise=5"],
         ["optim=adafactor", "optim.beta1=0.9", "trainer.precision=bf16-true"],
     ],
     ids=[
@@ -80,7 +80,7 @@ BASE = ["model.parametrization.base_width=16", "model.parametrization.base_depth
         "layers skipped",
         "8 bits, bf16",
         "fp16",
-        "soap, average",
+        "soap, average, noise",
         "adafactor, bf16",
     ],
 )

@@ -55,6 +55,7 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
     "model.block.layer_scale": "layerscale_init_value use_layerscale",
     "model.block=parallel": "parallel_residual use_parallel_residual",
     "model.d_model": "dim emb_dim embed_dim embedding_size hidden_dim hidden_size model_dim n_embd width",
+    "model.embed.noise": "neftune neftune_alpha neftune_noise_alpha noise_alpha",
     "model.embed.norm": "post_emb_norm",
     "model.embed.smear": "shift_tokens smear_gate smear_lambda",
     "model.ffn": "feed_forward mlp",

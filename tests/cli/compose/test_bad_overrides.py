@@ -182,6 +182,7 @@ MEANT = {
     "'objective.prompt_loss'": "train_on_inputs objective.assistant_only_loss",
     "'objective.n_answers'": "num_generations",
     "'data.packing'": "packing sample_packing",
+    "'model.embed.noise'": "neftune_noise_alpha",
     "'optim'": "optimizer",
     "'model'": "modle",
     "'seed'": "seeds",
@@ -190,8 +191,8 @@ MEANT = {
 
 
 def test_a_key_of_another_program_is_answered_with_ours() -> None:
-    """adapter=lora: or the section has no keys. In one test, so that all run. Seen to fail: optimizer, as init_optimizer; learning_rate, as the
-    decay_rate of another optimizer."""
+    """adapter=lora: or the section has no keys. In one test, so that all run. Seen to fail: optimizer, as init_optimizer; learning_rate, as
+    the decay_rate of another optimizer."""
     other = {}
     for key, name in [(key, name) for key, names in MEANT.items() for name in names.split()]:
         with pytest.raises(ConfigError) as raised:

@@ -281,6 +281,7 @@ def test_a_config_that_differs_is_refused_before_any_rank_starts(
         ),
         ([*HALVES, "model/position=alibi"], "launch.context=2: position=alibi is a bias on all pairs .* Use position=rope."),
         ([*HALVES, "model/position=t5_relative"], "launch.context=2: position=t5_relative is a bias"),
+        ([*HALVES, "model.embed.noise=5"], "launch.context=2: model.embed.noise depends on the length .* Set model.embed.noise=0."),
         ([*HALVES, "model.mtp.depth=1"], "launch.context=2: model.mtp reads the next tokens, .* Set model.mtp=null."),
         ([*HALVES, "objective.scheduled_sampling=0.1"], "launch.context=2: objective.scheduled_sampling takes inputs .* Set it to 0."),
         ([*HALVES, "objective=simpo", "data.record.kind=preference"], "launch.context=2: objective=simpo needs whole rows in one rank."),

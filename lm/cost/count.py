@@ -39,7 +39,7 @@ def count(cfg: ModelConfig, seq_len: int, bytes_per_number: int = 2) -> Counts:
     forward += passes * sum(parts.flops(seq_len) for stack in model.stacks() for parts in stack.parts)
     further = sum(cfg.parts(cfg.n_layers + k).flops(seq_len) for k in range(len(model.mtp)))
     forward += sum(cfg.residual.flops(cfg.d_model, len(stack.parts), stack.parts[0].sublayers) for stack in model.stacks())
-    forward += 0 if cfg.embed.smear is None else cfg.embed.smear.flops(cfg.d_model) * len(model.stacks())
+    forward += cfg.embed.flops(cfg.d_model) * len(model.stacks())
     forward += further + _flops_of_linears(model.head) * len(model.mtp)
     return Counts(
         parameters=total,

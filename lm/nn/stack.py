@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from lm.errors import ConfigError
 from lm.nn import slots as slots
-from lm.nn.activation_memory import Activations, sum_activations
 from lm.nn.block import BlockConfig, SequentialConfig
 from lm.nn.context import Context
+from lm.nn.embed import EmbedConfig
 from lm.nn.ffn.base import FFNConfig
 from lm.nn.ffn.none import NoFFNConfig
 from lm.nn.head import HeadConfig
@@ -22,36 +22,16 @@ from lm.nn.linear import Embedding
 from lm.nn.mixers.base import Attention, AttentionConfig, MixerConfig, RecurrentConfig
 from lm.nn.mixers.both import BothConfig
 from lm.nn.mixers.none import NoMixerConfig
+from lm.nn.ngrams import NGrams
 from lm.nn.norm import NormConfig
 from lm.nn.parametrization import Growth, ParametrizationConfig, StandardConfig
 from lm.nn.parts import ATTENDING, RECURRENT, BlockParts, SlotOfLayer
 from lm.nn.position.base import Dims, PositionConfig
 from lm.nn.residual import PlainConfig, ResidualConfig
-from lm.nn.smear import Smear, SmearConfig
+from lm.nn.smear import Smear
 from lm.ops.cache.cache import State
 from lm.ops.recompute import NOTHING, let_compilers_in, recomputed
-from lm.schema import MOST, MOST_LAYERS, Config, Slot, Tree, did_you_mean, from_tree
-
-
-class EmbedConfig(Config):
-    """From token ids to the residual stream."""
-
-    scale: float = Field(1.0, gt=0)
-    """Factor on token embeddings (sqrt(d_model) in Vaswani et al. and Gemma)."""
-    norm: bool = False
-    """A norm follows (BERT, BART, BLOOM)."""
-    segments: int | None = Field(None, gt=0, le=MOST)
-    """Learned vectors for this many segments are added (BERT). null: none."""
-    smear: SmearConfig | None = None
-    """What becomes of it is mixed with the token before. null: it is not."""
-    noise: float = Field(0.0, ge=0)
-    """In training each number of a token's embedding has noise added, of at most this, over the root of the numbers of its row: 5 to 15 in
-    NEFTune (Jain et al. 2023, arXiv:2310.05914). 0: none."""
-
-    def saved_activations(self, d_model: int) -> Activations:
-        """Returns what autograd saves of one token behind the embedding."""
-        norm = Activations(d_model if self.norm else 0, 0)
-        return norm if self.smear is None else sum_activations([norm, self.smear.saved_activations(d_model)])
+from lm.schema import MOST, MOST_LAYERS, Slot, Tree, did_you_mean, from_tree
 
 
 class ModelConfig(Slot):
@@ -156,11 +136,7 @@ class ModelConfig(Slot):
         """Returns why n ranks cannot hold a row in slices, with the remedy; None where they can."""
         mixers = [mixer for mixer in (self.recurrent, self.attention) if mixer is not None]
         found = [mixer.why_not_context_parallel(n) for mixer in mixers]
-        found += [part.why_not_context_parallel() for part in (self.position, self.ffn, self.block)]
-        if self.embed.smear is not None:
-            found.append("model.embed.smear reads the token before, maybe another rank's. Set model.embed.smear=null")
-        if self.embed.noise:
-            found.append("model.embed.noise depends on the length of a row, of which a rank has a slice. Set model.embed.noise=0")
+        found += [part.why_not_context_parallel() for part in (self.position, self.ffn, self.block, self.embed)]
         return next(filter(None, found), None)
 
     def why_not_tensor_parallel(self, n: int) -> str | None:
@@ -239,6 +215,8 @@ class Stack(nn.Module):
         self.embed_norm = cfg.norm.build(cfg.d_model) if cfg.embed.norm else None
         behind = n_layers * cfg.residual.passes()
         self.smear = None if cfg.embed.smear is None else Smear(cfg.embed.smear, cfg.d_model, behind)
+        behind += self.smear is not None
+        self.ngrams = None if cfg.embed.ngrams is None else NGrams(cfg.embed.ngrams, cfg.d_model, behind)
         self.dropout = nn.Dropout(cfg.dropout)
         self.blocks = nn.ModuleList(cfg.block.build(parts) for parts in self.parts)
         self.residual = cfg.residual.build(cfg.d_model, n_layers)
@@ -247,12 +225,13 @@ class Stack(nn.Module):
         self._attending: dict[nn.Module, list[Attention]] = {}
 
     def states(self) -> list[tuple[State, ...]]:
-        """Returns which tensors a cache keeps of a row, layer by layer and pass by pass, and behind these for the mix of neighbours."""
+        """Returns which tensors a cache keeps of a row, layer by layer and pass by pass, and behind these what neighbours are mixed by."""
         layers = [parts.mixer.states(parts.d_model, parts.layer) for parts in self.parts] * self.cfg.residual.passes()
-        return layers if self.smear is None else [*layers, (self.smear.state(),)]
+        return [*layers, *((part.state(),) for part in (self.smear, self.ngrams) if part is not None)]
 
     def embedded(self, x: Tensor, ctx: Context, segments: Tensor | None) -> Tensor:
         """Returns the input of the first block, (b, s, d).  x: token embeddings, (b, s, d)."""
+        x = x if self.ngrams is None else self.ngrams(x, ctx)
         if self.embed_scale != 1.0:
             x = x * self.embed_scale
         if self.training and (noise := self.cfg.embed.noise):

@@ -17,6 +17,7 @@ from lm.nn.head import Head, Reader, TokenEmbedding, pooled
 from lm.nn.init import Declares, init_weights, role_of
 from lm.nn.mixers.token_values import TABLE
 from lm.nn.mtp import MTPBlock, MTPConfig, shifted
+from lm.nn.ngrams import TABLE as NGRAMS
 from lm.nn.parametrization import Role
 from lm.nn.stack import ModelConfig, Stack
 from lm.ops.attention.mask import Mask
@@ -183,8 +184,8 @@ class LM(Stack):
         return {name for name, p in self.named_parameters() if id(p) in inside and roles[name] in ("hidden", "scores")}
 
     def tables(self) -> set[str]:
-        """Names of the weights with a row for each token, which are looked up: the embedding, and the layers' tables of values."""
-        return {name for name, _ in self.named_parameters() if name == "embed.weight" or name.endswith(TABLE)}
+        """Names of the weights whose rows are looked up: the embedding, the tables of its n-grams, and the layers' tables of values."""
+        return {name for name, _ in self.named_parameters() if name == "embed.weight" or name.endswith((TABLE, NGRAMS))}
 
     def roles(self) -> dict[str, Role | None]:
         """Returns the `Role` of each weight by name; None for a matrix whose initializer is not of lm.nn.init."""

@@ -157,6 +157,7 @@ EMBEDS: list[dict[str, Any]] = [
     {"scale": 1.7, "norm": True},
     {"segments": 3},
     {"norm": True, "segments": 2},
+    {"scale": 1.3, "ngrams": {"rows": 37, "sizes": [2, 4]}},
     {"norm": True, "smear": {"channels": 5}},
 ]
 SMEARED: dict[str, Any] = {"embed": EMBEDS[-1]}

@@ -115,7 +115,7 @@ class MuonConfig(OptimConfig):
     adam_lr: float = Field(3e-3, gt=0)
     """Peak learning rate of everything else."""
     embed_lr: float | None = Field(None, gt=0)
-    """Peak learning rate of the embedding, also where it is the head too, and of tables of values. null: adam_lr. Tokens are rare, so a
+    """Peak learning rate of the embedding, also where it is the head too, and of other tables. null: adam_lr. Tokens are rare, so a
     short run gains by a rate several times that (docs/results.md); a tied embedding takes the less of it, the wider the model is."""
     beta1: float = Field(0.9, ge=0, lt=1)
     """AdamW: decay of the first moment."""

@@ -38,7 +38,7 @@ class SoapConfig(OptimConfig):
     max_precondition_dim: int = Field(10_000, gt=0)
     """A side with more rows, or columns, has no basis, which takes two square matrices of that size."""
     embed_lr: float | None = Field(None, gt=0)
-    """Peak learning rate of the embedding, also where it is the head too, and of tables of values. null: lr."""
+    """Peak learning rate of the embedding, also where it is the head too, and of other tables. null: lr."""
     weight_decay: float = Field(0.0, ge=0)
     """Decoupled decay of matrices and embeddings."""
 

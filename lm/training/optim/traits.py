@@ -64,7 +64,7 @@ class Traits(NamedTuple):
     factor: float = 1.0
     """Factor on the rate by the weight's group, and by optim.layer_decay: the smaller, the further below the head."""
     table: bool = False
-    """Whether it has a row for each token, which the model looks up."""
+    """Whether its rows are looked up, by a token or by several."""
 
     @property
     def plain(self) -> bool:
@@ -138,7 +138,7 @@ def _layers(model: LM, decay: float) -> dict[int, float]:
     found: dict[int, float] = {}
     for stack in model.stacks() if decay != 1 else []:
         n = len(stack.blocks)
-        for part in (model.embed, stack.position, stack.segment, stack.embed_norm, stack.smear):
+        for part in (model.embed, stack.ngrams, stack.position, stack.segment, stack.embed_norm, stack.smear):
             found |= {id(p): decay ** (n + 1) for p in (part.parameters() if part is not None else ())}
         for i, block in enumerate(stack.blocks):
             found |= {id(p): decay ** (n - i) for p in block.parameters()}

@@ -110,7 +110,7 @@ JOBS = {
 }
 HYPER: Tree = {"residual": {"kind": "hyper", "streams": 2, "sinkhorn": 3}}
 TABLES: Tree = {"kind": "gqa", "n_heads": 2, "n_kv_heads": 1, "value_embedding": {"every": 2, "at": 0}}
-SMEARED: Tree = {"embed": {"norm": True, "smear": {"channels": 5}}}
+SMEARED: Tree = {"embed": {"norm": True, "smear": {"channels": 5}, "ngrams": {"rows": 61, "sizes": [2, 3]}}}
 LOOP: Tree = {"residual": {"kind": "loop", "times": 3}}
 KEPT = {
     "products kept": Job(SLOW_ADAMW, 2, trainer=PRODUCTS),

@@ -1,0 +1,45 @@
+"""The config of what becomes of tokens before the first block."""
+
+from pydantic import Field
+
+from lm.nn.activation_memory import Activations, sum_activations
+from lm.nn.ngrams import NGramsConfig
+from lm.nn.smear import SmearConfig
+from lm.schema import MOST, Config
+
+
+class EmbedConfig(Config):
+    """From token ids to the residual stream."""
+
+    scale: float = Field(1.0, gt=0)
+    """Factor on token embeddings (sqrt(d_model) in Vaswani et al. and Gemma)."""
+    norm: bool = False
+    """A norm follows (BERT, BART, BLOOM)."""
+    segments: int | None = Field(None, gt=0, le=MOST)
+    """Learned vectors for this many segments are added (BERT). null: none."""
+    smear: SmearConfig | None = None
+    """What becomes of it is mixed with the token before. null: it is not."""
+    noise: float = Field(0.0, ge=0)
+    """In training each number of a token's embedding has noise added, of at most this, over the root of the numbers of its row: 5 to 15 in
+    NEFTune (Jain et al. 2023, arXiv:2310.05914). 0: none."""
+
+    ngrams: NGramsConfig | None = None
+    """Vectors for tokens together with those before are added. null: none."""
+
+    def why_not_context_parallel(self) -> str | None:
+        """Returns why ranks cannot hold a row in slices, with the remedy; None where they can."""
+        for name in ("smear", "ngrams"):
+            if getattr(self, name) is not None:
+                return f"model.embed.{name} reads the token before, maybe another rank's. Set model.embed.{name}=null"
+        if self.noise:
+            return "model.embed.noise depends on the length of a row, of which a rank has a slice. Set model.embed.noise=0"
+        return None
+
+    def flops(self, d_model: int) -> int:
+        """Returns the FLOPs of one token behind the lookup."""
+        return sum(part.flops(d_model) for part in (self.smear, self.ngrams) if part is not None)
+
+    def saved_activations(self, d_model: int) -> Activations:
+        """Returns what autograd saves of one token behind the embedding."""
+        norm = Activations(d_model if self.norm else 0, 0)
+        return norm if self.smear is None else sum_activations([norm, self.smear.saved_activations(d_model)])

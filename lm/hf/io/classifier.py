@@ -35,6 +35,7 @@ HEADS: dict[str, _Head] = {
     ),
     **dict.fromkeys(("bert", "megatron-bert"), _Head("classifier", "bert.pooler.dense", "tanh")),
     "ernie": _Head("classifier", "ernie.pooler.dense", "tanh"),
+    "nomic_bert": _Head("classifier", "nomic_bert.pooler.dense", "tanh"),
     **dict.fromkeys(
         ("roberta", "camembert", "xlm-roberta", "roberta-prelayernorm", "data2vec-text", "xlm-roberta-xl"),
         _Head("classifier.out_proj", "classifier.dense", "tanh"),

@@ -1,4 +1,4 @@
-"""Encoders without a head, `...Model` of transformers, as which embedding models are published (BGE, E5, GTE, MiniLM, Nomic)."""
+"""Encoders without a head, `...Model` of transformers, as which embedding models are published (BGE, E5, GTE, Jina, MiniLM, Nomic)."""
 
 import re
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from lm.schema import Tree
 
 _HEADED = re.compile("ForMaskedLM$")
 BODIES = (
-    "bert", "camembert", "data2vec-text", "distilbert", "ernie", "megatron-bert", "modernbert", "nomic_bert",
+    "bert", "camembert", "data2vec-text", "distilbert", "ernie", "jina_embeddings_v3", "megatron-bert", "modernbert", "nomic_bert",
     "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl",
 )  # fmt: skip
 _NO_HEAD: Tree = {"head.tied": True, "head.bias": False}  # which has no weight

@@ -1,4 +1,4 @@
-"""Encoders like BERT whose positions rotate: Nomic BERT."""
+"""Encoders like BERT whose positions rotate: Nomic BERT and Jina Embeddings v3."""
 
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,11 @@ BASE: dict[str, Any] = {
 ROPE = {"rope_type": "default", "rope_theta": 500.0}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "nomic": ("NomicBert", {}),
+    "jina": ("JinaEmbeddingsV3", {"rope_parameters": ROPE}),
     "nomic, another width of heads, three segments": (
         "NomicBert", {"head_dim": 10, "hidden_act": "gelu", "type_vocab_size": 3, "layer_norm_eps": 1e-3, "rope_parameters": ROPE},
     ),
+    "jina, relu, two segments": ("JinaEmbeddingsV3", {"hidden_act": "relu", "type_vocab_size": 2}),
     "nomic, stretched": ("NomicBert", {"rope_parameters": ROPE | {"rope_type": "linear", "factor": 4.0}}),
 }  # fmt: skip
 PUBLISHED: dict[str, dict[str, Any]] = {
@@ -31,6 +33,13 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "hidden_dropout_prob": 0.0, "hidden_size": 768, "initializer_range": 0.02, "intermediate_size": 3072, "layer_norm_eps": 1e-12,
         "max_position_embeddings": 2048, "model_type": "nomic_bert", "num_attention_heads": 12, "num_hidden_layers": 12,
         "pad_token_id": 0, "rope_parameters": {"rope_theta": 1000.0, "rope_type": "default"}, "type_vocab_size": 2, "vocab_size": 30528,
+    },
+    "jina_embeddings_v3": {
+        "architectures": ["JinaEmbeddingsV3ForMaskedLM"], "attention_probs_dropout_prob": 0.1, "bos_token_id": 0, "eos_token_id": 2,
+        "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "hidden_size": 1024, "initializer_range": 0.02, "intermediate_size": 4096,
+        "layer_norm_eps": 1e-05, "max_position_embeddings": 8194, "model_type": "jina_embeddings_v3", "num_attention_heads": 16,
+        "num_hidden_layers": 24, "pad_token_id": 1, "rope_parameters": {"rope_theta": 20000.0, "rope_type": "default"},
+        "tie_word_embeddings": True, "type_vocab_size": 1, "use_cache": True, "vocab_size": 250002,
     },
 }  # fmt: skip
 OWN: dict[str, Any] = {
@@ -43,7 +52,7 @@ OWN: dict[str, Any] = {
 """The same sizes under the names that Nomic's own code has for them."""
 
 
-@pytest.mark.parametrize("case", cases(CASES, quick=2))
+@pytest.mark.parametrize("case", cases(CASES, quick=3))
 def test_an_encoder_whose_positions_rotate(case: str, tmp_path: Path) -> None:
     name, options = CASES[case]
     config = getattr(transformers, f"{name}Config")(**BASE | options)

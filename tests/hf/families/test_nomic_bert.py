@@ -1,4 +1,4 @@
-"""Encoders like BERT whose positions rotate: Nomic BERT and Jina Embeddings v3."""
+"""Encoders like BERT whose positions rotate: Nomic BERT, Jina Embeddings v3 and RoFormer."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "NomicBert", {"head_dim": 10, "hidden_act": "gelu", "type_vocab_size": 3, "layer_norm_eps": 1e-3, "rope_parameters": ROPE},
     ),
     "jina, relu, two segments": ("JinaEmbeddingsV3", {"hidden_act": "relu", "type_vocab_size": 2}),
+    "roformer": ("RoFormer", {}),
     "nomic, stretched": ("NomicBert", {"rope_parameters": ROPE | {"rope_type": "linear", "factor": 4.0}}),
+    "roformer, relu, three segments": ("RoFormer", {"hidden_act": "relu", "type_vocab_size": 3, "layer_norm_eps": 1e-3}),
 }  # fmt: skip
 PUBLISHED: dict[str, dict[str, Any]] = {
     "nomic_bert": {
@@ -41,6 +43,12 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 24, "pad_token_id": 1, "rope_parameters": {"rope_theta": 20000.0, "rope_type": "default"},
         "tie_word_embeddings": True, "type_vocab_size": 1, "use_cache": True, "vocab_size": 250002,
     },
+    "roformer": {
+        "architectures": ["RoFormerForMaskedLM"], "attention_probs_dropout_prob": 0.1, "embedding_size": 768, "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.1, "hidden_size": 768, "initializer_range": 0.02, "intermediate_size": 3072, "layer_norm_eps": 1e-12,
+        "max_position_embeddings": 1536, "model_type": "roformer", "num_attention_heads": 12, "num_hidden_layers": 12, "pad_token_id": 0,
+        "rotary_value": False, "type_vocab_size": 2, "use_cache": True, "vocab_size": 50000,
+    },
 }  # fmt: skip
 OWN: dict[str, Any] = {
     "activation_function": "swiglu", "attn_pdrop": 0.0, "causal": False, "embd_pdrop": 0.0, "layer_norm_epsilon": 1e-12,
@@ -52,7 +60,7 @@ OWN: dict[str, Any] = {
 """The same sizes under the names that Nomic's own code has for them."""
 
 
-@pytest.mark.parametrize("case", cases(CASES, quick=3))
+@pytest.mark.parametrize("case", cases(CASES, quick=4))
 def test_an_encoder_whose_positions_rotate(case: str, tmp_path: Path) -> None:
     name, options = CASES[case]
     config = getattr(transformers, f"{name}Config")(**BASE | options)
@@ -76,3 +84,10 @@ def test_the_names_of_nomics_own_files_say_the_same() -> None:
     for key, value in (("qkv_proj_bias", True), ("rotary_scaling_factor", 2), ("prenorm", True), ("rotary_emb_fraction", 0.5)):
         with pytest.raises(ConfigError, match=f"{key}={value} has no place in lm's nomic_bert"):
             unheard("config.json", there | {key: value}, family, cfg)
+
+
+@pytest.mark.parametrize("key, value", [("rotary_value", True), ("embedding_size", 384)])
+def test_rotated_values_and_narrower_embeddings_are_refused_by_name(key: str, value: Any) -> None:
+    family, there = families()["roformer"], PUBLISHED["roformer"] | {key: value}
+    with pytest.raises(ConfigError, match=f"{key}={value} has no place in lm's roformer"):
+        unheard("config.json", there, family, family.config(there))

@@ -1,4 +1,4 @@
-"""Granite with windows and sinks."""
+"""Granite with windows and sinks, dense and with experts."""
 
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ transformers = pytest.importorskip("transformers")
 
 from lm.errors import ConfigError  # noqa: E402
 from lm.hf.families.granite_swa import FAMILY  # noqa: E402
+from lm.hf.families.granitemoe_swa import FAMILY as EXPERTS  # noqa: E402
 from lm.hf.io import vllm  # noqa: E402
 from lm.hf.io.family import resolved  # noqa: E402
 from lm.hf.io.writing import family_for  # noqa: E402
@@ -33,6 +34,8 @@ CASES: dict[str, dict[str, Any]] = {
         "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0},
     },
 }  # fmt: skip
+MOE: dict[str, Any] = {"num_local_experts": 5, "num_experts_per_tok": 2}
+SHARED: dict[str, Any] = {"shared_intermediate_size": 28}
 
 
 @pytest.mark.parametrize("case", cases(CASES, quick=3))
@@ -40,7 +43,14 @@ def test_granite_swa(case: str, tmp_path: Path) -> None:
     verify(transformers.GraniteSWAForCausalLM(transformers.GraniteSWAConfig(**BASE | CASES[case])), tmp_path)
 
 
-@pytest.mark.parametrize(("family", "config"), [(FAMILY, "GraniteSWAConfig")])
+@pytest.mark.parametrize("case", cases(CASES))
+@pytest.mark.parametrize("more", [{}, SHARED], ids=["experts", "a shared one"])
+def test_granitemoe_swa(case: str, more: dict[str, Any], tmp_path: Path) -> None:
+    config = transformers.GraniteMoeSWAConfig(**BASE | MOE | CASES[case] | more)
+    verify(transformers.GraniteMoeSWAForCausalLM(config), tmp_path)
+
+
+@pytest.mark.parametrize(("family", "config"), [(FAMILY, "GraniteSWAConfig"), (EXPERTS, "GraniteMoeSWAConfig")])
 def test_the_config_of_transformers_defaults_is_understood(family: Any, config: str) -> None:
     there = getattr(transformers, config)().to_dict()
     cfg = family.config(there)

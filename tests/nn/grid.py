@@ -28,7 +28,7 @@ SLOTS: dict[str, list[dict[str, Any]]] = {
     "mixing": MIXING,
 }
 NAMES = list(SLOTS)
-COMBINATIONS = {"decoder": 1200, "encoder": 540, "encoder_decoder": 600}
+COMBINATIONS = {"decoder": 1200, "encoder": 560, "encoder_decoder": 620}
 CANDIDATES = 6  # draws of which the one with the most new triples is taken
 
 Choice = tuple[int, ...]  # of each slot, the number of its value

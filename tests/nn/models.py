@@ -128,6 +128,10 @@ MIXTURES: list[dict[str, Any]] = [
         "kind": "moe", "n_experts": 5, "top_k": 2, "expert": EXPERT, "n_shared": 1, "weigh_inputs": True,
         "router": {"kind": "plain_sigmoid", "normalize": False},
     },
+    {
+        "kind": "moe", "n_experts": 4, "top_k": 2, "expert": EXPERT, "n_shared": 1,
+        "router": {"kind": "sigmoid", "corrected": "logits", "floor": 0.0},
+    },
 ]  # fmt: skip
 FFNS += [GPT_OSS | {"hidden": 40}, *MIXTURES, {"kind": "none"}]
 BLOCKS: list[dict[str, Any]] = [

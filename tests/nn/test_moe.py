@@ -115,7 +115,8 @@ def test_inputs_are_weighed_and_outputs_are_not(capacity: int | None) -> None:
 def corrected_by_hand(router: CorrectedRouter, x: Tensor) -> dict[int, float]:
     powers = [float(torch.tensor(s).exp()) for s in (router.weight @ x).tolist()]
     scores = [power / (1 + power if router.cfg.kind == "sigmoid" else sum(powers)) for power in powers]
-    biased = [s + float(b) for s, b in zip(scores, router.correction_bias, strict=True)]
+    chosen_by = scores if getattr(router.cfg, "corrected", "scores") == "scores" else [math.log(power) for power in powers]
+    biased = [s + float(b) for s, b in zip(chosen_by, router.correction_bias, strict=True)]
     size = len(scores) // router.cfg.n_groups
     groups = [range(g * size, (g + 1) * size) for g in range(router.cfg.n_groups)]
     ranked = sorted(groups, key=lambda group: -sum(sorted((biased[i] for i in group), reverse=True)[:2]))
@@ -137,6 +138,8 @@ def corrected_by_hand(router: CorrectedRouter, x: Tensor) -> dict[int, float]:
         {"kind": "sigmoid", "floor": 0.3},
         {"kind": "sigmoid", "n_groups": 4, "top_groups": 2, "normalize": False},
         {"kind": "sigmoid", "n_groups": 2, "top_groups": 1},
+        {"kind": "sigmoid", "corrected": "logits"},
+        {"kind": "sigmoid", "corrected": "logits", "n_groups": 4, "top_groups": 2, "normalize": False},
         {"kind": "corrected_softmax"},
         {"kind": "corrected_softmax", "n_groups": 4, "top_groups": 2, "normalize": False, "scale": 2.5},
     ],

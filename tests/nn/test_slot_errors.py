@@ -251,7 +251,7 @@ OF_A_FAMILY = {
     "ParallelConfig.shared_norm": "GPT-NeoX", "EncoderDecoderConfig.start_token": "BART", "RopeConfig.interleaved": "DeepSeek",
     "RopeConfig.fraction": "GPT-NeoX", "YarnScaling.truncate": "gpt-oss",
     "YarnScaling.mscale": "DeepSeek", "YarnScaling.mscale_all_dim": "DeepSeek", "DecoderConfig.mtp": "DeepSeek",
-    "ShortConvConfig.kernel": "LFM2", "SigmoidRouterConfig.floor": "LFM2",
+    "ShortConvConfig.kernel": "LFM2", "SigmoidRouterConfig.floor": "LFM2", "SigmoidRouterConfig.corrected": "Kolibri 1",
     "QueryGrowth.rate": "Ministral 3",
     "ValueEmbedding.most": "nanochat", "SinusoidalConfig.halves": "Marian", "SinusoidalConfig.exact": "M2M-100",
     "SinusoidalConfig.first": "M2M-100",

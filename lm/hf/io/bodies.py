@@ -1,4 +1,4 @@
-"""Encoders without a head, `...Model` of transformers, as which embedding models are published (BGE, E5, GTE, MiniLM)."""
+"""Encoders without a head, `...Model` of transformers, as which embedding models are published (BGE, E5, GTE, Jina, MiniLM, Nomic)."""
 
 import re
 from collections.abc import Iterator
@@ -11,8 +11,8 @@ from lm.schema import Tree
 
 _HEADED = re.compile("ForMaskedLM$")
 BODIES = (
-    "bert", "camembert", "data2vec-text", "distilbert", "ernie", "megatron-bert", "modernbert", "roberta", "roberta-prelayernorm",
-    "xlm-roberta", "xlm-roberta-xl",
+    "bert", "camembert", "data2vec-text", "distilbert", "ernie", "jina_embeddings_v3", "megatron-bert", "modernbert", "nomic_bert",
+    "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl",
 )  # fmt: skip
 _NO_HEAD: Tree = {"head.tied": True, "head.bias": False}  # which has no weight
 

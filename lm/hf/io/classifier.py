@@ -35,8 +35,9 @@ HEADS: dict[str, _Head] = {
     ),
     **dict.fromkeys(("bert", "megatron-bert"), _Head("classifier", "bert.pooler.dense", "tanh")),
     "ernie": _Head("classifier", "ernie.pooler.dense", "tanh"),
+    "nomic_bert": _Head("classifier", "nomic_bert.pooler.dense", "tanh"),
     **dict.fromkeys(
-        ("roberta", "camembert", "xlm-roberta", "roberta-prelayernorm", "data2vec-text", "xlm-roberta-xl"),
+        ("roberta", "camembert", "xlm-roberta", "roberta-prelayernorm", "data2vec-text", "xlm-roberta-xl", "jina_embeddings_v3"),
         _Head("classifier.out_proj", "classifier.dense", "tanh"),
     ),
     "distilbert": _Head("classifier", "pre_classifier", "relu"),

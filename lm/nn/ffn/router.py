@@ -91,9 +91,12 @@ class SigmoidRouterConfig(CorrectedRouterConfig):
     kind: Literal["sigmoid"] = "sigmoid"
     floor: float = Field(1e-20, ge=0)
     """Added to the sum by which a token's weights are divided (DeepSeek-V3: 1e-20, LFM2: 1e-6)."""
+    corrected: Literal["scores", "logits"] = "scores"
+    """What the bias is added to where experts are chosen: their scores, or logits (Kolibri 1)."""
 
     def build(self, d_model: int, n_experts: int, top_k: int) -> "Router":
-        return SigmoidRouter(self, d_model, n_experts, top_k)
+        chosen_by = SigmoidRouter if self.corrected == "scores" else LogitRouter
+        return chosen_by(self, d_model, n_experts, top_k)
 
 
 class CorrectedSoftmaxRouterConfig(CorrectedRouterConfig):
@@ -186,7 +189,7 @@ class CorrectedRouter(Router):
     def route(self, x: Tensor) -> Routing:
         logits = _logits(self, x.float())
         scores = self.scores(logits)
-        experts = self.cfg.allowed(scores.detach() + self.correction_bias, 2).topk(self.top_k, dim=-1).indices
+        experts = self.cfg.allowed(self.chosen_by(scores, logits).detach() + self.correction_bias, 2).topk(self.top_k, dim=-1).indices
         weights = scores.gather(-1, experts)
         if self.cfg.normalize:
             weights = self.shares(weights)
@@ -195,6 +198,10 @@ class CorrectedRouter(Router):
     @abstractmethod
     def scores(self, logits: Tensor) -> Tensor:
         """(b, s, e) -> (b, s, e)."""
+
+    def chosen_by(self, scores: Tensor, logits: Tensor) -> Tensor:
+        """Returns what the correction bias is added to, (b, s, e)."""
+        return scores
 
     @abstractmethod
     def shares(self, weights: Tensor) -> Tensor:
@@ -215,6 +222,13 @@ class SigmoidRouter(CorrectedRouter):
 
     def shares(self, weights: Tensor) -> Tensor:
         return weights / (weights.sum(-1, keepdim=True) + self.cfg.floor)
+
+
+class LogitRouter(SigmoidRouter):
+    """Experts are chosen by logits and the bias, as in Kolibri 1 (Aleph Alpha 2026)."""
+
+    def chosen_by(self, scores: Tensor, logits: Tensor) -> Tensor:
+        return logits
 
 
 class CorrectedSoftmaxRouter(CorrectedRouter):

@@ -1,0 +1,56 @@
+"""Kolibri 1.  Aleph Alpha 2026."""
+
+from collections.abc import Iterator
+
+from lm.hf.families.deepseek_moe import DeepSeekMoE
+from lm.hf.io.family import Pair, sandwich
+from lm.hf.options.windows import WINDOW_KEYS, layer_types, read_rotating_windows, write_windows
+from lm.schema import Tree
+
+
+class Kolibri1(DeepSeekMoE):
+    """Experts chosen by logits, norms before and behind the sublayers and on heads, and no rotation outside of windows."""
+
+    name = "kolibri1"
+    architecture = "Kolibri1ForCausalLM"
+    renamed = {"num_experts": "num_local_experts"}
+    fields = {
+        **{ours: theirs for ours, theirs in DeepSeekMoE.fields.items() if not ours.startswith("ffn.") and not ours.endswith("_bias")},
+        "attention.n_kv_heads": ("num_key_value_heads", 4),
+        "attention.head_dim": ("head_dim", 128),
+        "ffn.expert.activation": ("hidden_act", "silu"),
+        "ffn.expert.hidden": ("moe_intermediate_size", 512),
+        "ffn.n_experts": ("num_local_experts", 384),
+        "ffn.top_k": ("num_experts_per_tok", 6),
+        "ffn.shared_hidden": ("shared_expert_intermediate_size", 512),
+        "ffn.router.normalize": ("norm_topk_prob", False),
+    }
+    further = WINDOW_KEYS
+    idle = ("intermediate_size",)
+    fixed = {
+        **DeepSeekMoE.fixed, "norm.place": "sandwich", "attention.qk_norm": "head", "attention.qkv_bias": False,
+        "attention.out_bias": False, "ffn.n_shared": 1, "ffn.router.corrected": "logits", "ffn.router.floor": 0.0,
+    }  # fmt: skip
+    fixed_there = {}
+
+    def read(self, hf: Tree) -> Tree:
+        return read_rotating_windows(hf, layer_types(hf["num_hidden_layers"], 5), 513)
+
+    def write(self, ours: Tree) -> Tree:
+        return write_windows(ours)
+
+    def norms(self, here: str, there: str) -> Iterator[Pair]:
+        names = {"post_attn_layernorm": "post_attn_norm", "post_ffn_layernorm": "post_ffn_norm"}
+        for pair in sandwich(here, there, ("input", "post_attn"), ("post_attention", "post_ffn")):
+            [key] = pair.theirs
+            module = key.rpartition(".")[0].removeprefix(f"{there}.")
+            yield pair._replace(theirs=(key.replace(module, names.get(module, module)),))
+
+    def ffn(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
+        for pair in super().ffn(here, there, ours):
+            yield pair._replace(
+                theirs=tuple(key.replace("mlp.gate.e_score_correction_bias", "moe.router.expert_bias") for key in pair.theirs)
+            )
+
+
+FAMILY = Kolibri1()

@@ -63,6 +63,7 @@ class EncoderDecoderConfig(ModelConfig):
     """A bidirectional encoder, and a decoder that reads its output (Vaswani et al. 2017, arXiv:1706.03762)."""
 
     kind: Literal["encoder_decoder"] = "encoder_decoder"
+    reads_source = True
     n_encoder_layers: int | None = Field(None, gt=0, le=MOST_LAYERS)
     """Blocks of the encoder. null: n_layers."""
     start_token: int | None = Field(None, ge=0)

@@ -45,7 +45,8 @@ def read_peft(folder: Path, family: Family, cfg: ModelConfig, weights: Mapping[s
     found: dict[str, tuple[Tensor, Tensor, float]] = {}
     grown: dict[str, Tensor] = {}
     alpha_of, rslora = config.get("alpha_pattern") or {}, config.get("use_rslora")
-    for pair in modules([pair for pair in family.pairs(resolved(cfg)) if pair.ours[0] in rows and not isinstance(pair.transform, Copies)]):
+    built = family.built_pairs(resolved(cfg))
+    for pair in modules([pair for pair in built if pair.ours[0] in rows and not isinstance(pair.transform, Copies)]):
         mine = {path: theirs.pop(path) for path in pair.theirs if path in theirs}
         if not mine:
             continue

@@ -6,6 +6,9 @@ from lm.schema import Tree, did_you_mean
 
 _SPARSE = "most of its tokens attend to a few places only, by a pattern"
 _PER_LAYER = "each layer reads an embedding of the tokens of its own"
+_JOINED = "its decoder reads source and target in one attention, behind one softmax"
+_STREAMS = "its streams are mixed by gates for each channel, and its attention chooses which tokens it sees"
+_WIDTHS = "each layer reads a projection of the embedding, and heads are wider in layers without a window"
 WHY: dict[str, str] = {
     "albert": "its embedding is narrower than its layers",
     "big_bird": _SPARSE,
@@ -19,8 +22,10 @@ WHY: dict[str, str] = {
     "deepseek_v32": "a second, small attention chooses which tokens the first may see",
     "electra": "its embedding is narrower than its layers",
     "esm": "it scales its embeddings by how many tokens of a row are masked",
+    "embedding_gemma2": _WIDTHS,
+    "embedding_gemma2_text": _WIDTHS,
     "gemma3n_text": _PER_LAYER,
-    "gemma4_text": _PER_LAYER,
+    "gemma4_text": "heads are wider in layers without a window, values have a norm, and late layers read earlier ones' keys",
     "gte": "its feed-forward has a bias behind the last matrix alone",
     "glm_moe_dsa": "a second, small attention chooses which tokens the first may see",
     "jetmoe": "its attention has experts, too",
@@ -30,6 +35,10 @@ WHY: dict[str, str] = {
     "longformer": _SPARSE,
     "mpnet": "it has learned positions and a bias of distances at once",
     "phimoe": "its router scores each of a token's experts against those that are left (SparseMixer)",
+    "qwen4_exp": _STREAMS,
+    "qwen4_exp_text": _STREAMS,
+    "t5gemma": "its encoder has an embedding and a window of its own",
+    "t5gemma2": _JOINED,
     "zamba2": "layers share the weights of one attention",
 }
 """model_type -> what is particular to it."""

@@ -128,9 +128,13 @@ class Family(ABC):
     def built_pairs(self, ours: Tree) -> Iterator[Pair]:
         """Yields the pairs under the names of the modules that transformers builds."""
         for pair in self.pairs(ours):
-            for stored, built in self.built.items():
-                pair = pair._replace(theirs=tuple(path.replace(stored, built) for path in pair.theirs))
-            yield pair
+            yield pair._replace(theirs=tuple(map(self.as_built, pair.theirs)))
+
+    def as_built(self, path: str) -> str:
+        """Returns the name of a tensor, or of a module, in the modules that transformers builds."""
+        for stored, built in self.built.items():
+            path = path.replace(stored, built)
+        return path
 
     def constants(self, ours: Tree) -> Mapping[str, Tensor]:
         """Returns tensors that files may hold beside the weights, float32 by their keys, such as tables of sines."""

@@ -39,6 +39,7 @@ def read_peft(folder: Path, family: Family, cfg: ModelConfig, weights: Mapping[s
 
     weights: of the model."""
     config, (theirs, rest) = read_json(folder / CONFIG, foreign=True), _tensors(folder)
+    theirs = {family.as_built(path): each for path, each in theirs.items()}  # lm wrote names of files once
     _require_lora(folder, config)
     whole = from_modules(folder, family, cfg, config, rest, weights)
     rows = {name: p.shape[-2] for name, p in build_model(cfg, device="meta").named_parameters() if p.ndim == 2}

@@ -14,8 +14,6 @@ from lm.ops.cache.cache import Fixed
 from lm.ops.recurrence.convolve import convolved
 from lm.schema import MOST, Config
 
-TABLE = "ngrams.table.weight"
-"""How the names of the tables end."""
 _PRIME = 1_000_000_007
 _BASE, _DIGITS = 256, 3  # of a token's id, < 2^24, as numbers that any dtype of a cache holds exactly
 

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -36,6 +36,9 @@ from lm.schema import MOST, MOST_LAYERS, Slot, Tree, did_you_mean, from_tree
 
 class ModelConfig(Slot):
     """What all models are configured by."""
+
+    reads_source: ClassVar[bool] = False
+    """By an encoder, which attends in all layers."""
 
     vocab_size: int | None = Field(None, gt=0, le=MOST)
     """Rows of the embedding. null: the tokenizer's size, rounded up to a multiple of 64."""
@@ -70,7 +73,7 @@ class ModelConfig(Slot):
     @model_validator(mode="after")
     def _slots_fit(self) -> Self:
         self.attention.require(self.d_model, self.position)
-        self.attention.require_layers([i for i in range(self.n_layers) if self.slot(i) in ATTENDING], self.drafts())
+        self.attention.require_layers(self.attending(), self.drafts())
         self.position.require(self.attention.rotary_width(self.d_model), self.attention.whence(self.d_model))
         self.position.require_layers(self.drafts())
         self.block.require(self.norm, self.ffn, self.recurrent is not None)
@@ -173,12 +176,17 @@ class ModelConfig(Slot):
         rotary = attention.rotary_width(self.d_model)
         return Dims(self.d_model, attention.n_heads, rotary, self.max_seq_len, causal, attention.layer_window, n_layers or self.n_layers)
 
+    def attending(self) -> list[int]:
+        """Returns the layers that attend."""
+        return [layer for layer in range(self.n_layers) if self.slot(layer) in ATTENDING]
+
     def implied(self) -> Tree:
         """Returns, by dotted path, what options mean where that is not the value that they hold, such as what null stands for."""
-        slots = {"attention": self.attention.implied(self.d_model, self.n_layers), "ffn": self.ffn.implied(self.d_model)}
+        layers = list(range(self.n_layers)) if self.reads_source else self.attending()
+        slots = {"attention": self.attention.implied(self.d_model, layers), "ffn": self.ffn.implied(self.d_model)}
         if self.recurrent is not None:
             slots["recurrent"] = self.recurrent.implied()
-        windows = any(self.attention.layer_window(layer) is not None for layer in range(self.n_layers))
+        windows = any(self.attention.layer_window(layer) is not None for layer in layers)
         slots["position"] = self.position.implied(self.n_layers, windows)
         pattern = shortest([self.slot(layer) for layer in range(self.n_layers)])
         return {"pattern": pattern, **{f"{slot}.{key}": value for slot, values in slots.items() for key, value in values.items()}}

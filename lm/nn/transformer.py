@@ -17,7 +17,6 @@ from lm.nn.head import Head, Reader, TokenEmbedding, pooled
 from lm.nn.init import Declares, init_weights, role_of
 from lm.nn.mixers.token_values import TABLE
 from lm.nn.mtp import MTPBlock, MTPConfig, shifted
-from lm.nn.ngrams import TABLE as NGRAMS
 from lm.nn.parametrization import Role
 from lm.nn.stack import ModelConfig, Stack
 from lm.ops.attention.mask import Mask
@@ -64,6 +63,7 @@ class EncoderDecoderConfig(ModelConfig):
     """A bidirectional encoder, and a decoder that reads its output (Vaswani et al. 2017, arXiv:1706.03762)."""
 
     kind: Literal["encoder_decoder"] = "encoder_decoder"
+    reads_source = True
     n_encoder_layers: int | None = Field(None, gt=0, le=MOST_LAYERS)
     """Blocks of the encoder. null: n_layers."""
     start_token: int | None = Field(None, ge=0)
@@ -185,7 +185,7 @@ class LM(Stack):
 
     def tables(self) -> set[str]:
         """Names of the weights whose rows are looked up: the embedding, the tables of its n-grams, and the layers' tables of values."""
-        return {name for name, _ in self.named_parameters() if name == "embed.weight" or name.endswith((TABLE, NGRAMS))}
+        return {name for name, _ in self.named_parameters() if name == "embed.weight" or name.endswith((TABLE, "ngrams.table.weight"))}
 
     def roles(self) -> dict[str, Role | None]:
         """Returns the `Role` of each weight by name; None for a matrix whose initializer is not of lm.nn.init."""

@@ -24,7 +24,7 @@ from lm.nn.transformer import LM
 from lm.schema import Tree, from_tree
 from lm.storage.model_folder import save_model
 from tests.conftest import Lm
-from tests.hf.gguf_models import FAMILIES, HEADS, LAYER, MLP, MODELS, SIZES, built, trained, written
+from tests.hf.gguf_models import FAMILIES, HEADS, LAYER, MLP, MODELS, ROPE, SIZES, built, trained, written
 
 gguf = pytest.importorskip("gguf")
 
@@ -135,6 +135,11 @@ def test_the_file_says_what_it_is_and_how_the_imported_model_draws(
 
 NARROW: dict[str, Any] = {"norm": {"kind": "rms", "place": "output"}, "attention": HEADS | {"qk_norm": "full", "head_dim": 8}}
 REFUSED: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
+    "pairs that do not turn": (
+        {"position": ROPE | {"scaling": {"kind": "proportional", "partial_rotary_factor": 0.5}}},
+        [],
+        ["llama.cpp's llama has no model.position.scaling.kind=proportional"],
+    ),
     "a window": ({"attention": HEADS | {"window": 8, "qk_norm": "head"}}, [], ["qwen3", "model.attention.window=8", "null"]),
     "a type of the other format": ({}, ["dtype=fp16"], ["dtype=fp16", "format=gguf has keep, f32, f16, bf16, q8_0"]),
     "rows for no block": ({"ffn": MLP | {"hidden": 40}}, ["dtype=q8_0"], ["rows of 40", "blk.0.ffn_down.weight", "multiple of 32"]),

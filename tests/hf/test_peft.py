@@ -406,3 +406,16 @@ def test_adapters_that_have_no_place_here_are_refused(tmp_path: Path) -> None:
         save_file({name: t.contiguous() for name, t in change.items()}, tmp_path / "out" / WEIGHTS)
         with pytest.raises((ConfigError, CheckpointError), match=said):
             import_adapter(tmp_path / "out", tmp_path / "back", base=tmp_path / "parent")
+
+
+def test_an_adapter_under_the_names_of_files_is_read_as_one_under_those_of_modules(tmp_path: Path) -> None:
+    """Of Nemotron-H, whose layers are below backbone in its files and below model in transformers."""
+    folder = adapted("nemotron_h_8b", FUSED.replace(targets=["attention.q"]), tmp_path)
+    export_adapter(folder, tmp_path / "out", check=False)
+    written = load_file(tmp_path / "out" / WEIGHTS)
+    assert written and all(".model.model.layers." in key for key in written)
+    save_file({key.replace(".model.layers.", ".backbone.layers."): tensor for key, tensor in written.items()}, tmp_path / "out" / WEIGHTS)
+    import_adapter(tmp_path / "out", tmp_path / "back", base=tmp_path / "parent")
+    own, back = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "back"))
+    assert own.keys() == back.keys()
+    assert all(torch.allclose(back[name], tensor, atol=1e-6) for name, tensor in own.items())

@@ -32,6 +32,10 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         {"attention": HEAD, "position": ROPE | {"scaling": LONG | {"attention_factor": 2.0}}},
         THEIRS,
     ),
+    "rotary positions of which a part turns": (
+        {"attention": HEAD, "position": ROPE | {"scaling": {"kind": "proportional", "partial_rotary_factor": 0.5}}},
+        "whether it has model.position.scaling.kind=proportional was not checked",
+    ),
     "queries that grow": ({"attention": HEAD | {"query_growth": {"rate": 0.1, "every": 16}}}, THEIRS),
     "experts": ({"attention": HEAD, "ffn": EXPERTS}, OWN),
     "experts of geglu": (
@@ -139,7 +143,7 @@ def test_of_hybrids_what_its_classes_have_not_is_told() -> None:
 def test_families_are_known_and_let_vllm_replace_their_attention() -> None:
     known = families()
     assert known.keys() >= {*vllm.ABSENT, *vllm.UNCHECKED, *vllm.ALLOWED, *vllm.THEIRS, *vllm.SQUARE}
-    assert {known[name].fixed["kind"] for name in (*vllm.ABSENT, *sglang.ABSENT)} == {"decoder"}
+    assert {known[name].fixed["kind"] for name in (*vllm.ABSENT, *vllm.UNCHECKED, *sglang.ABSENT)} == {"decoder"}
     assert vllm.ALLOWED.keys() >= vllm.THEIRS.keys()
     classes = [getattr(transformers, known[name].architecture) for name in vllm.THEIRS]
     assert len(classes) > 20

@@ -32,6 +32,7 @@ SCALINGS: list[dict[str, Any]] = [
     {"kind": "yarn", "factor": 3.0, "original_len": 16, "mscale": 1.0, "mscale_all_dim": 0.7, "truncate": False},
     {"kind": "llama3", "factor": 8.0, "original_len": 16},
     {"kind": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0, 1.5, 2.0, 4.0], "original_len": 16},
+    {"kind": "proportional", "partial_rotary_factor": 0.5},
 ]
 POSITIONS: list[dict[str, Any]] = [
     {"kind": "none"},

@@ -13,8 +13,8 @@ from lm.nn.batch import Batch
 from lm.nn.head import last_position
 from lm.nn.mixers.gqa import GQAConfig
 from lm.nn.stack import model_config
-from lm.nn.transformer import build_model
-from lm.schema import Tree
+from lm.nn.transformer import EncoderDecoderConfig, build_model
+from lm.schema import Tree, from_tree
 from lm.testing.invariants import check_sizes
 from lm.testing.models import BASE, tokens
 from tests.nn.models import CONV, FFNS, GPT_OSS, MIXTURES, config, redrawn, with_kinds
@@ -107,12 +107,29 @@ def test_which_layers_are_global_is_said_in_one_way(n_layers: int) -> None:
     for every in range(1, 10):
         for at in (None, *range(every)):
             cfg = GQAConfig(n_heads=4, window=4, global_every=every, global_at=at)
-            implied = cfg.implied(32, n_layers)
+            implied = cfg.implied(32, range(n_layers))
             again = cfg.replace(**{key: implied[key] for key in ("window", "global_every", "global_at")})
             layers = tuple(cfg.layer_window(layer) is None for layer in range(n_layers))
             assert layers == tuple(again.layer_window(layer) is None for layer in range(n_layers))
             seen.setdefault(layers, set()).add((implied["global_every"], implied["global_at"]))
     assert len(seen) > n_layers and all(len(ways) == 1 for ways in seen.values())
+
+
+def test_windows_of_layers_that_do_not_attend_are_of_no_account() -> None:
+    """Where of four layers the second and the last attend: that the last sees all is said in one way, and a window of no other is none."""
+    conv: dict[str, Any] = {"recurrent": {"kind": "short_conv"}, "pattern": ["recurrent", "attention"], "n_layers": 4}
+    implied = [
+        config(**conv, attention={"n_heads": 4, "window": 4, "global_every": every, "global_at": at}).implied()
+        for every, at in ((4, None), (6, 3), (3, 0), (2, None))
+    ]
+    found = [tuple(each[f"attention.{key}"] for key in ("window", "global_every", "global_at")) for each in implied]
+    assert found == [(4, 3, 0)] * 3 + [(None, None, None)]
+
+
+def test_windows_of_an_encoder_are_of_account_where_its_decoder_does_not_attend() -> None:
+    conv = {"kind": "encoder_decoder", "recurrent": {"kind": "short_conv"}, "pattern": ["recurrent", "attention"], "n_layers": 4}
+    tree = with_kinds(BASE | conv | {"attention": {"n_heads": 4, "window": 4, "global_every": 2}})
+    assert from_tree(EncoderDecoderConfig, tree).implied()["attention.window"] == 4
 
 
 def test_the_pattern_repeats_over_the_layers_and_an_encoder_attends() -> None:

@@ -38,6 +38,7 @@ REAL: list[dict[str, Any]] = [
     {"kind": "longrope", "short_factor": [1.0 + i / 8 for i in range(32)], "long_factor": [1.0 + i for i in range(32)],
      "original_len": 128},
     {"kind": "longrope", "short_factor": [1.0] * 32, "long_factor": [2.0 + i for i in range(32)], "original_len": 128, "factor": 6.0},
+    {"kind": "proportional", "partial_rotary_factor": 0.3},
 ]  # fmt: skip
 
 
@@ -66,7 +67,20 @@ def transformers_config(parameters: dict[str, Any], tree: dict[str, Any], max_le
 
 
 def test_every_scaling_is_in_the_grid_and_here() -> None:
-    assert {tree["kind"] for tree in REAL} == {tree["kind"] for tree in SCALINGS} == {"linear", "dynamic", "yarn", "llama3", "longrope"}
+    assert {tree["kind"] for tree in REAL} == {tree["kind"] for tree in SCALINGS} == {
+        "linear", "dynamic", "yarn", "llama3", "longrope", "proportional",
+    }  # fmt: skip
+
+
+def test_what_does_not_turn_stays_as_it_is() -> None:
+    """Of 8 pairs the first 2; they turn as in a head that rotates whole, where fraction has other rates."""
+    position, x = rope(16, 128, theta=500.0, scaling={"kind": "proportional", "partial_rotary_factor": 0.3}), torch.randn(1, 1, 3, 16)
+    at = torch.tensor([[0, 5, 99]])
+    whole, part = (each.rotate(x, each.angles(at), 0) for each in (rope(16, 128, theta=500.0), position))
+    turning = [0, 1, 8, 9]
+    still = [i for i in range(16) if i not in turning]
+    assert torch.equal(part[..., still], x[..., still])
+    assert torch.equal(part[..., turning], whole[..., turning]) and not torch.allclose(whole[..., still], x[..., still])
 
 
 def test_a_short_context_needs_no_dynamic_scaling() -> None:

@@ -45,7 +45,7 @@ def read_swash(hf: Tree) -> Tree:
         return windows
     types = hf.get("layer_types") or usual
     still = [not base for base in bases]
-    every, at = evenly(still) or (None, None)
+    every, at = evenly(dict(enumerate(still))) or (None, None)
     # an empty set where no such layer rotates
     whole, local = ({base for base, kind in zip(bases, types, strict=True) if base and (kind == FULL) == full} for full in (True, False))
     apart = bool(whole and local and whole != local)

@@ -68,7 +68,7 @@ class Llama4(Llama):
         """Returns which layers attend within chunks of so many tokens."""
         if types == [FULL] * n:
             return {"attention.window": None, "attention.chunked": False}
-        every, at = evenly([kind == FULL for kind in types]) or (None, None)
+        every, at = evenly({layer: kind == FULL for layer, kind in enumerate(types)}) or (None, None)
         if types != [CHUNKED if one else FULL for one in _all_but(n, every, at)] or chunk is None:
             raise ConfigError(f"config.json: layer_types={types} with attention_chunk_size={chunk} are not chunks in all layers but every"
                               " n-th. lm has no other pattern; import another model.")  # fmt: skip

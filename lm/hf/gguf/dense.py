@@ -11,6 +11,8 @@ from lm.nn.position.scaling import ScalingConfig
 from lm.nn.stack import ModelConfig
 from lm.schema import Tree
 
+DIVIDED = (None, "linear", "dynamic", "yarn", "llama3", "longrope")
+"""Scalings that divisors of the frequencies can tell: those by which all pairs turn."""
 _QKV: dict[str, tuple[str, ...]] = {"attn_qkv": ("attention.q", "attention.k", "attention.v")}
 
 
@@ -19,7 +21,7 @@ class Llama(Architecture):
 
     name = "llama"
     families: ClassVar[tuple[str, ...]] = ("llama", "mistral")
-    fixed = {"attention.window": None, "position.fraction": 1.0, "ffn.activation": "silu"}
+    fixed = {"attention.window": None, "position.scaling.kind": DIVIDED, "position.fraction": 1.0, "ffn.activation": "silu"}
     halves = False
 
     def scaling(self, scaling: ScalingConfig, ours: Tree) -> Tree:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from lm.hf.gguf.architecture import Architecture
-from lm.hf.gguf.dense import Llama
+from lm.hf.gguf.dense import DIVIDED, Llama
 from lm.nn.position.rope import RopeConfig
 from lm.nn.stack import ModelConfig
 from lm.schema import Tree
@@ -17,8 +17,8 @@ class Mixtral(Llama):
 
     families = ("mixtral",)
     fixed = {
-        "attention.window": None, "position.fraction": 1.0, "ffn.expert.activation": "silu", "ffn.router.normalize": True,
-        "ffn.capacity": None, "ffn.capacity_factor": None,
+        "attention.window": None, "position.scaling.kind": DIVIDED, "position.fraction": 1.0, "ffn.expert.activation": "silu",
+        "ffn.router.normalize": True, "ffn.capacity": None, "ffn.capacity_factor": None,
     }  # fmt: skip
     names = Llama.names | _EXPERTS
 

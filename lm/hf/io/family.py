@@ -126,6 +126,17 @@ class Family(ABC):
     def pairs(self, ours: Tree) -> Iterator[Pair]:
         """Yields the pairs of a model with these options. Callers leave out pairs whose tensors the model does not have."""
 
+    def built_pairs(self, ours: Tree) -> Iterator[Pair]:
+        """Yields the pairs under the names of the modules that transformers builds."""
+        for pair in self.pairs(ours):
+            yield pair._replace(theirs=tuple(map(self.as_built, pair.theirs)))
+
+    def as_built(self, path: str) -> str:
+        """Returns the name of a tensor, or of a module, in the modules that transformers builds."""
+        for stored, built in self.built.items():
+            path = path.replace(stored, built)
+        return path
+
     def constants(self, ours: Tree) -> Mapping[str, Tensor]:
         """Returns tensors that files may hold beside the weights, float32 by their keys, such as tables of sines."""
         return {}
@@ -175,6 +186,11 @@ class Family(ABC):
                 raise ConfigError(
                     f"config.json: partial_rotary_factor={values['position.fraction']} means nothing in {self.name}, which rotates whole"
                     " heads. Correct model_type, or remove the key."
+                )
+            if self.partial is not None and (values.get("position.scaling") or {}).get("kind") == "proportional":
+                raise ConfigError(
+                    f"config.json: rope_type='proportional' is of whole heads, and {self.name} rotates a part of each."
+                    " Import another model."
                 )
             return model_config(nest(values), "config.json")
         except KeyError as error:

@@ -47,7 +47,7 @@ def write_peft(
     for name, each in [(name, each) for name, each in low.items() if each.a.ndim == 3]:
         low |= {f"{name}/{i}": Low(a, b) for i, (a, b) in enumerate(zip(each.a, each.b, strict=True))}
         rows |= dict.fromkeys((f"{name}/{i}" for i in range(len(each.a))), rows[name])
-    pairs = [*modules([pair for pair in family.pairs(resolved(cfg)) if pair.ours[0] in rows])]
+    pairs = [*modules([pair for pair in family.built_pairs(resolved(cfg)) if pair.ours[0] in rows])]
     long = {name: adapter.magnitude(name, weights, own).unsqueeze(1) for name in rows if name in weights} if adapter.dora else {}
     found = {path: each for pair in pairs for path, each in _fused(pair, low, rows, long)}
     if path := next((path for path in found if path.endswith(tuple(f".{name}" for name in family.unadapted))), None):

@@ -39,13 +39,15 @@ def read_peft(folder: Path, family: Family, cfg: ModelConfig, weights: Mapping[s
 
     weights: of the model."""
     config, (theirs, rest) = read_json(folder / CONFIG, foreign=True), _tensors(folder)
+    theirs = {family.as_built(path): each for path, each in theirs.items()}  # lm wrote names of files once
     _require_lora(folder, config)
     whole = from_modules(folder, family, cfg, config, rest, weights)
     rows = {name: p.shape[-2] for name, p in build_model(cfg, device="meta").named_parameters() if p.ndim == 2}
     found: dict[str, tuple[Tensor, Tensor, float]] = {}
     grown: dict[str, Tensor] = {}
     alpha_of, rslora = config.get("alpha_pattern") or {}, config.get("use_rslora")
-    for pair in modules([pair for pair in family.pairs(resolved(cfg)) if pair.ours[0] in rows and not isinstance(pair.transform, Copies)]):
+    built = family.built_pairs(resolved(cfg))
+    for pair in modules([pair for pair in built if pair.ours[0] in rows and not isinstance(pair.transform, Copies)]):
         mine = {path: theirs.pop(path) for path in pair.theirs if path in theirs}
         if not mine:
             continue

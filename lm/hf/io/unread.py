@@ -6,6 +6,9 @@ from lm.schema import Tree, did_you_mean
 
 _SPARSE = "most of its tokens attend to a few places only, by a pattern"
 _PER_LAYER = "each layer reads an embedding of the tokens of its own"
+_JOINED = "its decoder reads source and target in one attention, behind one softmax"
+_STREAMS = "its streams are mixed by gates for each channel, and its attention chooses which tokens it sees"
+_WIDTHS = "each layer reads a projection of the embedding, and heads are wider in layers without a window"
 WHY: dict[str, str] = {
     "albert": "its embedding is narrower than its layers",
     "big_bird": _SPARSE,
@@ -20,9 +23,11 @@ WHY: dict[str, str] = {
     "doge": "its values choose which few tokens others may see",
     "electra": "its embedding is narrower than its layers",
     "esm": "it scales its embeddings by how many tokens of a row are masked",
+    "embedding_gemma2": _WIDTHS,
+    "embedding_gemma2_text": _WIDTHS,
     "flint": "its layers without a window are not evenly spaced",
     "gemma3n_text": _PER_LAYER,
-    "gemma4_text": _PER_LAYER,
+    "gemma4_text": "heads are wider in layers without a window, values have a norm, and late layers read earlier ones' keys",
     "glm_moe_dsa": "a second, small attention chooses which tokens the first may see",
     "gpt_neox_japanese": "the last of its layers alone has a bias behind its attention",
     "gte": "its feed-forward has a bias behind the last matrix alone",
@@ -40,8 +45,12 @@ WHY: dict[str, str] = {
     "nllb-moe": "the class of transformers sends every token to the first two of its experts, whatever its router says",
     "pegasus_x": _SPARSE,
     "phimoe": "its router scores each of a token's experts against those that are left (SparseMixer)",
+    "qwen4_exp": _STREAMS,
+    "qwen4_exp_text": _STREAMS,
     "rembert": "its embedding is narrower than its layers",
     "step3p5": "layers with a window may have other numbers of heads",
+    "t5gemma": "its encoder has an embedding and a window of its own",
+    "t5gemma2": _JOINED,
     "zamba2": "layers share the weights of one attention",
     "zaya": "its queries and keys pass convolutions, and its router is a network of several layers",
 }

@@ -22,7 +22,7 @@ HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 ABSENT = ("bamba", "codegen", "diffllama", "gpt_neo", "modernbert-decoder", "mpt", "openai-gpt", "recurrent_gemma", "xglm")
 """It has none of these (of some: no more), and in a layer of their classes in transformers it finds no attention that it could replace, or
 for ModernBERT's decoder none of the names of its weights."""
-UNCHECKED = ("granite_swa", "granitemoe_swa", "kolibri1")
+UNCHECKED = ("granite_swa", "granitemoe_swa", "kolibri1", "lfm3")
 """Whether it has these, and computes the same, was not looked at, here or in SGLang."""
 _TIED: Tree = {"head.tied": True}
 _UNTIED: Tree = {"head.tied": False}
@@ -101,6 +101,8 @@ def serve(family: Family, ours: Tree, folder: Path) -> tuple[str | None, str]:
         return None, f"it has no {family.architecture}"
     if family.name in UNCHECKED:
         return None, f"whether it has {family.architecture} and computes the same was not checked"
+    if ours.get("position.scaling.kind") == "proportional":
+        return None, "whether it has model.position.scaling.kind=proportional was not checked"
     width = ours.get("attention.head_dim") if {*ATTENDING} & {*ours["pattern"]} else None
     if width is not None and width not in HEADS:
         return None, f"heads are {width} numbers wide, and it has {', '.join(map(str, HEADS))}"

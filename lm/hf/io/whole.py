@@ -24,9 +24,7 @@ def pairs_of(family: Family, cfg: ModelConfig) -> Iterator[Pair]:
     """Yields the pairs of all weights of the model under the names of transformers' built model, and that of the head where the embedding
     is the head: two modules are built then, of which peft replaces each."""
     names = dict(build_model(cfg, device="meta").named_parameters()).keys()
-    for pair in family.pairs(resolved(cfg)):
-        for stored, built in family.built.items():
-            pair = pair._replace(theirs=tuple(path.replace(stored, built) for path in pair.theirs))
+    for pair in family.built_pairs(resolved(cfg)):
         if pair.ours[0] in names:
             yield pair
         elif pair.ours[0] == _HEAD and cfg.head.tied:
@@ -45,7 +43,7 @@ def to_modules(
     pairs = [*pairs_of(family, cfg)] if whole else []
     meant = {_module(path): pair for pair in pairs for path in pair.theirs if not whole.keys().isdisjoint(pair.ours)}
     of_head = (_HEAD, "head.bias")[: 1 + cfg.head.bias]
-    head = {_module(pair.theirs[0]) for pair in family.pairs(resolved(cfg)) if pair.ours[0] in of_head}
+    head = {_module(pair.theirs[0]) for pair in family.built_pairs(resolved(cfg)) if pair.ours[0] in of_head}
     for path, pair in meant.items():
         copied = isinstance(pair.transform, Copies) and len(pair.theirs) > 1
         if isinstance(pair.transform, Stack) or copied or (cfg.kind == "encoder_decoder" and _EMBED in pair.ours):

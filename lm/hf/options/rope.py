@@ -30,6 +30,8 @@ def read_rope(hf: Tree, theta: float = 10000.0) -> Tree:
         "position.scaling": None,
     }
     _require_known(kind, there)
+    if kind == "proportional":  # whose part is that of the pairs
+        ours, there = ours | {"position.fraction": 1.0}, {**there, "partial_rotary_factor": ours["position.fraction"]}
     return ours if kind == "default" else ours | {"position.scaling": _read_scaling(kind, there, hf)}
 
 

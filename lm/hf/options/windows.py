@@ -15,16 +15,19 @@ def layer_types(n_layers: int, every: int | None, at: int | None = None) -> list
     return [FULL if layer in whole else SLIDING for layer in range(n_layers)]
 
 
-def read_windows(hf: Tree, usual: list[str], window: int | None, said_by: str = "layer_types") -> Tree:
-    """Returns our options by dotted path.  usual, window: of the family, where the file has no layer_types and no sliding_window.
+def read_windows(hf: Tree, usual: list[str], window: int | None, said_by: str = "layer_types", others: tuple[str, ...] = ()) -> Tree:
+    """Returns our options by dotted path.  usual, window: of the family, where the file has no layer_types and no sliding_window.  others:
+    its names of layers that do not attend.
 
     Raises ConfigError for layers that no global_every describes, naming the key `said_by`.
     """
     types, window = hf.get("layer_types") or usual, hf.get("sliding_window", window)
-    if types == [FULL] * hf["num_hidden_layers"]:
+    kinds = {layer: kind for layer, kind in enumerate(types) if kind not in others}
+    if len(types) == hf["num_hidden_layers"] and {*kinds.values()} <= {FULL}:
         return {"attention.window": None, "attention.global_every": None}
-    every, at = evenly([kind == FULL for kind in types]) or (None, None)
-    if types != layer_types(hf["num_hidden_layers"], every, at) or window is None:
+    every, at = evenly({layer: kind == FULL for layer, kind in kinds.items()}) or (None, None)
+    expected = layer_types(hf["num_hidden_layers"], every, at)
+    if len(types) != len(expected) or any(expected[layer] != kind for layer, kind in kinds.items()) or window is None:
         raise ConfigError(
             f"config.json: {said_by}={hf.get(said_by)!r} with sliding_window={window} is not a window in all layers but every n-th."
             " lm has no other pattern; import another model."

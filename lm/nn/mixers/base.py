@@ -209,8 +209,9 @@ class AttentionConfig(SlotMixerConfig, Slot, group="model/attention"):
         """Returns the cross-attention, which reads `ctx.memory`; called on the config that `cross` returned."""
         raise AssertionError(f"{self.kind} does not cross")
 
-    def implied(self, d_model: int, n_layers: int) -> Tree:
-        """Returns the meaning of options that differs from their value: what null stands for, and null for what acts in no layer."""
+    def implied(self, d_model: int, layers: Sequence[int]) -> Tree:
+        """Returns the meaning of options that differs from their value: what null stands for, and null for what acts in no layer.  layers:
+        those that attend."""
         return {}
 
 

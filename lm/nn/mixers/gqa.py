@@ -176,8 +176,8 @@ class GQAConfig(GroupedConfig):
         gates = ((self.n_heads, 1),) if self.forget else ()
         return replace(kept, tensors=kept.tensors + gates, first=self.first(layer))
 
-    def implied(self, d_model: int, n_layers: int) -> Tree:
-        found = super().implied(d_model, n_layers)
+    def implied(self, d_model: int, layers: Sequence[int]) -> Tree:
+        found = super().implied(d_model, layers)
         return found | {"keep_first": 0 if found["window"] is None else self.keep_first}
 
 

@@ -1,7 +1,7 @@
 """Attention in which heads of queries share heads of keys and values, and which may look through a window: options, and the module."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, Self
 
 import torch
@@ -149,9 +149,10 @@ class GroupedConfig(AttentionConfig):
         """Returns one tensor of a token: its heads of keys, and behind these its heads of values."""
         return PerToken(((2 * (self.n_kv_heads or self.n_heads), self.width(d_model)),), self.layer_window(layer))
 
-    def implied(self, d_model: int, n_layers: int) -> Tree:
-        width, seen_whole = self.width(d_model), [self.layer_window(layer) is None for layer in range(n_layers)]
-        every, at = evenly(seen_whole) or (None, None)
+    def implied(self, d_model: int, layers: Sequence[int]) -> Tree:
+        width, whole = self.width(d_model), {layer: self.layer_window(layer) is None for layer in layers}
+        every, at = evenly(whole) or (None, None)
+        seen_whole = whole.values()
         return {
             "n_kv_heads": self.n_kv_heads or self.n_heads,
             "head_dim": width,
@@ -230,14 +231,14 @@ class GQA(Attention, Divisible):
         return out
 
 
-def evenly(chosen: Sequence[bool]) -> tuple[int, int | None] | None:
-    """Returns (n, i) with the least n so that exactly the i-th of every n layers is chosen (i None: the last). None: no layer is chosen,
-    or they are not spaced evenly."""
-    places = [i for i, one in enumerate(chosen) if one]
-    if not places:
+def evenly(chosen: Mapping[int, bool]) -> tuple[int, int | None] | None:
+    """Returns (n, i) with the least n so that exactly the i-th of every n layers is chosen (i None: the last), whatever it is for layers
+    that are not asked about. None: no layer is chosen, or they are not spaced evenly."""
+    first = next((layer for layer, one in chosen.items() if one), None)
+    if first is None:
         return None
-    first = places[0]
-    every = places[1] - first if len(places) > 1 else max(first + 1, len(chosen) - first)
-    if places != list(range(first, len(chosen), every)) or first >= every:
-        return None
-    return every, None if first == every - 1 else first
+    for every in range(1, max(chosen) + 2):
+        at = first % every
+        if all(one == (layer % every == at) for layer, one in chosen.items()):
+            return every, None if at == every - 1 else at
+    return None

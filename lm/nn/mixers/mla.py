@@ -1,6 +1,7 @@
 """Multi-head latent attention: keys and values are kept as one small latent per token.  DeepSeek-V2, arXiv:2405.04434, section 2.1."""
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -81,7 +82,7 @@ class MLAConfig(AttentionConfig):
         """The latent and the rotated key."""
         return PerToken(((1, self.kv_rank), (1, self.rope_dim)))
 
-    def implied(self, d_model: int, n_layers: int) -> Tree:
+    def implied(self, d_model: int, layers: Sequence[int]) -> Tree:
         return {"scale": self.scale or self.score_width(d_model) ** -0.5}
 
 

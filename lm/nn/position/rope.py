@@ -1,9 +1,9 @@
 """Rotary position embedding."""
 
-from typing import Literal
+from typing import Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from lm.nn.position.base import Angles, Dims, Position, PositionConfig
@@ -29,6 +29,12 @@ class RopeConfig(PositionConfig):
     """For contexts longer than those of pretraining. null: none."""
     local_theta: float | None = Field(None, gt=1)
     """Base in layers with a window, which no scaling changes (Gemma 3, OLMo 3). null: theta and scaling, as in all others."""
+
+    @model_validator(mode="after")
+    def _scaling_fits(self) -> Self:
+        if self.scaling is not None:
+            self.scaling.require_fraction(self.fraction)
+        return self
 
     def rotary_dim(self, head_dim: int, whence: str = "") -> int:
         """Returns how many dimensions of such a head rotate. Raises ValueError where they form no pairs, or the scaling does not fit."""

@@ -31,6 +31,9 @@ class ScalingConfig(Slot):
         """Returns the factor on cos and sin."""
         return 1.0
 
+    def require_fraction(self, fraction: float) -> None:
+        """Raises ValueError where this kind does not fit positions that rotate this part of each head."""
+
     def require(self, rotary_dim: int) -> None:
         """Raises ValueError where this kind does not fit heads of which rotary_dim dimensions rotate."""
 
@@ -151,6 +154,37 @@ class Llama3Scaling(ScalingConfig):
         wide = self.high_freq_factor - self.low_freq_factor or 1e-30  # of no width, as in Llama 4, the ramp is a step
         smooth = ((turns - self.low_freq_factor) / wide).clamp(0, 1)
         return kept * smooth + kept / self.factor * (1 - smooth)
+
+
+class ProportionalScaling(ScalingConfig):
+    """The first part of the pairs turns as in heads that rotate whole, and the others do not (Gemma 4, LFM3: in layers without a window);
+    position.fraction gives them the rates of a narrower head."""
+
+    kind: Literal["proportional"] = "proportional"
+    partial_rotary_factor: float = Field(gt=0, le=1)
+    """Part of the pairs that turn, the fast ones (LFM3: 0.5, Gemma 4: 0.25)."""
+
+    def frequencies(self, rotary_dim: int, theta: float, max_len: int) -> Tensor:
+        kept = frequencies(rotary_dim, theta)
+        kept[self._turning(rotary_dim) :] = 0.0
+        return kept
+
+    def require_fraction(self, fraction: float) -> None:
+        if fraction != 1.0:
+            raise ValueError(
+                f"fraction={fraction} leaves out dimensions, and so does scaling.partial_rotary_factor={self.partial_rotary_factor}."
+                " Set fraction=1."
+            )
+
+    def require(self, rotary_dim: int) -> None:
+        if not self._turning(rotary_dim):
+            raise ValueError(
+                f"position.scaling.partial_rotary_factor={self.partial_rotary_factor} of {rotary_dim // 2} pairs turns none. Raise it."
+            )
+
+    def _turning(self, rotary_dim: int) -> int:
+        """Returns how many pairs turn."""
+        return int(self.partial_rotary_factor * rotary_dim // 2)  # as transformers counts them
 
 
 Factor = Annotated[float, Field(gt=0)]

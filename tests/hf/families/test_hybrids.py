@@ -1,5 +1,7 @@
-"""LFM2, with experts too, Granite 4, Bamba and Mamba-2: most layers without attention, or all of them."""
+"""LFM2, with experts too, LFM3, Granite 4, Bamba and Mamba-2: most layers without attention, or all of them."""
 
+import re
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,13 @@ transformers = pytest.importorskip("transformers")
 from lm.errors import ConfigError  # noqa: E402
 from lm.hf.families.bamba import FAMILY as BAMBA_FAMILY  # noqa: E402
 from lm.hf.families.granite_hybrid import FAMILY  # noqa: E402
-from lm.hf.io.family import families  # noqa: E402
+from lm.hf.io import vllm  # noqa: E402
+from lm.hf.io.family import families, resolved  # noqa: E402
 from lm.hf.io.writing import family_for  # noqa: E402
 from lm.hf.options.keys import unheard  # noqa: E402
 from lm.nn.mixers.gqa import GQAConfig  # noqa: E402
 from lm.nn.mixers.mamba2 import Mamba2Config  # noqa: E402
+from lm.nn.transformer import build_model  # noqa: E402
 from tests.hf.harness import VOCAB, cases, verify  # noqa: E402
 
 SIZES: dict[str, Any] = {
@@ -36,6 +40,21 @@ LFM2_MOE: dict[str, dict[str, Any]] = {
         "norm_topk_prob": False, "routed_scaling_factor": 1.7, "conv_L_cache": 4, "norm_eps": 1e-3,
     },
     "attention alone": {"layer_types": ["full_attention"] * 4, "num_dense_layers": 1},
+}  # fmt: skip
+LFM3: dict[str, dict[str, Any]] = {
+    "as the class has it": {},
+    "neither gates nor norms behind, biases, bases, untied": {
+        "use_attention_gate": False, "use_sandwich_norm": False, "attention_bias": True, "tie_word_embeddings": False, "conv_L_cache": 3,
+        "norm_eps": 1e-3, "rope_parameters": {"full_attention": ROPE, "sliding_attention": {**ROPE, "rope_theta": 50.0}},
+    },
+    "a quarter turns, one base for both": {
+        "rope_parameters": {
+            "full_attention": {**ROPE, "rope_type": "proportional", "partial_rotary_factor": 0.25}, "sliding_attention": ROPE,
+        },
+        "layer_types": ["sliding_attention", "conv", "conv", "full_attention", "conv", "sliding_attention", "sliding_attention"],
+    },
+    "windows alone": {"layer_types": ["conv", "sliding_attention"] * 3 + ["conv"]},
+    "attention alone": {"layer_types": ["full_attention"] * 7},
 }  # fmt: skip
 MAMBA = ["linear_attention", "linear_attention", "full_attention", "linear_attention"]
 GRANITE: dict[str, dict[str, Any]] = {
@@ -74,6 +93,60 @@ def test_lfm2(case: str, tmp_path: Path) -> None:
 def test_lfm2_with_experts(case: str, tmp_path: Path) -> None:
     sizes = SIZES | {"intermediate_size": 72, "moe_intermediate_size": 20, "num_experts": 5, "num_experts_per_tok": 2} | LFM2_MOE[case]
     verify(transformers.Lfm2MoeForCausalLM(transformers.Lfm2MoeConfig(**sizes)), tmp_path)
+
+
+def lfm3(**changes: Any) -> Any:
+    tokens = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
+    sizes = SIZES | {"num_hidden_layers": 7, "intermediate_size": 72, "head_dim": 12, "sliding_window": 11} | tokens
+    return transformers.Lfm3Config(**deepcopy(sizes | changes))
+
+
+@pytest.mark.parametrize("case", cases(LFM3, quick=2))
+def test_lfm3(case: str, tmp_path: Path) -> None:
+    verify(transformers.Lfm3ForCausalLM(lfm3(**LFM3[case])), tmp_path)
+
+
+def test_what_lfm3s_class_takes_where_the_file_says_nothing_is_read() -> None:
+    """All defaults, and one base of both kinds of layers that are given without one."""
+    family = families()["lfm3"]
+    there = lfm3(num_hidden_layers=9).to_dict()
+    named = {"model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+             "max_position_embeddings", "intermediate_size", "sliding_window"}  # fmt: skip
+    bare = {key: value for key, value in there.items() if key in named}
+    assert resolved(family.config(bare)) == resolved(family.config(there))
+    assert vllm.serve(family, resolved(family.config(there)), Path("out"))[1] == "whether it has Lfm3ForCausalLM and computes the same was not checked"
+    assert [kind for kind in there["layer_types"] if kind != "conv"] == ["full_attention", "sliding_attention"] * 2
+    ropes: dict[str, Any] = {"full_attention": {"rope_type": "default"}, "sliding_attention": {"rope_type": "default"}}
+    for more in ({}, {"rope_theta": 700.0}):
+        found = family.config(bare | {"rope_parameters": deepcopy(ropes)} | more)
+        assert resolved(found) == resolved(family.config(lfm3(num_hidden_layers=9, rope_parameters=ropes, **more).to_dict()))
+
+
+def test_an_adapter_of_lfm3_is_of_the_modules_that_transformers_builds() -> None:
+    """Seen to fail: a gate is called gate_proj in the file and g_proj there, and peft left its adapter out."""
+    family, model = families()["lfm3"], transformers.Lfm3ForCausalLM(lfm3(tie_word_embeddings=False))
+    cfg = family.config(model.config.to_dict())
+    names = dict(build_model(cfg, device="meta").named_parameters()).keys()
+    built = {path for pair in family.built_pairs(resolved(cfg)) if pair.ours[0] in names for path in pair.theirs}
+    assert built == model.state_dict().keys()
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"attention_bias": True}, "attention_bias=True is not of the gate here, and of all of attention in lm"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling stands for rope_parameters in lfm3. Move it there"),
+        ({"layer_types": ["conv", "conv", "chunked_attention"] * 3}, "layer_types has 'chunked_attention'"),
+        ({"layer_types": ["full_attention"] * 2 + ["sliding_attention"] * 7}, "is not a window in all layers but every n-th"),
+        (
+            {"rope_parameters": {"full_attention": {**ROPE, "partial_rotary_factor": 0.5}}},
+            "partial_rotary_factor=0.5 means nothing in lfm3",
+        ),
+    ],
+)
+def test_an_lfm3_that_has_no_form_is_refused(keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        families()["lfm3"].config(lfm3(num_hidden_layers=9).to_dict() | keys)
 
 
 def test_lfm2_with_experts_of_published_sizes_is_understood_and_without_their_bias_refused() -> None:

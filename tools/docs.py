@@ -201,7 +201,8 @@ def family_table() -> str:
         source = Path(inspect.getfile(type(family))).read_text(encoding="utf-8")
         said = (ast.get_docstring(ast.parse(source)) or "").split("\n")[0]
         decodes = family.fixed["kind"] == "decoder"
-        serves = ("yes" if decodes and name not in absent else "—" for absent in (vllm.ABSENT, sglang.ABSENT))
+        without = ((*server.ABSENT, *server.UNCHECKED) for server in (vllm, sglang))
+        serves = ("yes" if decodes and name not in absent else "—" for absent in without)
         rows.append((f"`{name}`", f"`{family.architecture}`", *serves, str(source.count("\n")), said))
     return _table(("model_type", "class of transformers", "vLLM", "SGLang", "lines here", "what it is"), rows)
 

@@ -138,8 +138,8 @@ def test_of_hybrids_what_its_classes_have_not_is_told() -> None:
 
 def test_families_are_known_and_let_vllm_replace_their_attention() -> None:
     known = families()
-    assert known.keys() >= {*vllm.ABSENT, *vllm.ALLOWED, *vllm.THEIRS, *vllm.SQUARE}
-    assert {known[name].fixed["kind"] for name in (*vllm.ABSENT, *sglang.ABSENT)} == {"decoder"}
+    assert known.keys() >= {*vllm.ABSENT, *vllm.UNCHECKED, *vllm.ALLOWED, *vllm.THEIRS, *vllm.SQUARE}
+    assert {known[name].fixed["kind"] for name in (*vllm.ABSENT, *vllm.UNCHECKED, *sglang.ABSENT, *sglang.UNCHECKED)} == {"decoder"}
     assert vllm.ALLOWED.keys() >= vllm.THEIRS.keys()
     classes = [getattr(transformers, known[name].architecture) for name in vllm.THEIRS]
     assert len(classes) > 20

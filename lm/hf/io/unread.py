@@ -24,7 +24,6 @@ WHY: dict[str, str] = {
     "gte": "its feed-forward has a bias behind the last matrix alone",
     "glm_moe_dsa": "a second, small attention chooses which tokens the first may see",
     "jetmoe": "its attention has experts, too",
-    "kimi_linear": "its states decay by a rate for each channel (Kimi delta attention)",
     "led": _SPARSE,
     "longcat_flash": "some of its experts give back what they read, and each layer attends twice",
     "longformer": _SPARSE,

@@ -31,7 +31,7 @@ class MLAConfig(AttentionConfig):
     nope_dim: int = Field(gt=0, le=MOST)
     """Dimensions of a head's key without rotation."""
     rope_dim: int = Field(gt=0, multiple_of=2, le=MOST)
-    """Dimensions of the rotated key, which all heads share."""
+    """Dimensions of the key that all heads share, which is rotated; with position=none it is shared alone (Kimi Linear)."""
     v_dim: int = Field(gt=0, le=MOST)
     """Dimensions of a head's value."""
     bias: bool = False
@@ -50,9 +50,9 @@ class MLAConfig(AttentionConfig):
         return self.nope_dim + self.rope_dim
 
     def require(self, d_model: int, position: PositionConfig) -> None:
-        if position.acts != "rotate":
+        if position.acts != "rotate" and position.kind != "none":
             raise ValueError(f"attention=mla keeps {self.rope_dim} dimensions for rotation, and position={position.kind} does not rotate."
-                             " Use position=rope, or another attention.")  # fmt: skip
+                             " Use position=rope or none, or another attention.")  # fmt: skip
 
     def build(self, norm: NormConfig, d_model: int, layer: int) -> Mixer:
         return MLA(self, d_model, layer)

@@ -96,6 +96,7 @@ MISTAKES: list[tuple[Tree, str]] = [
     (scaled(**LONG | {"short_factor": []}), "position.scaling.short_factor has 0 factors, and 4 pairs rotate. Give one factor a pair."),
     (scaled(**LONG | {"short_factor": [1.0, 1.0, 0.0, 1.0]}), "position.scaling.short_factor.2: 0.0 does not fit."),
     ({"attention": MLA, "position": {"kind": "alibi"}}, "keeps 8 dimensions for rotation, and position=alibi does not rotate."),
+    ({"attention": MLA | {"query_growth": {"rate": 0.1, "every": 8, "unrotated": True}}}, "unrotated=true leaves out layers that rotate"),
     ({"attention": MLA | {"rope_dim": 7}}, "attention.rope_dim: 7 does not fit. The value must be a multiple of 2."),
     ({"attention": {"kind": "mla", "n_heads": 4}}, "attention.kv_rank: a value is missing (Width of the latent"),
     ({"attention": MLA | {"window": 8}}, "attention.window: there is no such key."),

@@ -22,11 +22,14 @@ from tests.nn.models import MLA as TREE
 
 pytestmark = pytest.mark.usefixtures("doubles")
 
-KINDS: list[dict[str, Any]] = [TREE, TREE | {"q_rank": 12, "bias": True, "scale": 0.4}]
+KINDS: list[dict[str, Any]] = [
+    TREE, TREE | {"q_rank": 12, "bias": True, "scale": 0.4}, TREE | {"query_growth": {"rate": 0.6, "every": 3, "first": 1}},
+]  # fmt: skip
 
 
 def layer(tree: dict[str, Any], d: int = 32) -> MLA:
-    made = MLA(from_tree(MLAConfig, tree), d, 0)
+    made = from_tree(MLAConfig, tree).build(config().norm, d, 0)
+    assert isinstance(made, MLA)
     for p in made.parameters():
         p.data.zero_()
     redraw(made)
@@ -45,6 +48,8 @@ def by_hand(mla: MLA, x: Tensor, turned: Callable[[Tensor], Tensor] = turned) ->
     down = mla.kv_down(x)
     latent, k_rope = mla.kv_norm(down[:, : cfg.kv_rank]), turned(down[:, cfg.kv_rank :])
     width = cfg.nope_dim + cfg.rope_dim
+    if (growth := cfg.query_growth) is not None:
+        q = q * torch.tensor([1 + growth.rate * math.log(1 + (place + growth.first) // growth.every) for place in range(len(x))])[:, None]
     for h in range(cfg.n_heads):
         mine = q[:, h * width : (h + 1) * width]
         k = latent @ mla.k_up.weight[h * cfg.nope_dim : (h + 1) * cfg.nope_dim].t()

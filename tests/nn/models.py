@@ -118,7 +118,10 @@ MIXTURES: list[dict[str, Any]] = [
         "shared_hidden": 12, "shared_gate": True,
         "dense": {"kind": "mlp", "hidden": 24}, "router": {"kind": "sigmoid", "n_groups": 3, "top_groups": 2, "scale": 2.5},
     },
-    {"kind": "moe", "n_experts": 4, "top_k": 3, "expert": EXPERT, "router": {"kind": "sigmoid", "normalize": False}, "reference": True},
+    {
+        "kind": "moe", "n_experts": 4, "top_k": 3, "expert": EXPERT, "router": {"kind": "sigmoid", "normalize": False}, "reference": True,
+        "out_norm": {"kind": "rms"},
+    },
     {"kind": "moe", "n_experts": 4, "top_k": 2, "expert": GPT_OSS, "router": {"kind": "softmax", "bias": True}},
     {
         "kind": "moe", "n_experts": 4, "top_k": 2, "expert": EXPERT | {"gated": False, "activation": "relu2"}, "n_shared": 1,

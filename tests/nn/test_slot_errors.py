@@ -101,6 +101,7 @@ MISTAKES: list[tuple[Tree, str]] = [
     ({"attention": {"kind": "mla", "n_heads": 4}}, "attention.kv_rank: a value is missing (Width of the latent"),
     ({"attention": MLA | {"window": 8}}, "attention.window: there is no such key."),
     (moe(expert=EXPERT | {"activation": "xielu"}), "ffn: expert.activation=xielu has weights, and experts have none for it. Choose"),
+    (moe(out_norm={"kind": "rms", "place": "output"}), "out_norm.place=output is of norms around a sublayer, and this one is within."),
     (moe(top_k=5), "ffn: top_k=5 is over n_experts=4. Lower top_k, or add experts."),
     (moe(top_k=0), "ffn.top_k: 0 does not fit. The value must be greater than 0."),
     (moe(top_k=1), "ffn: top_k=1 makes the one weight of each token 1 whatever its score, so that the router learns nothing."),

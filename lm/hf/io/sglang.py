@@ -6,5 +6,5 @@ ABSENT = (
     "openai-gpt", "recurrent_gemma", "seed_oss", "smollm3", "solar_open", "vaultgemma", "xglm", "youtu",
 )  # fmt: skip
 """Decoders that no EntryClass in sglang/srt/models names; for them it tries transformers' class."""
-UNCHECKED = ("kimi_linear", "mistral4")
+UNCHECKED = ("axk1", "kimi_linear", "mistral4")
 """Decoders that came here since, and were not looked up."""

@@ -5,9 +5,12 @@ from collections.abc import Collection
 from lm.schema import Tree, did_you_mean
 
 _SPARSE = "most of its tokens attend to a few places only, by a pattern"
+_CHOSEN = "a second, small attention chooses which tokens the first may see"
 _PER_LAYER = "each layer reads an embedding of the tokens of its own"
 WHY: dict[str, str] = {
     "albert": "its embedding is narrower than its layers",
+    "axk2": _CHOSEN,
+    "bailing_hybrid": "the decay of its states has a least value, and latent attention an output gate",
     "big_bird": _SPARSE,
     "bigbird_pegasus": _SPARSE,
     "bitnet": "its matrices are rounded to three values wherever they multiply",
@@ -16,13 +19,15 @@ WHY: dict[str, str] = {
     "deberta": "its scores add those of contents and of distances, either with a projection of its own",
     "deberta-v2": "its scores add those of contents and of distances, either with a projection of its own",
     "deepseek_v4": "its layers attend to groups of tokens that are compressed to one key",
-    "deepseek_v32": "a second, small attention chooses which tokens the first may see",
+    "deepseek_v32": _CHOSEN,
     "electra": "its embedding is narrower than its layers",
     "esm": "it scales its embeddings by how many tokens of a row are masked",
     "gemma3n_text": _PER_LAYER,
     "gemma4_text": _PER_LAYER,
     "gte": "its feed-forward has a bias behind the last matrix alone",
-    "glm_moe_dsa": "a second, small attention chooses which tokens the first may see",
+    "glm5_next_text": _CHOSEN,
+    "glm_moe_dsa": _CHOSEN,
+    "hy_v4": _CHOSEN,
     "jetmoe": "its attention has experts, too",
     "led": _SPARSE,
     "longcat_flash": "some of its experts give back what they read, and each layer attends twice",

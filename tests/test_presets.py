@@ -201,6 +201,18 @@ PUBLISHED: dict[str, Published] = {  # class, and the sizes in config.json of th
             "max_position_embeddings": 4096, "attention_bias": False, "tie_word_embeddings": False, "head_dim": 64,
         },
     ),
+    "kimi_linear_48b": (
+        "KimiLinearForCausalLM",
+        {
+            "vocab_size": 163840, "hidden_size": 2304, "intermediate_size": 9216, "moe_intermediate_size": 1024, "num_hidden_layers": 27,
+            "num_attention_heads": 32, "num_key_value_heads": 32, "num_shared_experts": 1, "num_experts": 256, "kv_lora_rank": 512,
+            "q_lora_rank": None, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "first_k_dense_replace": 1,
+            "model_max_length": 1048576, "attention_bias": False, "tie_word_embeddings": False, "head_dim": 72, "linear_head_dim": 128,
+            "linear_num_heads": 32, "linear_conv_kernel_dim": 4, "linear_attn_config": {
+                "full_attn_layers": [4, 8, 12, 16, 20, 24, 27], "kda_layers": [layer for layer in range(1, 27) if layer % 4],
+            },
+        },
+    ),
 }  # fmt: skip
 NO_SIZE = re.compile(  # numbers of a config that no weight's shape depends on, and those that follow from others
     "token_id|chunk_size|pretraining_tp|window|scalar|per_tok|group|capacity|max_distance|original_max|sparse_step|nextn|qk_head_dim|output_"
@@ -254,6 +266,8 @@ TINY = {
     "smollm3_3b": f"{GQA} model.ffn.hidden=64",
     "olmo2_1b": "model.attention.n_heads=4 model.ffn.hidden=64",
     "deepseek_v3": f"{MLA} model.ffn.top_k=2 model.ffn.router.n_groups=2 model.ffn.router.top_groups=1 model.mtp.depth=1 {MOE}",
+    "kimi_linear_48b": f"{MLA} model.attention.q_rank=null model.recurrent.n_heads=4 model.recurrent.k_dim=6 model.recurrent.v_dim=6"
+    f" model.ffn.top_k=2 {MOE} model.n_layers=4",
     "phi3_mini": "model.attention.n_heads=4 model.attention.window=5 model.ffn.hidden=64",
     "granite_3_1_2b": f"{GQA} model.ffn.hidden=64 model.head.scale=1.0",
     "starcoder2_3b": f"{GQA} model.attention.window=5 model.ffn.hidden=64",

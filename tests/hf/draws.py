@@ -17,6 +17,8 @@ WRITTEN: dict[str, Tree] = {  # what a family writes of all that it reads, or of
     "umt5": {"head.tied": True}, "eurobert": {"head.tied": False},  # a tied one has no weight, and is written as a body unless it was read
     "mamba": {"recurrent.width": 64}, "falcon_mamba": {"recurrent.width": 64},
     "jamba": {"recurrent.width": 64}, "glm4_moe_lite": {"position.kind": "rope"}, "deepseek_v3": {"position.kind": "rope"},
+    "mistral4": {"position.kind": "rope", "position.scaling.kind": "yarn", "ffn.router.n_groups": 1, "ffn.router.top_groups": 1},
+    "axk1": {"position.kind": "rope", "attention.q_rank": 6},
     "nemotron_h": {"pattern": ["recurrent", "ffn", "attention", "ffn"]},
 }  # fmt: skip
 _TRIES = 50

@@ -60,7 +60,7 @@ ATTENTIONS: list[dict[str, Any]] = [
     {"n_heads": 4, "n_kv_heads": 1, "gpt_oss_sinks": True, "softcap": 5.0},
     {"n_heads": 6, "head_dim": 8, "window": 2, "global_every": 2, "global_at": 0},  # 6 is no power of two (ALiBi)
     MLA,
-    MLA | {"q_rank": 12, "bias": True, "scale": 0.4},
+    MLA | {"q_rank": 12, "bias": True, "scale": 0.4, "query_growth": {"rate": 0.6, "every": 5}},
     {"n_heads": 4, "n_kv_heads": 2, "window": 4, "keep_first": 3, "global_every": 2, "qk_norm": "head", "out_gate": "head"},
     {"kind": "differential", "n_heads": 8, "n_kv_heads": 4, "head_dim": 8, "window": 7, "qk_norm": "head", "out_gate": "head"},
     {"n_heads": 4, "n_kv_heads": 2, "qk_norm": "rotated", "qkv_bias": True},
@@ -119,7 +119,10 @@ MIXTURES: list[dict[str, Any]] = [
         "shared_hidden": 12, "shared_gate": True,
         "dense": {"kind": "mlp", "hidden": 24}, "router": {"kind": "sigmoid", "n_groups": 3, "top_groups": 2, "scale": 2.5},
     },
-    {"kind": "moe", "n_experts": 4, "top_k": 3, "expert": EXPERT, "router": {"kind": "sigmoid", "normalize": False}, "reference": True},
+    {
+        "kind": "moe", "n_experts": 4, "top_k": 3, "expert": EXPERT, "router": {"kind": "sigmoid", "normalize": False}, "reference": True,
+        "out_norm": {"kind": "rms"},
+    },
     {"kind": "moe", "n_experts": 4, "top_k": 2, "expert": GPT_OSS, "router": {"kind": "softmax", "bias": True}},
     {
         "kind": "moe", "n_experts": 4, "top_k": 2, "expert": EXPERT | {"gated": False, "activation": "relu2"}, "n_shared": 1,

@@ -50,6 +50,19 @@ def inputs(seed: int = 0) -> Tensor:
     return torch.randn(B, S, D, generator=torch.Generator().manual_seed(seed))
 
 
+@torch.no_grad()
+def test_the_norm_behind_a_mixture_reads_what_all_of_its_experts_give() -> None:
+    shared: dict[str, Any] = {"n_experts": 4, "top_k": 2, "expert": EXPERT, "n_shared": 1}
+    plain, x = mixture(**shared), inputs()
+    normed = from_tree(MoEConfig, shared | {"out_norm": {"kind": "rms", "eps": 0.1}}).build(D, 5)
+    missing = normed.load_state_dict(plain.state_dict(), strict=False).missing_keys
+    assert missing == ["out_norm.weight"]
+    weight = torch.linspace(0.5, 2.0, D)
+    normed.get_parameter("out_norm.weight").copy_(weight)
+    out = plain(x, context())
+    torch.testing.assert_close(normed(x, context()), out / (out.square().mean(-1, keepdim=True) + 0.1).sqrt() * weight, **CLOSE)
+
+
 @pytest.mark.parametrize("expert", [EXPERT, GPT_OSS, EXPERT | {"gated": False, "activation": "relu2", "bias": True}])
 def test_grouped_experts_equal_the_loop_in_values_and_gradients(expert: dict[str, Any]) -> None:
     experts = drawn(Experts(from_tree(MLPConfig, expert), 5, D))

@@ -94,7 +94,7 @@ class Family(ABC):
     prefix: ClassVar[str] = ""  # of the keys of a model without its head, which may be missing in the file
     ignored: ClassVar[tuple[str, ...]] = ()  # patterns of keys in files that hold no weight of the model
     older_endings: ClassVar[dict[str, str]] = {}  # of a tensor's key -> in older files
-    zero_if_missing: ClassVar[tuple[str, ...]] = ()  # keys of tensors that files leave out where they are zeros
+    zero_if_missing: ClassVar[tuple[str, ...]] = ()  # ends of keys of tensors that files leave out where they are zeros
     renamed: ClassVar[dict[str, str]] = {}  # keys of config.json in other files -> theirs
     fields: ClassVar[dict[str, str | tuple[str, Any]]] = {}  # ours -> theirs, or (theirs, the value where it is missing)
     theta: ClassVar[float | None] = None  # of rotary positions, where the file names none; None: positions do not rotate

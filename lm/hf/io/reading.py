@@ -143,7 +143,8 @@ def _weights(
         known = architecture in (None, family.architecture)
         other = "another model" if known else f"{architecture}, and lm reads {family.architecture}"
         raise CheckpointError(f"{folder}: {_listed('missing', missing)}{_listed('not known', extra)}the config names {other}.")
-    weights = {name: torch.zeros(shapes[name]) for pair in stored if _left_out(family, pair, files.names) for name in pair.ours}
+    zeros = {name for pair in stored if _left_out(family, pair, files.names) for name in pair.ours}
+    weights = {name: torch.zeros(shape) for name, shape in shapes.items() if name in zeros}
     for pair in named:
         theirs = [files.read(key) for key in pair.theirs]
         try:
@@ -190,7 +191,7 @@ def _spelled(family: Family, names: set[str]) -> Callable[[str], str]:
 
 def _left_out(family: Family, pair: Pair, names: set[str]) -> bool:
     """Returns whether the file leaves these tensors out because they are zeros."""
-    return all(key in family.zero_if_missing and key not in names for key in pair.theirs)
+    return all(key.endswith(family.zero_if_missing) and key not in names for key in pair.theirs)
 
 
 def _constants(folder: Path, constants: Mapping[str, Tensor], files: Files) -> set[str]:

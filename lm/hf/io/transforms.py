@@ -144,6 +144,19 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Shaped:
+    """A vector here, there the same numbers in this shape, of which -1 is their number."""
+
+    shape: Sequence[int]
+
+    def to_ours(self, theirs: list[Tensor]) -> list[Tensor]:
+        return [theirs[0].flatten()]
+
+    def to_theirs(self, ours: list[Tensor]) -> list[Tensor]:
+        return [ours[0].reshape(tuple(self.shape))]
+
+
+@dataclass(frozen=True)
 class Flat:
     """(w, n) there, (w*n,) here."""
 

@@ -5,12 +5,15 @@ from collections.abc import Collection
 from lm.schema import Tree, did_you_mean
 
 _SPARSE = "most of its tokens attend to a few places only, by a pattern"
+_CHOSEN = "a second, small attention chooses which tokens the first may see"
 _PER_LAYER = "each layer reads an embedding of the tokens of its own"
 _JOINED = "its decoder reads source and target in one attention, behind one softmax"
 _STREAMS = "its streams are mixed by gates for each channel, and its attention chooses which tokens it sees"
 _WIDTHS = "each layer reads a projection of the embedding, and heads are wider in layers without a window"
 WHY: dict[str, str] = {
     "albert": "its embedding is narrower than its layers",
+    "axk2": _CHOSEN,
+    "bailing_hybrid": "the decay of its states has a least value, and latent attention an output gate",
     "big_bird": _SPARSE,
     "bigbird_pegasus": _SPARSE,
     "bitnet": "its matrices are rounded to three values wherever they multiply",
@@ -18,7 +21,7 @@ WHY: dict[str, str] = {
     "dbrx": "queries, keys and values are clipped",
     "deberta": "its scores add those of contents and of distances, either with a projection of its own",
     "deberta-v2": "its scores add those of contents and of distances, either with a projection of its own",
-    "deepseek_v32": "a second, small attention chooses which tokens the first may see",
+    "deepseek_v32": _CHOSEN,
     "deepseek_v4": "its layers attend to groups of tokens that are compressed to one key",
     "doge": "its values choose which few tokens others may see",
     "electra": "its embedding is narrower than its layers",
@@ -28,19 +31,20 @@ WHY: dict[str, str] = {
     "flint": "its layers without a window are not evenly spaced",
     "gemma3n_text": _PER_LAYER,
     "gemma4_text": "heads are wider in layers without a window, values have a norm, and late layers read earlier ones' keys",
-    "glm_moe_dsa": "a second, small attention chooses which tokens the first may see",
+    "glm5_next_text": _CHOSEN,
+    "glm_moe_dsa": _CHOSEN,
     "gpt_neox_japanese": "the last of its layers alone has a bias behind its attention",
     "gte": "its feed-forward has a bias behind the last matrix alone",
+    "hy_v4": _CHOSEN,
     "inkling_text": "keys, values and what each sublayer gives pass short convolutions",
     "jetmoe": "its attention has experts, too",
-    "kimi_linear": "its states decay by a rate for each channel (Kimi delta attention)",
     "laguna": "what its attention reads is multiplied by a softplus",
     "led": _SPARSE,
     "longcat_flash": "some of its experts give back what they read, and each layer attends twice",
     "longformer": _SPARSE,
     "mimo_v2_flash": "layers with a window have other numbers of heads",
     "minimax": "what its norms give is the residual stream itself, and its linear attention decays by fixed rates",
-    "minimax_m3_vl_text": "a second, small attention chooses which tokens the first may see",
+    "minimax_m3_vl_text": _CHOSEN,
     "mpnet": "it has learned positions and a bias of distances at once",
     "nllb-moe": "the class of transformers sends every token to the first two of its experts, whatever its router says",
     "pegasus_x": _SPARSE,

@@ -48,8 +48,9 @@ def unheard(where: str, hf: Tree, family: Family, cfg: ModelConfig) -> list[str]
                 )
         elif others := [other for other in families().values() if key in other.keys_with_effect()]:
             if not any(_neutral(key, value, hf, other, options) for other in others):
+                known = min(others, key=lambda other: other.rare)
                 raise ConfigError(
-                    f"{where}: {key}={value!r} means something in {others[0].name}, and model_type={family.name} does not know it."
+                    f"{where}: {key}={value!r} means something in {known.name}, and model_type={family.name} does not know it."
                     " Correct model_type, or remove the key where it changed nothing."
                 )
         elif value:

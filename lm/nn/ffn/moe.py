@@ -14,6 +14,7 @@ from lm.nn.ffn.experts import Experts
 from lm.nn.ffn.mlp import LEARNED, MLPConfig
 from lm.nn.ffn.router import RouterConfig, Routing, SoftmaxRouterConfig
 from lm.nn.linear import Linear, Out
+from lm.nn.norm import NormConfig, require_within
 from lm.ops.routing import agreement, capacity_of, loads, squares_of_log_z, tokens, within_capacity
 from lm.schema import MOST, Tree
 
@@ -40,6 +41,8 @@ class MoEConfig(FFNConfig):
     latent_dim: int | None = Field(None, gt=0, le=MOST)
     """Experts read a projection of the tokens to this width, and what they give together is projected back (Nemotron 3 Super: 1024;
     arXiv:2512.20856). null: they read the tokens."""
+    out_norm: NormConfig | None = None
+    """A norm of what experts and shared experts give together; layers without experts have none (A.X K1: rms). null: there is none."""
     dense: MLPConfig | None = None
     """The feed-forward of layers without experts. null: there are none."""
     first_dense: int = Field(0, ge=0)
@@ -77,6 +80,7 @@ class MoEConfig(FFNConfig):
             raise ValueError(f"expert.activation={self.expert.activation} has weights, and experts have none for it. Choose another one.")
         if self.expert.inner_norm is not None:
             raise ValueError("expert.inner_norm has no form in the stacked matrices of experts. Set expert.inner_norm=null.")
+        require_within(out_norm=self.out_norm)
         if self.weigh_inputs and self.expert.bias:
             raise ValueError("weigh_inputs=true lets an expert read nothing of a token that it drops, and expert.bias=true would answer."
                              " Set one of them to false.")  # fmt: skip
@@ -98,7 +102,9 @@ class MoEConfig(FFNConfig):
 
     def build(self, d_model: int, layer: int) -> nn.Module:
         plain = self._mlp(layer)
-        return MoE(self, d_model, layer) if plain is None else plain.build(d_model, layer)
+        if plain is not None:
+            return plain.build(d_model, layer)
+        return MoE(self, d_model, layer) if self.out_norm is None else NormedMoE(self, self.out_norm, d_model, layer)
 
     def require(self, layers: Sequence[int]) -> None:
         if all(self.is_dense(layer) for layer in layers):
@@ -111,6 +117,8 @@ class MoEConfig(FFNConfig):
         return "ffn.capacity counts the tokens of a whole row that come before. Leave ffn.capacity and ffn.capacity_factor out"
 
     def why_not_tensor_parallel(self, d_model: int, n: int) -> str | None:
+        if self.out_norm is not None:
+            return "model.ffn.out_norm reads what all experts give, of which a rank has some. Set it to null"
         if self.n_experts % n:
             return f"model.ffn.n_experts={self.n_experts} is not a multiple of it, and each rank has as many. Choose one"
         shared = "shared_hidden" if self.shared_hidden else "n_shared * expert.hidden"
@@ -138,7 +146,8 @@ class MoEConfig(FFNConfig):
         shared, gated, inner = self.shared(d_model), d_model + 2 if self.shared_gate else 0, self.inner(d_model)
         passed = [self.expert.saved_activations(inner, layer)] * self.top_k
         passed += [] if shared is None else [shared.saved_activations(d_model, layer)]
-        narrow = 2 * self.top_k * inner + gated + (self.latent_dim or 0)
+        normed = 0 if self.out_norm is None else d_model
+        narrow = 2 * self.top_k * inner + gated + (self.latent_dim or 0) + normed
         return sum_activations([Activations(d_model + 3 * self.n_experts, narrow, recomputed_wide=d_model), *passed])
 
     def kernel_outputs(self, d_model: int, layer: int) -> Activations:
@@ -227,3 +236,15 @@ class MoE(Mixture):
         if cfg.router_z_loss:
             losses.append(cfg.router_z_loss * squares_of_log_z(routing.logits, real, total) / n)
         ctx.report_moe(counts.sum(0), torch.stack(losses).sum(0))
+
+
+class NormedMoE(MoE):
+    """norm(MoE(x))."""
+
+    def __init__(self, cfg: MoEConfig, norm: NormConfig, d_model: int, layer: int) -> None:
+        super().__init__(cfg, d_model, layer)
+        self.out_norm = norm.build(d_model)
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        out: Tensor = self.out_norm(super().forward(x, ctx))
+        return out

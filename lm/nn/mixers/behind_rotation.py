@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from lm.nn.context import Context
@@ -49,14 +48,7 @@ class GrowingGQA(GQA):
 
     def projected(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = super().projected(x, ctx)
-        if self.growth.unrotated and ctx.position.rotates(self.layer):
-            return q, k, v
-        return q * self.factor(ctx.mask.sharding.for_sublayer(ctx.mask.q_positions)).to(q.dtype), k, v
-
-    def factor(self, positions: Tensor) -> Tensor:
-        """(b, s) -> (b, 1, s, 1), float32."""
-        steps = torch.floor((positions.clamp_min(0) + self.growth.first) / self.growth.every)
-        return (1 + self.growth.rate * torch.log(1 + steps))[:, None, :, None]
+        return self.growth.grown(q, ctx, self.layer), k, v
 
 
 class GrowingL2NormGQA(GrowingGQA, L2NormGQA):

@@ -75,8 +75,8 @@ class GQAConfig(GroupedConfig):
             raise ValueError(f"qk_norm=l2 is of layers that rotate, and position={position.kind} rotates none. Use position=rope, or head.")
         if self.value_embedding is not None and self.value_embedding.channels > d_model:
             raise ValueError(f"value_embedding.channels={self.value_embedding.channels} is above d_model={d_model}. Lower it.")
-        if self.query_growth is not None and self.query_growth.unrotated and position.rotates_all():
-            raise ValueError("query_growth.unrotated=true leaves out layers that rotate, and all do. Set position.none_every, or drop it.")
+        if self.query_growth is not None:
+            self.query_growth.require(position)
 
     def require_layers(self, layers: Sequence[int], drafts: bool) -> None:
         if self.value_residual and 0 not in layers:

@@ -34,6 +34,19 @@ class QueryGrowth(Config):
     unrotated: bool = False
     """Only in layers that do not rotate (Llama 4)."""
 
+    def require(self, position: PositionConfig) -> None:
+        """Raises ValueError where no layer is left in which queries grow."""
+        if self.unrotated and position.rotates_all():
+            raise ValueError("query_growth.unrotated=true leaves out layers that rotate, and all do. Set position.none_every, or drop it.")
+
+    def grown(self, q: Tensor, ctx: Context, layer: int) -> Tensor:
+        """(b, h, s, c) -> (b, h, s, c): the queries of this layer times the factors of their positions, which are float32."""
+        if self.unrotated and ctx.position.rotates(layer):
+            return q
+        positions = ctx.mask.sharding.for_sublayer(ctx.mask.q_positions)
+        steps = torch.floor((positions.clamp_min(0) + self.first) / self.every)
+        return q * (1 + self.rate * torch.log(1 + steps))[:, None, :, None].to(q.dtype)  # (b, s) -> (b, 1, s, 1)
+
 
 class GroupedConfig(AttentionConfig):
     """What such kinds are configured by."""

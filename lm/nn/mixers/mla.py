@@ -12,6 +12,7 @@ from lm.nn.activation_memory import Activations
 from lm.nn.context import Context
 from lm.nn.linear import AskedLinear, Linear, Out
 from lm.nn.mixers.base import Attention, AttentionConfig, Mixer, saved_weights
+from lm.nn.mixers.grouped import QueryGrowth
 from lm.nn.norm import NormConfig, RMSNorm
 from lm.nn.position.base import PositionConfig
 from lm.ops.attention.attend import Scoring
@@ -32,7 +33,7 @@ class MLAConfig(AttentionConfig):
     nope_dim: int = Field(gt=0, le=MOST)
     """Dimensions of a head's key without rotation."""
     rope_dim: int = Field(gt=0, multiple_of=2, le=MOST)
-    """Dimensions of the rotated key, which all heads share."""
+    """Dimensions of the key that all heads share, which is rotated; with position=none it is shared alone (Kimi Linear)."""
     v_dim: int = Field(gt=0, le=MOST)
     """Dimensions of a head's value."""
     bias: bool = False
@@ -41,6 +42,8 @@ class MLAConfig(AttentionConfig):
     """eps of the RMSNorm on each latent (DeepSeek has one beside norm.eps)."""
     scale: float | None = Field(None, gt=0)
     """Factor on the scores. null: 1 / sqrt(nope_dim + rope_dim)."""
+    query_growth: QueryGrowth | None = None
+    """Queries grow with their position in the document (Mistral Small 4). null: they do not."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Probability of dropping an attention weight."""
 
@@ -51,12 +54,14 @@ class MLAConfig(AttentionConfig):
         return self.nope_dim + self.rope_dim
 
     def require(self, d_model: int, position: PositionConfig) -> None:
-        if position.acts != "rotate":
+        if position.acts != "rotate" and position.kind != "none":
             raise ValueError(f"attention=mla keeps {self.rope_dim} dimensions for rotation, and position={position.kind} does not rotate."
-                             " Use position=rope, or another attention.")  # fmt: skip
+                             " Use position=rope or none, or another attention.")  # fmt: skip
+        if self.query_growth is not None:
+            self.query_growth.require(position)
 
     def build(self, norm: NormConfig, d_model: int, layer: int) -> Mixer:
-        return MLA(self, d_model, layer)
+        return (MLA if self.query_growth is None else GrowingMLA)(self, d_model, layer)
 
     def flops(self, d_model: int, layer: int, seq_len: int) -> int:
         """Counts scores and weighted values, with keys and values expanded from the latent."""
@@ -111,15 +116,19 @@ class MLA(Attention):
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         cfg = self.cfg
-        q = self.q(x) if cfg.q_rank is None else self.q_up(self.q_norm(self.q_down(x)))
-        q = q.unflatten(-1, (cfg.n_heads, -1)).transpose(1, 2)  # (b, s, h*c) -> (b, h, s, c)
-        q_nope, q_rope = q.split([cfg.nope_dim, cfg.rope_dim], dim=-1)
+        q_nope, q_rope = self.queries(x, ctx).split([cfg.nope_dim, cfg.rope_dim], dim=-1)
         latent, k_rope = self.kv_down(x).split([cfg.kv_rank, cfg.rope_dim], dim=-1)
         latent, k_rope = self.kv_norm(latent).unsqueeze(1), k_rope.unsqueeze(1)  # (b, s, r) -> (b, 1, s, r)
         q_rope = ctx.position.rotate(q_rope, ctx.angles, self.layer)
         k_rope = ctx.position.rotate(k_rope, ctx.angles, self.layer)
         attended = self._expanded if ctx.cache is None else self._absorbed
         return self.joined(attended(q_nope, q_rope, latent, k_rope, ctx))
+
+    def queries(self, x: Tensor, ctx: Context) -> Tensor:
+        """(b, s, d) -> (b, h, s, nope + rope), not rotated."""
+        q = self.q(x) if self.cfg.q_rank is None else self.q_up(self.q_norm(self.q_down(x)))
+        heads: Tensor = q.unflatten(-1, (self.cfg.n_heads, -1)).transpose(1, 2)
+        return heads
 
     def _expanded(self, q_nope: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, ctx: Context) -> Tensor:
         h = self.cfg.n_heads
@@ -135,3 +144,11 @@ class MLA(Attention):
         k = torch.cat([latent, k_rope], dim=-1)  # (b, 1, k, r + rope)
         out = self.weighted(torch.cat([q_latent, q_rope], dim=-1), k, latent, ctx.keys(self.layer), ctx.position)
         return out @ self.v_up.matrix().unflatten(0, (h, -1)).transpose(-1, -2)  # (b, h, s, r) -> (b, h, s, v)
+
+
+class GrowingMLA(MLA):
+    """MLA whose queries grow with their position, which their rotation does not change."""
+
+    def queries(self, x: Tensor, ctx: Context) -> Tensor:
+        assert self.cfg.query_growth is not None
+        return self.cfg.query_growth.grown(super().queries(x, ctx), ctx, self.layer)

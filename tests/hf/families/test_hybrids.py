@@ -114,7 +114,8 @@ def test_what_lfm3s_class_takes_where_the_file_says_nothing_is_read() -> None:
              "max_position_embeddings", "intermediate_size", "sliding_window"}  # fmt: skip
     bare = {key: value for key, value in there.items() if key in named}
     assert resolved(family.config(bare)) == resolved(family.config(there))
-    assert vllm.serve(family, resolved(family.config(there)), Path("out"))[1] == "whether it has Lfm3ForCausalLM and computes the same was not checked"
+    said = "whether it has Lfm3ForCausalLM and computes the same was not checked"
+    assert vllm.serve(family, resolved(family.config(there)), Path("out"))[1] == said
     assert [kind for kind in there["layer_types"] if kind != "conv"] == ["full_attention", "sliding_attention"] * 2
     ropes: dict[str, Any] = {"full_attention": {"rope_type": "default"}, "sliding_attention": {"rope_type": "default"}}
     for more in ({}, {"rope_theta": 700.0}):

@@ -1,6 +1,7 @@
 """Latent attention: what is cached, the absorbed form, and the paper's formulas by hand."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,11 +22,14 @@ from tests.nn.models import MLA as TREE
 
 pytestmark = pytest.mark.usefixtures("doubles")
 
-KINDS: list[dict[str, Any]] = [TREE, TREE | {"q_rank": 12, "bias": True, "scale": 0.4}]
+KINDS: list[dict[str, Any]] = [
+    TREE, TREE | {"q_rank": 12, "bias": True, "scale": 0.4}, TREE | {"query_growth": {"rate": 0.6, "every": 3, "first": 1}},
+]  # fmt: skip
 
 
 def layer(tree: dict[str, Any], d: int = 32) -> MLA:
-    made = MLA(from_tree(MLAConfig, tree), d, 0)
+    made = from_tree(MLAConfig, tree).build(config().norm, d, 0)
+    assert isinstance(made, MLA)
     for p in made.parameters():
         p.data.zero_()
     redraw(made)
@@ -37,13 +41,15 @@ def turned(x: Tensor) -> Tensor:
     return rotate_half(x[None, None], *rope_angles(torch.arange(len(x))[None], frequencies(x.shape[-1], 10000.0)))[0, 0]
 
 
-def by_hand(mla: MLA, x: Tensor) -> Tensor:
+def by_hand(mla: MLA, x: Tensor, turned: Callable[[Tensor], Tensor] = turned) -> Tensor:
     """Eqs. 37 to 47 of DeepSeek-V2, head by head.  x: (s, d)."""
     cfg, heads = mla.cfg, []
     q = mla.q(x) if cfg.q_rank is None else mla.q_up(mla.q_norm(mla.q_down(x)))
     down = mla.kv_down(x)
     latent, k_rope = mla.kv_norm(down[:, : cfg.kv_rank]), turned(down[:, cfg.kv_rank :])
     width = cfg.nope_dim + cfg.rope_dim
+    if (growth := cfg.query_growth) is not None:
+        q = q * torch.tensor([1 + growth.rate * math.log(1 + (place + growth.first) // growth.every) for place in range(len(x))])[:, None]
     for h in range(cfg.n_heads):
         mine = q[:, h * width : (h + 1) * width]
         k = latent @ mla.k_up.weight[h * cfg.nope_dim : (h + 1) * cfg.nope_dim].t()
@@ -67,8 +73,19 @@ def test_latent_attention_equals_the_papers_equations(tree: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize("tree", KINDS)
-def test_the_absorbed_form_equals_the_expanded_one_in_values_and_gradients(tree: dict[str, Any]) -> None:
-    model = redrawn(config(attention=tree))
+@torch.no_grad()
+def test_without_positions_the_shared_key_is_as_it_is_projected(tree: dict[str, Any]) -> None:
+    """Kimi Linear: Kimi Team 2025, arXiv:2510.26692, section 4."""
+    mla, x = layer(tree), torch.randn(7, 32)
+    at = arange_positions(7, x.device)
+    out = mla(x[None], Context(redrawn(config(attention=tree, position={"kind": "none"})).position, Mask(at, at, square=True)))[0]
+    torch.testing.assert_close(out, by_hand(mla, x, turned=lambda rows: rows), **CLOSE)
+
+
+@pytest.mark.parametrize("position", [{"kind": "rope"}, {"kind": "none"}])
+@pytest.mark.parametrize("tree", KINDS)
+def test_the_absorbed_form_equals_the_expanded_one_in_values_and_gradients(tree: dict[str, Any], position: dict[str, Any]) -> None:
+    model = redrawn(config(attention=tree, position=position))
     batch, results = Batch(tokens(2, 14)), []
     for cache in (None, model.new_cache(2, 14)):
         out = model(batch, cache=cache)

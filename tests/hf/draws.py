@@ -28,6 +28,7 @@ BY_NAME: dict[str, tuple[Any, ...]] = {
     "pattern": (["attention"], ["recurrent", "attention"], ["recurrent", "recurrent", "recurrent", "attention"]),
     "short_factor": ([1.0, 1.1, 1.2, 1.5],), "long_factor": ([1.0, 1.5, 2.0, 4.0],), "latent_eps": (1e-6, 1e-5),
     "input_scales": ([0.5, 1.2, 0.7, 1.4, 0.8],), "attention_factor": (None, 0.5, 2.0), "labels": (["no", "yes"],),
+    "sizes": ([2], [2, 3], [3, 5]),
 }  # fmt: skip
 
 

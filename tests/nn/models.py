@@ -42,7 +42,7 @@ POSITIONS: list[dict[str, Any]] = [
     {"kind": "rope", "fraction": 0.5},
     {"kind": "rope", "interleaved": True},
     {"kind": "rope", "interleaved": True, "fraction": 0.5, "theta": 100.0},
-    {"kind": "rope", "none_every": 2, "local_theta": 50.0},
+    {"kind": "rope", "none_every": 2, "none_at": 0, "local_theta": 50.0},
     *({"kind": "rope", "scaling": scaling} for scaling in SCALINGS),
     {"kind": "alibi"},
     {"kind": "t5_relative", "n_buckets": 8, "max_distance": 12},

@@ -166,12 +166,13 @@ def test_interleaved_pairs_turn_as_complex_numbers() -> None:
     assert torch.equal(turned[..., 6:], x[..., 6:])
 
 
-def test_every_nth_layer_does_not_rotate() -> None:
+@pytest.mark.parametrize(("place", "layers"), [(None, (2, 5)), (2, (2, 5)), (0, (0, 3, 6)), (1, (1, 4))])
+def test_every_nth_layer_does_not_rotate(place: int | None, layers: tuple[int, ...]) -> None:
     q, k, at = torch.randn(1, 2, 5, 8), torch.randn(1, 1, 5, 8), torch.arange(5)[None]
-    module = rope(8, 16, none_every=3)
+    module = rope(8, 16, none_every=3, none_at=place)
     for layer in range(7):
         new_q, new_k = (module.rotate(x, module.angles(at), layer) for x in (q, k))
-        assert torch.equal(new_q, q) == torch.equal(new_k, k) == (layer in (2, 5))
+        assert torch.equal(new_q, q) == torch.equal(new_k, k) == (layer in layers)
 
 
 @torch.no_grad()

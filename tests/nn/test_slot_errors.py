@@ -84,6 +84,8 @@ MISTAKES: list[tuple[Tree, str]] = [
     ({"position": {"kind": "rope", "fraction": 0.4}}, "fraction=0.4 of head_dim=8 (d_model=32 / n_heads=4) rotates 3 dimensions."),
     ({"position": {"kind": "rope", "fraction": 0.01}}, "fraction=0.01 of head_dim=8 (d_model=32 / n_heads=4) rotates 0 dimensions."),
     ({"position": {"kind": "rope", "none_every": 1}}, "position.none_every: 1 does not fit. The value must be greater than 1."),
+    ({"position": {"kind": "rope", "none_at": 1}}, "position: none_at=1 has no effect without none_every. Set it, or drop none_at."),
+    ({"position": {"kind": "rope", "none_every": 2, "none_at": 2}}, "none_at=2 is none of none_every=2 layers. Lower it, or drop it."),
     ({"position": {"kind": "t5_relative", "n_buckets": 7}}, "position.n_buckets: 7 does not fit. The value must be a multiple of 2."),
     ({"position": {"kind": "t5_relative", "shared": False}, "mtp": {"depth": 1}}, "shared=false has a table for each layer, and mtp"),
     ({"position": {"kind": "t5_relative", "max_distance": 16}}, "max_distance=16 leaves nothing to share beyond the 16 exact distances of"),

@@ -6,7 +6,7 @@ from lm.errors import ConfigError
 from lm.hf.families.granite import Granite
 from lm.hf.io.family import Pair, same
 from lm.hf.options.windows import FULL, WINDOW_KEYS, layer_types, read_windows, write_windows
-from lm.nn.mixers.grouped import evenly
+from lm.nn.spacing import evenly, is_there
 from lm.schema import Tree
 
 SWASH_KEYS = (*WINDOW_KEYS, "layer_rope_theta")
@@ -50,22 +50,23 @@ def read_swash(hf: Tree) -> Tree:
     whole, local = ({base for base, kind in zip(bases, types, strict=True) if base and (kind == FULL) == full} for full in (True, False))
     apart = bool(whole and local and whole != local)
     scaled = (hf.get("rope_scaling") or hf.get("rope_parameters") or {}).get("rope_type", "default") != "default"
-    if all(still) or (any(still) and (every is None or at is not None)) or max(len(whole), len(local)) > 1 or (apart and scaled):
+    if all(still) or (any(still) and every is None) or max(len(whole), len(local)) > 1 or (apart and scaled):
         raise ConfigError(
             f"config.json: layer_rope_theta={bases!r}: in lm layers without and with a window have one base each, the latter none of its"
-            " own beside a scaling, and 0 is of the last of every n layers. Import another model."
+            " own beside a scaling, and 0 is of one of every n layers. Import another model."
         )
     [theta, *_] = [float(base) for base in (*whole, *local)]
-    return {**windows, "position.none_every": every, "position.theta": theta, "position.local_theta": float(*local) if apart else None}
+    rotary = {"position.theta": theta, "position.local_theta": float(*local) if apart else None}
+    return {**windows, "position.none_every": every, "position.none_at": at, **rotary}
 
 
 def write_swash(ours: Tree) -> Tree:
     """Returns layer_types, sliding_window and layer_rope_theta."""
-    windows, theta, every = write_windows(ours), ours.get("position.theta"), ours.get("position.none_every")
+    windows, theta = write_windows(ours), ours.get("position.theta")
     local = ours.get("position.local_theta") or theta
     bases = [theta if kind == FULL else local for kind in windows["layer_types"]]
-    still = range(0) if every is None else range(every - 1, len(bases), every)
-    return {**windows, "layer_rope_theta": [0.0 if layer in still else base for layer, base in enumerate(bases)]}
+    still = ours.get("position.none_every"), ours.get("position.none_at")
+    return {**windows, "layer_rope_theta": [0.0 if is_there(layer, *still) else base for layer, base in enumerate(bases)]}
 
 
 FAMILY = GraniteSWA()

@@ -7,7 +7,7 @@ from lm.hf.families.llama import Llama
 from lm.hf.io.family import Pair, activation, same
 from lm.hf.io.transforms import Chain, Halves, Transpose
 from lm.hf.options.windows import FULL
-from lm.nn.mixers.grouped import evenly
+from lm.nn.spacing import evenly, is_there
 from lm.schema import Tree
 
 CHUNKED = "chunked_attention"
@@ -51,8 +51,8 @@ class Llama4(Llama):
     def read(self, hf: Tree) -> Tree:
         n = hf["num_hidden_layers"]
         rotates = [bool(one) for one in hf.get("no_rope_layers") or _all_but(n, hf.get("no_rope_layer_interval", 4))]
-        every = rotates.index(False) + 1 if False in rotates else None
-        if rotates != _all_but(n, every) or every == 1:
+        every, at = evenly({layer: not one for layer, one in enumerate(rotates)}) or (None, None)
+        if rotates != _all_but(n, every, at) or every == 1:
             raise ConfigError(f"config.json: no_rope_layers={hf.get('no_rope_layers')} are not 0 in every n-th layer alone, with n over 1."
                               " lm has no other pattern; import another model.")  # fmt: skip
         return {
@@ -60,6 +60,7 @@ class Llama4(Llama):
             "attention.qk_norm": "l2" if hf.get("use_qk_norm", True) else "none",
             "attention.query_growth": self._growth(hf) if every is not None and hf.get("attn_temperature_tuning", True) else None,
             "position.none_every": every,
+            "position.none_at": at,
             **self._experts(hf, n),
         }
 
@@ -97,7 +98,7 @@ class Llama4(Llama):
         whole = _all_but(n, ours.get("attention.global_every"), ours.get("attention.global_at"))
         chunk = ours["attention.window"] if ours.get("attention.chunked") else None
         return {
-            "no_rope_layers": [int(one) for one in _all_but(n, ours.get("position.none_every"))],
+            "no_rope_layers": [int(one) for one in _all_but(n, ours.get("position.none_every"), ours.get("position.none_at"))],
             "layer_types": [CHUNKED if chunk is not None and one else FULL for one in whole],
             "attention_chunk_size": chunk or 8192,
             "use_qk_norm": ours["attention.qk_norm"] == "l2",
@@ -122,8 +123,7 @@ class Llama4(Llama):
 
 def _all_but(n_layers: int, every: int | None, at: int | None = None) -> list[bool]:
     """Returns for each layer whether it is none of every n-th ones: the last of each n, or the one at place `at`."""
-    place = None if every is None else every - 1 if at is None else at
-    return [every is None or layer % every != place for layer in range(n_layers)]
+    return [not is_there(layer, every, at) for layer in range(n_layers)]
 
 
 def _with_experts(n_layers: int, every: int, first: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 from lm.errors import ConfigError
 from lm.hf.families.llama import Llama
+from lm.nn.spacing import evenly, is_there
 from lm.schema import Tree
 
 
@@ -23,23 +24,22 @@ class SmolLM3(Llama):
     def read(self, hf: Tree) -> Tree:
         n, every = hf["num_hidden_layers"], hf.get("no_rope_layer_interval", 4)
         rotates = hf.get("no_rope_layers") or self._rotates(n, every)
-        every = rotates.index(0) + 1 if 0 in rotates else None
-        if rotates != self._rotates(n, every) or every == 1:
-            raise ConfigError(
-                f"config.json: no_rope_layers={rotates} are not 0 in every n-th layer, counted from the second on. Import another model."
-            )
+        every, at = evenly({layer: not one for layer, one in enumerate(rotates)}) or (None, None)
+        if rotates != self._rotates(n, every, at) or every == 1:
+            raise ConfigError(f"config.json: no_rope_layers={rotates} are not 0 in every n-th layer, with n over 1. Import another model.")
         if hf.get("use_sliding_window") and "sliding_attention" in (hf.get("layer_types") or ["sliding_attention"]):
             raise ConfigError("config.json: use_sliding_window is set, and lm's smollm3 has no windows. Import another model.")
-        return {"position.none_every": every}
+        return {"position.none_every": every, "position.none_at": at}
 
     def write(self, ours: Tree) -> Tree:
         n = ours["n_layers"]
-        return {"no_rope_layers": self._rotates(n, ours.get("position.none_every")), "layer_types": ["full_attention"] * n}
+        rotates = self._rotates(n, ours.get("position.none_every"), ours.get("position.none_at"))
+        return {"no_rope_layers": rotates, "layer_types": ["full_attention"] * n}
 
     @staticmethod
-    def _rotates(n_layers: int, every: int | None) -> list[int]:
+    def _rotates(n_layers: int, every: int | None, at: int | None = None) -> list[int]:
         """Returns for each layer 1 where it rotates, else 0."""
-        return [int(every is None or (layer + 1) % every != 0) for layer in range(n_layers)]
+        return [int(not is_there(layer, every, at)) for layer in range(n_layers)]
 
 
 FAMILY = SmolLM3()

@@ -12,7 +12,7 @@ _SCALED: Tree = SILU | {
     "position.scaling.attention_factor": None,
     "position.scaling.mscale": None,
     "position.scaling.mscale_all_dim": None,
-    "position.scaling.truncate": True,
+    "position.scaling.truncate": True, "position.none_at": None,
 }
 _UNSCALED: Tree = SILU | {"position.scaling.kind": None}
 _UNTIED: Tree = _UNSCALED | {"head.tied": False}
@@ -24,7 +24,7 @@ ALLOWED: dict[str, Tree] = {
     **dict.fromkeys(("mixtral", "phi3"), _UNSCALED | _UNWINDOWED),
     **dict.fromkeys(("glm4", "helium", "stablelm"), _UNTIED),
     "cohere": _UNSCALED | {"head.tied": True},
-    "cohere2": _UNSCALED | {"head.tied": True, "attention.global_every": 4, "position.none_every": 4},
+    "cohere2": _UNSCALED | {"head.tied": True, "attention.global_every": 4, "position.none_every": 4, "position.none_at": None},
     "glm": _UNSCALED | {"position.fraction": 1.0},
     "internlm3": _SCALED | {"position.scaling.kind": (None, "linear"), "ffn.bias": False},
     "qwen2": _SCALED | _UNWINDOWED | {"attention.qkv_bias": True},

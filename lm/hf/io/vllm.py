@@ -103,6 +103,8 @@ def serve(family: Family, ours: Tree, folder: Path) -> tuple[str | None, str]:
         return None, f"whether it has {family.architecture} and computes the same was not checked"
     if ours.get("position.scaling.kind") == "proportional":
         return None, "whether it has model.position.scaling.kind=proportional was not checked"
+    if ours.get("position.none_at") is not None:
+        return None, f"whether it has model.position.none_at={ours['position.none_at']} was not checked"
     width = ours.get("attention.head_dim") if {*ATTENDING} & {*ours["pattern"]} else None
     if width is not None and width not in HEADS:
         return None, f"heads are {width} numbers wide, and it has {', '.join(map(str, HEADS))}"

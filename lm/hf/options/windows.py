@@ -2,7 +2,7 @@
 these layers rotate."""
 
 from lm.errors import ConfigError
-from lm.nn.mixers.grouped import evenly
+from lm.nn.spacing import evenly, is_there
 from lm.schema import Tree
 
 WINDOW_KEYS = ("sliding_window", "layer_types")
@@ -11,8 +11,7 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 
 def layer_types(n_layers: int, every: int | None, at: int | None = None) -> list[str]:
     """Returns `layer_types` with windows in all layers but one of `every` ones: the last of them, or the one at place `at`."""
-    whole = range(0) if every is None else range(every - 1 if at is None else at, n_layers, every)
-    return [FULL if layer in whole else SLIDING for layer in range(n_layers)]
+    return [FULL if is_there(layer, every, at) else SLIDING for layer in range(n_layers)]
 
 
 def read_windows(hf: Tree, usual: list[str], window: int | None, said_by: str = "layer_types", others: tuple[str, ...] = ()) -> Tree:
@@ -36,15 +35,14 @@ def read_windows(hf: Tree, usual: list[str], window: int | None, said_by: str = 
 
 
 def read_rotating_windows(hf: Tree, usual: list[str], window: int | None) -> Tree:
-    """As `read_windows`, of families whose layers without a window do not rotate. Raises ConfigError also where these are not the last of
-    every n, and where no layer has a window."""
+    """As `read_windows`, of families whose layers without a window do not rotate. Raises ConfigError also where no layer has a window."""
     found = read_windows(hf, usual, window)
-    if found["attention.window"] is None or found["attention.global_at"] is not None:
+    if found["attention.window"] is None:
         raise ConfigError(
-            f"config.json: layer_types={hf.get('layer_types')!r}: layers without a window do not rotate, and in lm the last of every n"
+            f"config.json: layer_types={hf.get('layer_types')!r}: layers without a window do not rotate, and in lm one of every n"
             " layers alone may do without. Import another model."
         )
-    return {**found, "position.none_every": found["attention.global_every"]}
+    return {**found, "position.none_every": found["attention.global_every"], "position.none_at": found["attention.global_at"]}
 
 
 def write_windows(ours: Tree) -> Tree:

@@ -1,7 +1,7 @@
 """Attention in which heads of queries share heads of keys and values, and which may look through a window: options, and the module."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal, Self
 
 import torch
@@ -14,6 +14,7 @@ from lm.nn.linear import Linear, Out
 from lm.nn.mixers.base import Attention, AttentionConfig, saved_weights
 from lm.nn.norm import NormConfig, build_within, require_within
 from lm.nn.position.base import PositionConfig
+from lm.nn.spacing import evenly, is_there, require_place
 from lm.ops.attention.attend import Scoring
 from lm.ops.cache.cache import PerToken
 from lm.ops.ranks.tensor_parallel import Divisible
@@ -94,10 +95,7 @@ class GroupedConfig(AttentionConfig):
             raise ValueError("chunked=true cuts documents into chunks of window tokens, and window is null. Set window, or drop chunked.")
         if self.global_every is not None and self.window is None:
             raise ValueError(f"global_every={self.global_every} has no effect without a window. Set window, or drop global_every.")
-        if self.global_at is not None and self.global_every is None:
-            raise ValueError(f"global_at={self.global_at} has no effect without global_every. Set it, or drop global_at.")
-        if self.global_at is not None and self.global_every is not None and self.global_at >= self.global_every:
-            raise ValueError(f"global_at={self.global_at} is none of global_every={self.global_every} layers. Lower it, or drop it.")
+        require_place("global_every", self.global_every, "global_at", self.global_at)
         return self
 
     def width(self, d_model: int) -> int:
@@ -123,10 +121,7 @@ class GroupedConfig(AttentionConfig):
             raise ValueError(f"d_model={d_model} is not a multiple of n_heads={self.n_heads}. Change one, or set head_dim.")
 
     def layer_window(self, layer: int) -> int | None:
-        if self.global_every is None:
-            return self.window
-        at = self.global_every - 1 if self.global_at is None else self.global_at
-        return None if layer % self.global_every == at else self.window
+        return None if is_there(layer, self.global_every, self.global_at) else self.window
 
     def scoring(self, d_model: int, layer: int) -> Scoring:
         """Returns how scores become weights in this layer."""
@@ -242,16 +237,3 @@ class GQA(Attention, Divisible):
     def joined(self, heads: Tensor) -> Tensor:
         out: Tensor = self.o(self.inner_norm(heads.transpose(1, 2).flatten(2)))  # (b, h, s, c) -> (b, s, h*c)
         return out
-
-
-def evenly(chosen: Mapping[int, bool]) -> tuple[int, int | None] | None:
-    """Returns (n, i) with the least n so that exactly the i-th of every n layers is chosen (i None: the last), whatever it is for layers
-    that are not asked about. None: no layer is chosen, or they are not spaced evenly."""
-    first = next((layer for layer, one in chosen.items() if one), None)
-    if first is None:
-        return None
-    for every in range(1, max(chosen) + 2):
-        at = first % every
-        if all(one == (layer % every == at) for layer, one in chosen.items()):
-            return every, None if at == every - 1 else at
-    return None

@@ -14,6 +14,7 @@ from lm.nn.linear import Embedding
 from lm.nn.mixers.behind_rotation import RotatedNormGQA
 from lm.nn.mixers.grouped import GQA, GroupedConfig
 from lm.nn.norm import NormConfig
+from lm.nn.spacing import is_there, require_place
 from lm.schema import MOST, MOST_LAYERS, Config
 
 TABLE = "token_values.table.weight"
@@ -35,13 +36,12 @@ class ValueEmbedding(Config):
 
     @model_validator(mode="after")
     def _is_one_of_them(self) -> Self:
-        if self.at is not None and self.at >= self.every:
-            raise ValueError(f"at={self.at} is none of every={self.every} layers. Lower it, or drop it.")
+        require_place("every", self.every, "at", self.at)
         return self
 
     def acts(self, layer: int) -> bool:
         """Returns whether this layer has a table."""
-        return layer % self.every == (self.every - 1 if self.at is None else self.at)
+        return is_there(layer, self.every, self.at)
 
 
 class TokenValues(Declares, nn.Module):

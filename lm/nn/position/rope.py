@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lm.nn.position.base import Angles, Dims, Position, PositionConfig
 from lm.nn.position.scaling import ScalingConfig, frequencies
+from lm.nn.spacing import evenly, is_there, require_place
 from lm.ops.rotation import deinterleave, rope_angles, rotate
 from lm.schema import Tree
 
@@ -24,14 +25,17 @@ class RopeConfig(PositionConfig):
     interleaved: bool = False
     """Pairs are neighbours (GPT-J, PaLM, DeepSeek) and not half a head apart."""
     none_every: int | None = Field(None, gt=1)
-    """Every n-th layer rotates nothing (layer n-1, 2n-1, ...; Yang et al. 2025, arXiv:2501.18795). null: all rotate."""
+    """Every n-th layer rotates nothing (layer n-1, 2n-1, ..., say; Yang et al. 2025, arXiv:2501.18795). null: all rotate."""
+    none_at: int | None = Field(None, ge=0)
+    """Which of every n layers that is, counted from 0. null: the last."""
     scaling: ScalingConfig | None = None
     """For contexts longer than those of pretraining. null: none."""
     local_theta: float | None = Field(None, gt=1)
     """Base in layers with a window, which no scaling changes (Gemma 3, OLMo 3). null: theta and scaling, as in all others."""
 
     @model_validator(mode="after")
-    def _scaling_fits(self) -> Self:
+    def _parts_fit(self) -> Self:
+        require_place("none_every", self.none_every, "none_at", self.none_at)
         if self.scaling is not None:
             self.scaling.require_fraction(self.fraction)
         return self
@@ -59,8 +63,10 @@ class RopeConfig(PositionConfig):
     def implied(self, n_layers: int, windows: bool) -> Tree:
         """Null also for a local_theta that changes no layer."""
         alike = not windows or (self.scaling is None and self.local_theta == self.theta)
+        every, at = evenly({layer: is_there(layer, self.none_every, self.none_at) for layer in range(n_layers)}) or (None, None)
         return {
-            "none_every": self.none_every if (self.none_every or 0) <= n_layers else None,
+            "none_every": every,
+            "none_at": at,
             "local_theta": None if alike else self.local_theta,
         }
 
@@ -89,7 +95,7 @@ class Rope(Position):
         return torch.stack([cos, local_cos]), torch.stack([sin, local_sin])
 
     def rotates(self, layer: int) -> bool:
-        return self.cfg.none_every is None or (layer + 1) % self.cfg.none_every != 0
+        return not is_there(layer, self.cfg.none_every, self.cfg.none_at)
 
     def rotate(self, x: Tensor, angles: Angles | None, layer: int) -> Tensor:
         assert angles is not None

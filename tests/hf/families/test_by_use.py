@@ -169,11 +169,15 @@ def test_heads_of_helium_that_are_not_as_wide_as_the_model_are_refused() -> None
         families()["helium"].config({**SIZES, "head_dim": 10})
 
 
-NOT_ROTATING = [[FULL, SLIDING] * 2, [FULL] * 4, [SLIDING, FULL, SLIDING, SLIDING]]
-
-
 @pytest.mark.parametrize("name", ["cohere2", "exaone4"])
-@pytest.mark.parametrize("types", NOT_ROTATING, ids=str)
-def test_layers_without_rotation_in_another_pattern_are_refused(name: str, types: list[str]) -> None:
-    with pytest.raises(ConfigError, match=r"layers without a window do not rotate, and in lm the last of every n layers alone"):
+@pytest.mark.parametrize(
+    ("types", "said"),
+    [
+        ([FULL] * 4, "layers without a window do not rotate, and in lm one of every n layers alone"),
+        ([FULL, FULL, SLIDING, SLIDING], "is not a window in all layers but every n-th"),
+    ],
+    ids=["all", "uneven"],
+)
+def test_layers_without_rotation_in_another_pattern_are_refused(name: str, types: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
         families()[name].config({**SIZES, "sliding_window": 9, "layer_types": types})

@@ -28,6 +28,7 @@ CASES: dict[str, dict[str, Any]] = {
     "layers without a window do not rotate, biases": {
         "num_hidden_layers": 4, "layer_types": [WINDOW, FULL] * 2, "layer_rope_theta": [700.0, 0.0] * 2, "attention_bias": True,
     },
+    "the first of every four does not rotate": {"layer_rope_theta": [0.0, 9.0, 9.0, 9.0, 0.0]},
     "two bases": {"layer_rope_theta": [9000.0, 80.0, 80.0, 80.0, 9000.0], "tie_word_embeddings": False},
     "no window, stretched": {
         "num_hidden_layers": 3, "layer_types": [FULL] * 3, "num_key_value_heads": None,
@@ -63,7 +64,7 @@ def test_the_config_of_transformers_defaults_is_understood(family: Any, config: 
 @pytest.mark.parametrize(
     "bases, more",
     [
-        ([0.0, 9.0, 9.0, 9.0, 0.0], {}),  # the first of every four
+        ([0.0, 0.0, 9.0, 9.0, 9.0], {}),
         ([0.0] * 5, {}),
         ([9.0, 9.0, 8.0, 9.0, 9.0], {}),
         ([9.0, 8.0, 8.0, 8.0, 9.0], {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0}}),

@@ -165,7 +165,7 @@ def beside(group: str, option: str) -> list[str]:
             return [*WIDTH, "data=labels", "data.files=a.jsonl", "data.record.label=number", "tokenizer=bytes"]
         case "objective", "contrastive":
             return [*WIDTH, "data=alike", "data.files=a.jsonl", "tokenizer=bytes", "objective.among=2"]
-        case "objective", "dpo" | "ipo" | "simpo" | "orpo" | "reward":
+        case "objective", "dpo" | "ipo" | "apo" | "simpo" | "orpo" | "reward":
             return [*PARENT, "data=preferences", "data.files=a.jsonl"]
         case "objective", "kto":
             return [*for_data("rated")[1:], "data=rated"]
@@ -218,7 +218,7 @@ ALIKE = (
 def option_case(group: str, option: str) -> Any:
     several = group == "strategy" and option != "single"  # processes of their own, which take seconds to start
     of_model = group.split("/")[0] == "model"  # composed in tests/cli/compose/test_recipes.py, run in tests/nn/test_invariants.py
-    alike = option in {"data": ALIKE, "objective": ("rloo", "ipo", "simpo", "orpo", "prefix", "ul2")}.get(group, ())
+    alike = option in {"data": ALIKE, "objective": ("rloo", "ipo", "apo", "simpo", "orpo", "prefix", "ul2")}.get(group, ())
     marks = [pytest.mark.slow] if several or option in CORPORA or of_model or alike else []
     if option.startswith("zero") and importlib.util.find_spec("deepspeed") is None:
         marks.append(pytest.mark.skip(reason="pip install 'slotlm[deepspeed]'"))

@@ -23,7 +23,7 @@ from lm.data.rows.denoising import SpansConfig, UL2Config
 from lm.data.rows.fim import FIMConfig
 from lm.data.rows.mlm import MLMConfig
 from lm.data.rows.policy import GKDConfig, GRPOConfig, RLOOConfig
-from lm.data.rows.preference import DPOConfig, IPOConfig, ORPOConfig, SimPOConfig
+from lm.data.rows.preference import APOConfig, DPOConfig, IPOConfig, ORPOConfig, SimPOConfig
 from lm.data.rows.prefix import PrefixConfig
 from lm.data.rows.rated import KTOConfig
 from lm.data.rows.reward import RewardModelConfig
@@ -63,7 +63,7 @@ class RowsOf(Corpus):
 
 
 __all__ = [
-    "AlikeRecord", "Answer", "ArithmeticConfig", "BPEConfig", "BytesConfig", "CausalConfig", "ChatRecord", "ClassifyConfig",
+    "APOConfig", "AlikeRecord", "Answer", "ArithmeticConfig", "BPEConfig", "BytesConfig", "CausalConfig", "ChatRecord", "ClassifyConfig",
     "CompilesReward", "ContrastiveConfig", "Corpus", "DPOConfig", "DataConfig", "EnvironmentConfig", "FIMConfig", "GKDConfig",
     "GRPOConfig", "HubConfig", "IPOConfig", "KTOConfig", "LabelRecord", "LearnedReward", "MLMConfig", "MQARConfig", "MixConfig",
     "MultiLabelConfig", "ORPOConfig", "ObjectiveConfig", "PairRecord", "PreferenceRecord", "PrefixConfig", "PromptRecord",

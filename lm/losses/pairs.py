@@ -12,7 +12,7 @@ from lm.losses.cross_entropy import LossSums, mean_of
 
 
 class PairLoss(ABC):
-    """compare(margin) + beside, summed over pairs; margin = beta * (worth of the better - worth of the other)."""
+    """compare(better, other) + beside, summed over pairs; better, other = beta * the worth of each answer."""
 
     beta: float
     needs_start: ClassVar[bool] = False
@@ -25,9 +25,9 @@ class PairLoss(ABC):
         after, before: (2 pairs,) log-likelihoods under the model and under the one that training started from; lengths: (2 pairs,) tokens.
         """
 
-    def compare(self, margin: Tensor) -> Tensor:
-        """(pairs,) the loss of each margin."""
-        return -F.logsigmoid(margin)
+    def compare(self, better: Tensor, other: Tensor) -> Tensor:
+        """(pairs,) the loss of each pair.  better, other: (pairs,)."""
+        return -F.logsigmoid(better - other)
 
     def beside(self, after: Tensor, lengths: Tensor) -> Tensor:
         """(pairs,) a further loss of each pair."""
@@ -40,9 +40,9 @@ class PairLoss(ABC):
         metrics = {"chosen_logp": mean_of(seen[0::2].sum(), n), "rejected_logp": mean_of(seen[1::2].sum(), n)}
         if before is None and self.needs_start:
             return LossSums(after.new_zeros(()), after.new_zeros(()), metrics=metrics)
-        worth = self.worth(after, before, lengths)
-        margin = self.beta * (worth[0::2] - worth[1::2])
-        total, found = (self.compare(margin) + self.beside(after, lengths)).sum(), margin.detach()
+        worth = self.beta * self.worth(after, before, lengths)
+        better, other = worth[0::2], worth[1::2]
+        total, found = (self.compare(better, other) + self.beside(after, lengths)).sum(), (better - other).detach()
         metrics |= {"margin": mean_of(found.sum(), n), "accuracy": mean_of((1 + found.sign()).sum() / 2, n)}
         return LossSums(total, total.detach(), metrics=metrics)
 
@@ -59,7 +59,7 @@ class _FromStart(PairLoss):
 
 @dataclass
 class DPOLoss(_FromStart):
-    """-log sigmoid(margin).  Rafailov et al. 2023, arXiv:2305.18290, equation 7.
+    """-log sigmoid(better - other).  Rafailov et al. 2023, arXiv:2305.18290, equation 7.
 
     smoothing: the probability that a pair is the wrong way round (conservative DPO; Mitchell 2023).  sft: of the better answer's mean nats,
     which are minimised too (Pang et al. 2024, arXiv:2404.19733, equation 2).
@@ -69,7 +69,8 @@ class DPOLoss(_FromStart):
     smoothing: float = 0.0
     sft: float = 0.0
 
-    def compare(self, margin: Tensor) -> Tensor:
+    def compare(self, better: Tensor, other: Tensor) -> Tensor:
+        margin = better - other
         return -(1 - self.smoothing) * F.logsigmoid(margin) - self.smoothing * F.logsigmoid(-margin)
 
     def beside(self, after: Tensor, lengths: Tensor) -> Tensor:
@@ -87,13 +88,28 @@ class IPOLoss(_FromStart):
     def worth(self, after: Tensor, before: Tensor | None, lengths: Tensor) -> Tensor:
         return super().worth(after, before, lengths) / lengths
 
-    def compare(self, margin: Tensor) -> Tensor:
-        return ((margin - 0.5) / self.beta).square()  # (gain - 1 / (2 beta))^2
+    def compare(self, better: Tensor, other: Tensor) -> Tensor:
+        return ((better - other - 0.5) / self.beta).square()  # (gain - 1 / (2 beta))^2
+
+
+@dataclass
+class APOLoss(_FromStart):
+    """The better answer is to gain and the other to lose, each by itself; down: both are to lose, and the other more.  D'Oosterlinck et
+    al. 2024, arXiv:2408.06266, APO-zero and APO-down.  Between 0 and 2."""
+
+    unit = "per pair"
+    beta: float
+    down: bool = False
+
+    def compare(self, better: Tensor, other: Tensor) -> Tensor:
+        if self.down:
+            return better.sigmoid() + (other - better).sigmoid()
+        return (-better).sigmoid() + other.sigmoid()
 
 
 @dataclass
 class SimPOLoss(PairLoss):
-    """An answer is worth the mean of log p of its tokens, and the margin is compared with `least`.  Meng et al. 2024, arXiv:2405.14734,
+    """An answer is worth the mean of log p of its tokens, and the difference is compared with `least`.  Meng et al. 2024, arXiv:2405.14734,
     equation 6."""
 
     beta: float
@@ -102,8 +118,8 @@ class SimPOLoss(PairLoss):
     def worth(self, after: Tensor, before: Tensor | None, lengths: Tensor) -> Tensor:
         return after / lengths
 
-    def compare(self, margin: Tensor) -> Tensor:
-        return -F.logsigmoid(margin - self.least)
+    def compare(self, better: Tensor, other: Tensor) -> Tensor:
+        return -F.logsigmoid(better - other - self.least)
 
 
 @dataclass
@@ -118,8 +134,8 @@ class ORPOLoss(PairLoss):
         mean = (after / lengths).clamp_max(-1e-7)  # an answer of p = 1 would have infinite odds
         return mean - torch.log(-torch.expm1(mean))
 
-    def compare(self, margin: Tensor) -> Tensor:
-        return -self.weight * F.logsigmoid(margin)
+    def compare(self, better: Tensor, other: Tensor) -> Tensor:
+        return -self.weight * F.logsigmoid(better - other)
 
     def beside(self, after: Tensor, lengths: Tensor) -> Tensor:
         return _mean_nats(after, lengths)

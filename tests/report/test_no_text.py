@@ -94,6 +94,7 @@ UNITS = {
     "contrastive": {"loss": "nats/pair", "val_loss": "nats/pair", "val_similarity": "cosine"},
     "dpo": {"loss": "nats/pair", "val_pair_loss": "nats/pair", "test_loss": "nats/token", "test_bits_per_byte/512": "bits/byte"},
     "ipo": {"loss": "squared nats/token", "val_loss": "nats/token"},
+    "apo": {"loss": "per pair", "val_pair_loss": "per pair", "val_loss": "nats/token"},
     "kto": {"loss": "per answer", "test_answer_loss": "per answer", "val_loss": "nats/token", "val_good_gain": "nats/answer"},
     "sft": {"loss": "nats/token", "val_label_loss": "nats/token of answers"},
     "causal": {"loss": "nats/token", "val_loss/code": "nats/token", "test_own_entropy": "nats/token", "test_ece/512": "no unit"},

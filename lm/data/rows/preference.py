@@ -17,7 +17,7 @@ from lm.data.rows.seq2seq import rounded
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.losses.measure import Measure, Pairs, Start
-from lm.losses.pairs import DPOLoss, IPOLoss, ORPOLoss, PairLoss, SimPOLoss
+from lm.losses.pairs import APOLoss, DPOLoss, IPOLoss, ORPOLoss, PairLoss, SimPOLoss
 from lm.nn.batch import Batch
 
 
@@ -74,6 +74,23 @@ class IPOConfig(PreferenceConfig):
 
     def loss(self) -> PairLoss:
         return IPOLoss(self.beta)
+
+
+class APOConfig(PreferenceConfig):
+    """Raise the better of two answers and lower the worse one, each by itself, compared with the model at the start (APO). It needs
+    init_from."""
+
+    needs_parent = True
+
+    kind: Literal["apo"] = "apo"
+    beta: float = Field(0.1, gt=0)
+    """How soon a departure from the model at the start is enough."""
+    down: bool = False
+    """Lower both, and the worse one more: for better answers that are worse than the model's own (APO-down; D'Oosterlinck et al. 2024,
+    arXiv:2408.06266). false: APO-zero."""
+
+    def loss(self) -> PairLoss:
+        return APOLoss(self.beta, self.down)
 
 
 class SimPOConfig(PreferenceConfig):

@@ -1,4 +1,4 @@
-"""Losses over pairs of answers: DPO, IPO, SimPO and ORPO (lm/losses/pairs.py), and that of a reward model (lm/losses/rewards.py)."""
+"""Losses over pairs of answers: DPO, IPO, APO, SimPO and ORPO (lm/losses/pairs.py), and that of a reward model (lm/losses/rewards.py)."""
 
 from lm.data.rows.preference import PreferenceConfig
 from lm.data.rows.reward import RewardModelConfig

@@ -21,7 +21,7 @@ MISTAKES = {
     ),
     "key of another objective": (
         ["objective.beta=1"],
-        ["Write objective=dpo or objective=ipo or objective=kto or objective=simpo objective.beta=..."],
+        ["Write objective=apo or objective=dpo or objective=ipo or objective=kto or objective=simpo objective.beta=..."],
     ),
     "key of another kind, and of a section of the chosen one": (
         ["model/ffn=moe", "model.ffn.hidden=512"],

@@ -71,7 +71,7 @@ BESIDE = {
     "objective=gkd": ["data=arithmetic", "init_from=runs/pretrain-tiny", "objective.teacher=runs/pretrain-tiny"],
     **{
         f"objective={name}": ["data=preferences", "data.files=a.jsonl", "init_from=runs/pretrain-tiny"]
-        for name in ("dpo", "ipo", "simpo", "orpo", "reward")
+        for name in ("dpo", "ipo", "apo", "simpo", "orpo", "reward")
     },
 }  # what an option does not go without
 OBJECTIVES = {"decoder": "causal", "encoder": "mlm", "encoder_decoder": "spans"}  # for texts

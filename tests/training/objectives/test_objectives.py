@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from lm.cli.compose.compose import compose
 from lm.data.kinds import CausalConfig, DataConfig, DPOConfig, Seq2SeqConfig
 from lm.errors import ConfigError, NumericsError
 from lm.losses.measure import Pairs, Start
-from lm.losses.pairs import DPOLoss, IPOLoss, ORPOLoss, PairLoss, SimPOLoss
+from lm.losses.pairs import APOLoss, DPOLoss, IPOLoss, ORPOLoss, PairLoss, SimPOLoss
 from lm.losses.tokens import causal_reader
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import LM, build_model
@@ -88,7 +89,22 @@ def smoothed_dpo_beside_sft(better: list[float], worse: list[float], start: list
     return -0.9 * math.log(odds / (1 + odds)) - 0.1 * math.log(1 / (1 + odds)) - 0.5 * sum(better) / len(better)
 
 
-@pytest.mark.parametrize(("loss", "paper"), [(IPOLoss(0.2), ipo_of_the_paper), (DPOLoss(0.3, 0.1, 0.5), smoothed_dpo_beside_sft)])
+def apo_of_the_paper(better: list[float], worse: list[float], start: list[float], down: bool = False) -> float:
+    """Equations of APO-zero and APO-down with beta 0.3, as minus what they maximise, but for a constant: sigmoids of each gain."""
+    gain = [0.3 * (sum(tokens) - before) for tokens, before in zip((better, worse), start, strict=True)]
+    p = [1 / (1 + math.exp(-each)) for each in (*gain, gain[0] - gain[1])]
+    return p[0] + 1 - p[2] if down else 1 - p[0] + p[1]
+
+
+@pytest.mark.parametrize(
+    ("loss", "paper"),
+    [
+        (IPOLoss(0.2), ipo_of_the_paper),
+        (DPOLoss(0.3, 0.1, 0.5), smoothed_dpo_beside_sft),
+        (APOLoss(0.3), apo_of_the_paper),
+        (APOLoss(0.3, down=True), partial(apo_of_the_paper, down=True)),
+    ],
+)
 def test_losses_over_pairs_that_compare_with_the_start_are_those_of_the_papers(
     loss: PairLoss, paper: Callable[[list[float], list[float], list[float]], float]
 ) -> None:
@@ -310,7 +326,7 @@ def test_preferences_learn_without_a_parent(small: Callable[..., TrainConfig], t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{"kind": "ipo"}, {"kind": "dpo", "label_smoothing": 0.1, "sft_weight": 0.2}])
+@pytest.mark.parametrize("options", [{"kind": "ipo"}, {"kind": "apo"}, {"kind": "dpo", "label_smoothing": 0.1, "sft_weight": 0.2}])
 def test_further_losses_learn_from_a_parent(small: Callable[..., TrainConfig], parent: str, tmp_path: Path, options: Tree) -> None:
     train_rank(small(options, "decoder", "preferences", "optim.lr=1e-3", "trainer.val_every=10", parent=parent))
     first, *_, last = [line for line in read(tmp_path / "run" / "metrics.jsonl") if "val_pair_loss" in line]

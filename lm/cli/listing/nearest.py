@@ -95,6 +95,7 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
     "optim.beta1": "betas",
     "optim.beta2": "betas",
     "optim.clip": "clip_grad_norm clip_norm grad_clip grad_norm gradient_clip_val max_grad_norm",
+    "optim.decay_rate": "beta2_decay",
     "optim.embed_lr": "embedding_learning_rate embedding_lr",
     "optim.eps": "adam_epsilon epsilon",
     "optim.lr": "base_lr learning_rate matrix_lr max_lr peak_lr",

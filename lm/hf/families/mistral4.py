@@ -1,6 +1,7 @@
 """Mistral Small 4, text alone.  Mistral AI 2026."""
 
 from collections.abc import Iterator
+from math import nextafter
 from typing import ClassVar
 
 from lm.errors import ConfigError
@@ -69,8 +70,11 @@ class Mistral4(DeepSeekV3):
         return {ours: hf.get(key, missing) for ours, key, missing in self.places() if ours.startswith("attention.")}
 
     def write(self, ours: Tree) -> Tree:
-        there, width = write_growth(ours), ours["attention.nope_dim"] + ours["attention.rope_dim"]
-        rope = {**there["rope_parameters"], _PART: ours["attention.rope_dim"] / width}
+        there, turned = write_growth(ours), ours["attention.rope_dim"]
+        width = ours["attention.nope_dim"] + turned
+        part = turned / width
+        part = part if int(width * part) == turned else nextafter(part, 1.0)  # of 44, 30/44 are 29
+        rope = {**there["rope_parameters"], _PART: part}
         return {**DeepSeekMoE.write(self, ours), **self.widths(ours), **there, "rope_parameters": rope}
 
     def widths(self, ours: Tree) -> Tree:

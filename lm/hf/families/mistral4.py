@@ -55,10 +55,15 @@ class Mistral4(DeepSeekV3):
 
     def read(self, hf: Tree) -> Tree:
         if (groups := hf.get("n_group", 1)) not in (1, None):
-            raise ConfigError(f"config.json: n_group={groups}: groups are chosen by their two best experts, and in lm a softmax's by one.")
+            raise ConfigError(
+                f"config.json: n_group={groups}: groups are chosen by their two best experts, and in lm a softmax's by one."
+                " Import another model."
+            )
         rope, width = hf["rope_parameters"], self.widths(self._sizes(hf))["head_dim"]
         if (kind := rope.get("rope_type", rope.get("type", "default"))) == "default":
-            raise ConfigError(f"config.json: rope_type={kind!r}: without a scaling transformers rotates whole heads, which fit no latent.")
+            raise ConfigError(
+                f"config.json: rope_type={kind!r}: without a scaling transformers rotates whole heads, which fit no latent. Correct it."
+            )
         turned = hf.get("qk_rope_head_dim", 64)
         if int(width * (turned / width if hf.get(_PART) is None else hf[_PART])) != turned:
             raise ConfigError(f"config.json: {_PART}={hf.get(_PART)} of {width} is not qk_rope_head_dim={turned}. Correct it.")

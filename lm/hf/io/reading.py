@@ -130,7 +130,7 @@ def _weights(
     model = build_model(cfg, device="meta")
     shapes = {name: p.shape for name, p in model.named_parameters()}
     spelled = _spelled(family, files.names)
-    stored = [pair._replace(theirs=tuple(map(spelled, pair.theirs))) for pair in family.pairs(resolved(cfg))]
+    stored = [pair.renamed(spelled) for pair in family.pairs(resolved(cfg))]
     named = [pair for pair in stored if pair.ours[0] in shapes and not _left_out(family, pair, files.names)]
     missing = [key for pair in named for key in pair.theirs if key not in files.names]
     used = {key for pair in named for key in pair.theirs} | _tied_copy(folder, stored, shapes.keys(), files)

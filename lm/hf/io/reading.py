@@ -47,6 +47,9 @@ def read_hf(folder: Path, max_seq_len: int | None = None) -> Imported:
     family = _family(folder, hf)
     packing = packing_of(packed, str(folder / CONFIG)) if (packed := hf.pop("quantization_config", None)) else None
     hf = {family.renamed.get(key, key): value for key, value in hf.items()}
+    for key in ("rope_parameters", "rope_scaling"):  # which families take apart before they read them
+        if not isinstance(hf.get(key), dict | None):
+            raise ConfigError(f"{folder}: config.json: a value does not fit {family.name} ({key}={hf[key]!r}). Restore the file.")
     try:
         cfg = family.config(hf)
     except ConfigError as error:

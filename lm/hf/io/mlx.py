@@ -12,7 +12,8 @@ _SCALED: Tree = SILU | {
     "position.scaling.attention_factor": None,
     "position.scaling.mscale": None,
     "position.scaling.mscale_all_dim": None,
-    "position.scaling.truncate": True, "position.none_at": None,
+    "position.scaling.truncate": True,
+    "position.none_at": None,
 }
 _UNSCALED: Tree = SILU | {"position.scaling.kind": None}
 _UNTIED: Tree = _UNSCALED | {"head.tied": False}

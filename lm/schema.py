@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticKnownError, core_schema
 
 from lm.errors import ConfigError
-from lm.spelling import nearest
+from lm.spelling import first_sentence, nearest
 
 Tree = dict[str, Any]
 MOST = 1 << 24
@@ -279,7 +279,7 @@ def _explain(cls: type[Config], tree: Tree, problem: dict[str, Any]) -> str:
     if kind == "missing":
         kinds = [name for name in variants(field.annotation) if name] if field else []
         one = f"Set its kind, one of {', '.join(kinds)}, as in {path[-1]}={{'kind': '{kinds[0]}'}}" if kinds else "Set it"
-        what = f" ({field.description.partition('.')[0]})" if field is not None and field.description and not kinds else ""
+        what = f" ({first_sentence(field.description)})" if field is not None and field.description and not kinds else ""
         return f"{where}: a value is missing{what}. {one}."
     if kind == "union_tag_invalid":
         options = variants(field.annotation) if field else {}

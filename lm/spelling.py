@@ -1,4 +1,4 @@
-"""Which of several names a person means."""
+"""Which of several names a person means, and what is said of one in short."""
 
 import difflib
 import re
@@ -22,6 +22,11 @@ def nearest(given: str, options: Iterable[str]) -> str | None:
     begun = [option for option in options if min(len(given), len(option)) > 2 and (option.startswith(given) or given.startswith(option))]
     slips, alike = (difflib.get_close_matches(given, options, n=1, cutoff=cutoff) for cutoff in (0.85, 0.6))
     return next(iter([*slips, *inside, *begun, *alike]), None)
+
+
+def first_sentence(text: str) -> str:
+    """Returns it on one line, without its full stop; one within a number or a name ends nothing."""
+    return " ".join(text.split()).partition(". ")[0].removesuffix(".")
 
 
 def below(key: str, names: Iterable[str]) -> bool:

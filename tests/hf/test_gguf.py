@@ -233,7 +233,7 @@ def test_a_tokenizer_that_llama_cpp_lacks_is_refused_with_the_remedy(case: str) 
 
 
 CANNOT: dict[str, tuple[dict[str, Any], str, list[str]]] = {
-    "narrow heads": ({}, "qwen2", ["vLLM cannot take it: heads are 16 numbers wide, and it has 32, 64, ", "llama.cpp: lm export from="]),
+    "narrow heads": ({}, "qwen2", ["no command for vLLM: heads are 16 numbers wide, and it has 32, 64, ", "llama.cpp: lm export from="]),
     "a family that vLLM lacks": (
         {
             "norm": {"kind": "layer"},
@@ -242,19 +242,24 @@ CANNOT: dict[str, tuple[dict[str, Any], str, list[str]]] = {
             "attention": {"kind": "gqa", "n_heads": 2, "head_dim": 32, "out_bias": True, "scale": 1.0},
         },
         "qwen2",
-        ["vLLM cannot take it: it has no GPTNeoForCausalLM", "llama.cpp cannot take it: "],
+        ["no command for vLLM: it has no GPTNeoForCausalLM", "no command for llama.cpp: "],
+    ),
+    "a scaling that was not looked at": (
+        {"position": {"kind": "rope", "scaling": {"kind": "proportional", "partial_rotary_factor": 0.5}}},
+        "qwen2",
+        ["no command for vLLM: whether it has model.position.scaling.kind=proportional was not checked"],
     ),
     "our split": (
         {"attention": HEADS | {"head_dim": 32}},
         "own",
-        ["vLLM: vllm serve ", "MLX: mlx_lm.generate --model ", "llama.cpp cannot take it: tokenizer: it splits "],
+        ["vLLM: vllm serve ", "MLX: mlx_lm.generate --model ", "no command for llama.cpp: tokenizer: it splits "],
     ),
     "an activation": (
         {"ffn": MLP | {"activation": "gelu"}},
         "qwen2",
         [
-            "MLX cannot take it: its LlamaForCausalLM has no model.ffn.act",
-            "llama.cpp cannot take it: llama.cpp's llama has no model.ffn.act",
+            "no command for MLX: its LlamaForCausalLM has no model.ffn.act",
+            "no command for llama.cpp: llama.cpp's llama has no model.ffn.act",
         ],
     ),
 }

@@ -91,6 +91,7 @@ MISTAKES: list[tuple[Tree, str]] = [
     ({"position": {"kind": "t5_relative", "max_distance": 16}}, "max_distance=16 leaves nothing to share beyond the 16 exact distances of"),
     (scaled(kind="linear", factor=0.5), "position.scaling.factor: 0.5 does not fit. The value must be greater than or equal to 1."),
     (scaled(kind="linear"), "position.scaling.factor: a value is missing (New context length / old one). Set it."),
+    (scaled(kind="proportional"), "a value is missing (Part of the pairs that turn, the fast ones (LFM3: 0.5, Gemma 4: 0.25)). Set it"),
     (scaled(kind="ntk", factor=2.0), "position.scaling.kind: 'ntk' is not an option."),
     (scaled(kind="yarn", factor=2.0, original_len=16, beta_fast=1.0), "beta_fast=1.0 is not over beta_slow=1.0. Raise beta_fast, or lower"),
     (scaled(kind="llama3", factor=2.0, original_len=16, low_freq_factor=5.0), "high_freq_factor=4.0 is under low_freq_factor=5.0."),

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, get_args, get_origin
 from lm.cli.compose.quoting import in_shell, stated
 from lm.errors import ConfigError
 from lm.schema import Config, Tree, did_you_mean, from_tree, members
+from lm.spelling import first_sentence
 
 C = TypeVar("C", bound=Config)
 
@@ -36,7 +37,7 @@ def _none_given(cls: type[Config], missing: Sequence[str], rest: Sequence[str]) 
     """Returns the sentence on the first missing key; its remedy has them all."""
     others = " ".join(arg for arg in rest if not arg.startswith("traceback="))
     given = f" ({others[:80]} names none)" if others else ""
-    what = (cls.model_fields[missing[0]].description or missing[0]).partition(".")[0]
+    what = first_sentence(cls.model_fields[missing[0]].description or missing[0])
     asked = {name: f"{name.rstrip('_')}={name.upper()}" for name in sorted(missing, key="from_".__ne__)}
     if "from_" in asked:
         asked["from_"] = f"from={next((arg for arg in rest if '=' not in arg), 'runs/NAME')}"

@@ -141,6 +141,7 @@ def _elsewhere(key: str, own: Sequence[str], tree: Tree, section: str = "") -> s
     sections = list(known.root().model_fields)
     paths = at_hand + sorted(known_keys(), key=lambda path: (sections.index(path.partition(".")[0]), path))
     if found := meant(key, section, paths):
+        found = [path for path in found if section and path.removeprefix(f"{section}.") in own] or found
         return f"Did you mean {' or '.join(map(repr, map(_as_group, found)))}?"
     if not section and nearest(key, own) is None and (near := nearest(key, [path.split(".")[-1] for path in paths])) is not None:
         return f"Did you mean '{_as_group(next(path for path in paths if path.split('.')[-1] == near))}'?"

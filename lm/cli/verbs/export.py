@@ -68,4 +68,4 @@ class Export(Writer):
             how = f"float32, {found.check.rows} x {found.check.tokens} tokens, {what}s of std {found.check.spread:.2g}"
             say(f"largest {what} difference to transformers: {found.check.difference:.1e} ({how})")
         for use in found.uses:
-            say(f"{use.program}: {use.command}" if use.command is not None else f"{use.program} cannot take it: {use.why}")
+            say(f"{use.program}: {use.command}" if use.command is not None else f"no command for {use.program}: {use.why}")

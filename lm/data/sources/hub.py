@@ -21,7 +21,7 @@ class HubConfig(RecordedConfig):
 
     kind: Literal["hub"] = "hub"
     name: str
-    """Dataset name, e.g. HuggingFaceFW/fineweb-edu."""
+    """Dataset name, such as HuggingFaceFW/fineweb-edu."""
     config: str | None = None
     """Configuration name. null: the only one."""
     revision: str | None = None

@@ -53,7 +53,7 @@ class AFMoE(DeepSeekMoE):
     def ffn(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
         renamed = {f"{there}.mlp.gate.weight": "router.gate.weight", f"{there}.mlp.gate.e_score_correction_bias": "expert_bias"}
         for pair in super().ffn(here, there, ours):
-            yield pair._replace(theirs=tuple(f"{there}.mlp.{renamed[key]}" if key in renamed else key for key in pair.theirs))
+            yield pair.renamed(lambda key: f"{there}.mlp.{renamed[key]}" if key in renamed else key)
 
 
 FAMILY = AFMoE()

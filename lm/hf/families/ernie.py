@@ -18,8 +18,7 @@ class Ernie(Bert):
 
     def pairs(self, ours: Tree) -> Iterator[Pair]:
         for pair in super().pairs(ours):
-            [key] = pair.theirs
-            yield pair._replace(theirs=(key.replace("bert.", "ernie.", 1) if key.startswith("bert.") else key,))
+            yield pair.renamed(lambda key: key.replace("bert", "ernie", 1) if key.startswith("bert.") else key)
 
 
 FAMILY = Ernie()

@@ -48,7 +48,7 @@ class ExaoneMoE(DeepSeekMoE):
 
     def ffn(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
         for pair in super().ffn(here, there, ours):
-            yield pair._replace(theirs=tuple(key.replace("mlp.gate.e_score", "mlp.e_score") for key in pair.theirs))
+            yield pair.renamed(lambda key: key.replace("mlp.gate.e_score", "mlp.e_score"))
 
 
 FAMILY = ExaoneMoE()

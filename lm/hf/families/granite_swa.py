@@ -39,10 +39,13 @@ class GraniteSWA(Granite):
 
 def read_swash(hf: Tree) -> Tree:
     """Returns our options of windows, and of what rotates how. Raises ConfigError for bases that have no place in lm."""
-    usual = layer_types(hf["num_hidden_layers"], 4, 0)
+    n = hf["num_hidden_layers"]
+    usual = layer_types(n, 4, 0)
     windows, bases = read_windows(hf, usual, 128), hf.get("layer_rope_theta")
     if bases is None:
         return windows
+    if len(bases) != n:
+        raise ConfigError(f"config.json: layer_rope_theta has {len(bases)} layers and num_hidden_layers is {n}. Restore the file.")
     types = hf.get("layer_types") or usual
     still = [not base for base in bases]
     every, at = evenly(dict(enumerate(still))) or (None, None)

@@ -40,9 +40,7 @@ class GraniteMoESWA(GraniteMoEShared):
         }
         within = f"{there}.block_sparse_moe."
         for pair in super().ffn(here, there, {"ffn.shared_hidden": 0, **ours}):
-            yield pair._replace(
-                theirs=tuple(within + names[key.removeprefix(within)] if key.startswith(within) else key for key in pair.theirs)
-            )
+            yield pair.renamed(lambda key: within + names[key.removeprefix(within)] if key.startswith(within) else key)
 
 
 FAMILY = GraniteMoESWA()

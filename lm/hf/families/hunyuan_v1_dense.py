@@ -40,7 +40,7 @@ class HunYuanDense(Llama):
 
     def block(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
         for pair in super().block(here, there, ours):
-            yield pair._replace(theirs=tuple(re.sub(r"self_attn\.(q|k)_norm", _norm, key) for key in pair.theirs))
+            yield pair.renamed(lambda key: re.sub(r"self_attn\.(q|k)_norm", _norm, key))
 
 
 def _norm(found: re.Match[str]) -> str:

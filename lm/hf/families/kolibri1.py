@@ -1,5 +1,6 @@
 """Kolibri 1.  Aleph Alpha 2026."""
 
+import re
 from collections.abc import Iterator
 
 from lm.hf.families.deepseek_moe import DeepSeekMoE
@@ -40,17 +41,12 @@ class Kolibri1(DeepSeekMoE):
         return write_windows(ours)
 
     def norms(self, here: str, there: str) -> Iterator[Pair]:
-        names = {"post_attn_layernorm": "post_attn_norm", "post_ffn_layernorm": "post_ffn_norm"}
         for pair in sandwich(here, there, ("input", "post_attn"), ("post_attention", "post_ffn")):
-            [key] = pair.theirs
-            module = key.rpartition(".")[0].removeprefix(f"{there}.")
-            yield pair._replace(theirs=(key.replace(module, names.get(module, module)),))
+            yield pair.renamed(lambda key: re.sub("(post_attn|post_ffn)_layernorm", r"\1_norm", key))
 
     def ffn(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
         for pair in super().ffn(here, there, ours):
-            yield pair._replace(
-                theirs=tuple(key.replace("mlp.gate.e_score_correction_bias", "moe.router.expert_bias") for key in pair.theirs)
-            )
+            yield pair.renamed(lambda key: key.replace("mlp.gate.e_score_correction_bias", "moe.router.expert_bias"))
 
 
 FAMILY = Kolibri1()

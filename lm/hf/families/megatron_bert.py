@@ -16,8 +16,7 @@ class MegatronBert(Bert):
 
     def pairs(self, ours: Tree) -> Iterator[Pair]:
         for pair in super().pairs(ours):
-            [key] = pair.theirs
-            yield pair._replace(theirs=(key.replace("attention.output.LayerNorm", "attention.ln").replace("output.LayerNorm", "ln"),))
+            yield pair.renamed(lambda key: key.replace("attention.output.LayerNorm", "attention.ln").replace("output.LayerNorm", "ln"))
         yield from module("norm", "bert.encoder.ln")
 
 

@@ -1,6 +1,7 @@
 """Mistral Small 4, text alone.  Mistral AI 2026."""
 
 from collections.abc import Iterator
+from math import nextafter
 from typing import ClassVar
 
 from lm.errors import ConfigError
@@ -54,10 +55,15 @@ class Mistral4(DeepSeekV3):
 
     def read(self, hf: Tree) -> Tree:
         if (groups := hf.get("n_group", 1)) not in (1, None):
-            raise ConfigError(f"config.json: n_group={groups}: groups are chosen by their two best experts, and in lm a softmax's by one.")
+            raise ConfigError(
+                f"config.json: n_group={groups}: groups are chosen by their two best experts, and in lm a softmax's by one."
+                " Import another model."
+            )
         rope, width = hf["rope_parameters"], self.widths(self._sizes(hf))["head_dim"]
         if (kind := rope.get("rope_type", rope.get("type", "default"))) == "default":
-            raise ConfigError(f"config.json: rope_type={kind!r}: without a scaling transformers rotates whole heads, which fit no latent.")
+            raise ConfigError(
+                f"config.json: rope_type={kind!r}: without a scaling transformers rotates whole heads, which fit no latent. Correct it."
+            )
         turned = hf.get("qk_rope_head_dim", 64)
         if int(width * (turned / width if hf.get(_PART) is None else hf[_PART])) != turned:
             raise ConfigError(f"config.json: {_PART}={hf.get(_PART)} of {width} is not qk_rope_head_dim={turned}. Correct it.")
@@ -69,8 +75,11 @@ class Mistral4(DeepSeekV3):
         return {ours: hf.get(key, missing) for ours, key, missing in self.places() if ours.startswith("attention.")}
 
     def write(self, ours: Tree) -> Tree:
-        there, width = write_growth(ours), ours["attention.nope_dim"] + ours["attention.rope_dim"]
-        rope = {**there["rope_parameters"], _PART: ours["attention.rope_dim"] / width}
+        there, turned = write_growth(ours), ours["attention.rope_dim"]
+        width = ours["attention.nope_dim"] + turned
+        part = turned / width
+        part = part if int(width * part) == turned else nextafter(part, 1.0)  # of 44, 30/44 are 29
+        rope = {**there["rope_parameters"], _PART: part}
         return {**DeepSeekMoE.write(self, ours), **self.widths(ours), **there, "rope_parameters": rope}
 
     def widths(self, ours: Tree) -> Tree:

@@ -38,7 +38,7 @@ class GPT(GPT2):
 
     def pairs(self, ours: Tree) -> Iterator[Pair]:
         for pair in super().pairs(ours):
-            yield pair._replace(theirs=tuple(_EMBEDS.get(key, key) for key in pair.theirs))
+            yield pair.renamed(lambda key: _EMBEDS.get(key, key))
 
 
 _EMBEDS = {"transformer.wte.weight": "transformer.tokens_embed.weight", "transformer.wpe.weight": "transformer.positions_embed.weight"}

@@ -21,8 +21,7 @@ class RobertaPreNorm(Roberta):
     def pairs(self, ours: Tree) -> Iterator[Pair]:
         attention, ffn, last = self.norms
         for pair in super().pairs(ours):
-            [key] = pair.theirs
-            yield pair._replace(theirs=(key.replace("attention.output.LayerNorm", attention).replace("output.LayerNorm", ffn),))
+            yield pair.renamed(lambda key: key.replace("attention.output.LayerNorm", attention).replace("output.LayerNorm", ffn))
         yield from module("norm", self.root + last)
 
 

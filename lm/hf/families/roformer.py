@@ -28,9 +28,7 @@ class RoFormer(Bert):
 
     def pairs(self, ours: Tree) -> Iterator[Pair]:
         for pair in super().pairs(ours):
-            yield pair._replace(
-                theirs=tuple(f"roformer.{key.removeprefix('bert.')}" if key.startswith("bert.") else key for key in pair.theirs)
-            )
+            yield pair.renamed(lambda key: key.replace("bert", "roformer", 1) if key.startswith("bert.") else key)
 
     def constants(self, ours: Tree) -> Mapping[str, Tensor]:
         """Returns the sines and cosines of all positions, which transformers stores beside the weights."""

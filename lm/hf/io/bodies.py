@@ -59,4 +59,4 @@ class _Body(Family):
         pairs = [pair for pair in self.body.pairs(self, ours) if not pair.ours[0].startswith("head.")]
         root = next(pair.theirs[0] for pair in pairs if pair.ours == ("embed.weight",)).partition(".")[0]
         for pair in pairs:
-            yield pair._replace(theirs=tuple(key.removeprefix(f"{root}.") for key in pair.theirs))
+            yield pair.renamed(lambda key: key.removeprefix(f"{root}."))

@@ -3,7 +3,7 @@
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, ClassVar, NamedTuple
@@ -38,6 +38,10 @@ class Pair(NamedTuple):
     ours: tuple[str, ...]
     theirs: tuple[str, ...]
     transform: Transform = Same()
+
+    def renamed(self, name: Callable[[str], str]) -> "Pair":
+        """Returns the pair with what this makes of the names in the file."""
+        return self._replace(theirs=tuple(map(name, self.theirs)))
 
 
 def same(ours: str, theirs: str) -> Pair:
@@ -129,7 +133,7 @@ class Family(ABC):
     def built_pairs(self, ours: Tree) -> Iterator[Pair]:
         """Yields the pairs under the names of the modules that transformers builds."""
         for pair in self.pairs(ours):
-            yield pair._replace(theirs=tuple(map(self.as_built, pair.theirs)))
+            yield pair.renamed(self.as_built)
 
     def as_built(self, path: str) -> str:
         """Returns the name of a tensor, or of a module, in the modules that transformers builds."""

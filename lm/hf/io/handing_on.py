@@ -1,4 +1,4 @@
-"""What other programs do with an exported folder: the command for each, or why it cannot take this model."""
+"""What other programs do with an exported folder: the command for each, or why there is none to give."""
 
 import shlex
 from collections.abc import Callable, Iterable
@@ -29,7 +29,7 @@ DECODERS: dict[str, Deciding] = {"vLLM": vllm.serve, "MLX": mlx.generate}
 
 
 class Use(NamedTuple):
-    """How one program uses an exported folder: a shell command, or why it cannot."""
+    """How one program uses an exported folder: a shell command, or why there is none to give."""
 
     program: str
     command: str | None

@@ -89,7 +89,7 @@ def modules(pairs: list[Pair]) -> Iterator[Pair]:
         elif stacks and ".mlp." in pair.theirs[0]:
             yield pair
         else:
-            yield pair._replace(theirs=tuple(path.removesuffix(".weight") for path in pair.theirs))
+            yield pair.renamed(lambda path: path.removesuffix(".weight"))
 
 
 def _fused(pair: Pair, low: Mapping[str, Low], rows: Mapping[str, int], long: Mapping[str, Tensor]) -> Iterator[tuple[str, Low]]:

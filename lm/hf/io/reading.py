@@ -47,6 +47,9 @@ def read_hf(folder: Path, max_seq_len: int | None = None) -> Imported:
     family = _family(folder, hf)
     packing = packing_of(packed, str(folder / CONFIG)) if (packed := hf.pop("quantization_config", None)) else None
     hf = {family.renamed.get(key, key): value for key, value in hf.items()}
+    for key in ("rope_parameters", "rope_scaling"):  # which families take apart before they read them
+        if not isinstance(hf.get(key), dict | None):
+            raise ConfigError(f"{folder}: config.json: a value does not fit {family.name} ({key}={hf[key]!r}). Restore the file.")
     try:
         cfg = family.config(hf)
     except ConfigError as error:
@@ -130,7 +133,7 @@ def _weights(
     model = build_model(cfg, device="meta")
     shapes = {name: p.shape for name, p in model.named_parameters()}
     spelled = _spelled(family, files.names)
-    stored = [pair._replace(theirs=tuple(map(spelled, pair.theirs))) for pair in family.pairs(resolved(cfg))]
+    stored = [pair.renamed(spelled) for pair in family.pairs(resolved(cfg))]
     named = [pair for pair in stored if pair.ours[0] in shapes and not _left_out(family, pair, files.names)]
     missing = [key for pair in named for key in pair.theirs if key not in files.names]
     used = {key for pair in named for key in pair.theirs} | _tied_copy(folder, stored, shapes.keys(), files)

@@ -73,7 +73,7 @@ class Adafactor(Skippable):
         if w.ndim > 1:
             row, column = state["row"].lerp(square.mean(-1), share), state["column"].lerp(square.mean(-2), share)
             new |= {"row": row, "column": column}
-            update = grad * row.rsqrt().unsqueeze(-1) * (column / row.mean(-1, keepdim=True)).rsqrt().unsqueeze(-2)
+            update = grad * row.rsqrt().unsqueeze(-1) * (column.rsqrt() * row.mean(-1, keepdim=True).sqrt()).unsqueeze(-2)
         else:
             new["exp_avg_sq"] = state["exp_avg_sq"].lerp(square, share)
             update = grad * new["exp_avg_sq"].rsqrt()

@@ -183,6 +183,9 @@ MEANT = {
     "'objective.n_answers'": "num_generations",
     "'data.packing'": "packing sample_packing",
     "'model.embed.noise'": "neftune_noise_alpha",
+    "'model.embed.ngrams'": "bigram_embed",
+    "'model.embed.ngrams.rows'": "encoder_hash_byte_group_vocab",
+    "'model.embed.ngrams.sizes'": "encoder_hash_byte_group_size",
     "'optim'": "optimizer",
     "'model'": "modle",
     "'seed'": "seeds",
@@ -218,6 +221,13 @@ def test_a_key_of_another_program_is_answered_with_ours() -> None:
 )
 def test_whole_words_of_a_name_are_nearer_than_its_letters(given: str, options: list[str], near: str | None) -> None:
     assert nearest(given, options) == near
+
+
+@pytest.mark.parametrize(("name", "key"), [("betas", "beta1"), ("beta2_decay", "decay_rate")])
+def test_of_keys_that_another_program_has_as_one_those_of_the_chosen_kind_are_named(name: str, key: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        compose(["optim=adafactor", f"optim.{name}=0.9"])
+    assert raised.value.sentence == f"optim.{name}: there is no such key in kind 'adafactor'. Did you mean 'optim.{key}'?"
 
 
 def test_blocks_that_are_computed_again_are_told_by_their_present_name() -> None:

@@ -75,6 +75,12 @@ def test_rotary_bases_without_a_place_are_refused_by_name(bases: list[float], mo
         FAMILY.config(BASE | {"layer_rope_theta": bases} | more)
 
 
+@pytest.mark.parametrize("n", [0, 4, 6])
+def test_bases_of_another_number_of_layers_are_refused(n: int) -> None:
+    with pytest.raises(ConfigError, match=rf"layer_rope_theta has {n} layers and num_hidden_layers is 5\. Restore the file"):
+        FAMILY.config(BASE | {"layer_rope_theta": [500.0] * n})
+
+
 def test_what_was_not_checked_with_vllm_is_told(tmp_path: Path) -> None:
     said = vllm.serve(FAMILY, resolved(FAMILY.config(BASE | {"hidden_size": 192})), tmp_path)
     assert said == (None, "whether it has GraniteSWAForCausalLM and computes the same was not checked")

@@ -55,13 +55,23 @@ def test_a_config_of_the_sizes_of_its_class_is_understood() -> None:
     assert resolved(FAMILY.config(bare)) == resolved(cfg)
 
 
+@pytest.mark.parametrize(("still", "turned"), [(14, 30), (35, 12), (128, 64)])
+def test_all_of_the_shared_key_is_told_to_turn_where_the_part_is_no_round_number(still: int, turned: int) -> None:
+    """14 + 30 numbers times 30 / 44 are less than 30, by which transformers would turn 29."""
+    cfg = FAMILY.config(BASE)
+    there = FAMILY.hf(cfg.replace(attention=cfg.attention.tree() | {"nope_dim": still, "rope_dim": turned}))
+    theirs = transformers.Mistral4Config(**there)
+    assert int(theirs.head_dim * theirs.rope_parameters["partial_rotary_factor"]) == turned
+    assert resolved(FAMILY.config(there))["attention.rope_dim"] == turned
+
+
 @pytest.mark.parametrize(
     ("keys", "told"),
     [
-        ({"n_group": 2, "topk_group": 1}, "n_group=2: groups are chosen by their two best experts"),
+        ({"n_group": 2, "topk_group": 1}, "n_group=2: groups are chosen by their two best experts, .* Import another model"),
         (
             {"rope_parameters": {"rope_type": "default", "llama_4_scaling_beta": 0.5}},
-            "rope_type='default': without a scaling transformers rotates whole heads",
+            "rope_type='default': without a scaling transformers rotates whole heads, .* Correct it",
         ),
         ({"rope_parameters": YARN | {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5 of 16 is not qk_rope_head_dim=6"),
         (

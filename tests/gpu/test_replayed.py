@@ -19,7 +19,7 @@ from lm.nn.head import last_position
 from lm.testing.models import tokens
 from tests.generation.drawing import generate
 from tests.generation.test_step import PROMPTS
-from tests.nn.models import ATTENTIONS, MIXING, MIXTURES, POSITIONS, SMEARED, config, redrawn
+from tests.nn.models import ATTENTIONS, EMBEDS, MIXING, MIXTURES, POSITIONS, config, redrawn
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 ENDS = [3, 4, 5, 7, 8, 9]  # enough for rows of many lengths in each model
@@ -39,7 +39,9 @@ def test_graphs_give_the_texts_of_the_model_as_it_is(changes: dict[str, Any]) ->
         assert generate(made, PROMPTS, options, ends=[7]) == generate(model, PROMPTS, options, ends=[7])
 
 
-@pytest.mark.parametrize("changes", [{}, *({"attention": ATTENTIONS[n]} for n in (11, 15)), MIXING[1], SMEARED], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{}, *({"attention": ATTENTIONS[n]} for n in (11, 15)), MIXING[1], *({"embed": each} for each in EMBEDS[-2:])], ids=str
+)
 def test_rows_join_those_that_are_left_of_a_recorded_step(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that have ended are computed on with the others until half have."""
     monkeypatch.setattr("lm.generation.loop.ROWS", 4)

@@ -79,7 +79,7 @@ class Watched(TrainModule):
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("optim", [ADAMW, SGD, MUON], ids=["adamw", "sgd", "muon"])
+@pytest.mark.parametrize("optim", [ADAMW, SGD, MUON, ADAFACTOR], ids=["adamw", "sgd", "muon", "adafactor"])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_step_never_waits_for_the_device(optim: dict[str, Any], compiled: bool) -> None:
     cfg, rows = config(optim, LENGTH, window=9, global_every=2), batches(LENGTH, documents=True)

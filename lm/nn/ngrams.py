@@ -6,6 +6,7 @@ from typing import Self
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lm.nn.context import Context
 from lm.nn.init import Declares, zeros
@@ -73,8 +74,8 @@ class NGrams(nn.Module):
         """Returns the tokens before each, the last one first, and 0 where there is none, (b, s, largest size - 1)."""
         back = self.sizes[-1] - 1
         digits = torch.stack([tokens // _BASE**n % _BASE for n in reversed(range(_DIGITS))], dim=-1).to(dtype)
-        pick = torch.eye(back, back + 1, device=tokens.device, dtype=dtype)[:, :-1].flip(0)
-        pick = torch.cat([pick, pick.new_zeros(back, 1)], dim=1).repeat_interleave(_DIGITS, dim=0)  # (back * digits, back + 1)
+        pick = F.pad(torch.eye(back, device=tokens.device, dtype=dtype).flip(0), (0, 1))  # row i: the token i + 1 before, none of itself
+        pick = pick.repeat_interleave(_DIGITS, dim=0)  # (back * digits, back + 1)
         seen, after = convolved(digits.repeat(1, 1, back), pick, ctx.mask, ctx.cache, self.layer)
         if ctx.cache is not None:
             ctx.cache.advance(self.layer, after)

@@ -29,7 +29,7 @@ class RopeConfig(PositionConfig):
     none_at: int | None = Field(None, ge=0)
     """Which of every n layers that is, counted from 0. null: the last."""
     scaling: ScalingConfig | None = None
-    """For contexts longer than those of pretraining. null: none."""
+    """Other frequencies, as for contexts longer than those of pretraining. null: none."""
     local_theta: float | None = Field(None, gt=1)
     """Base in layers with a window, which no scaling changes (Gemma 3, OLMo 3). null: theta and scaling, as in all others."""
 

@@ -209,7 +209,7 @@ MUTATIONS = [
     ("padding counts in the router's z-loss", "ops/routing.py", "logits.logsumexp(-1).square() * real", "logits.logsumexp(-1).square()", ["ops/test_routing.py"]),
     ("loads are counted in the default dtype", "ops/routing.py", "device=experts.device, dtype=torch.float32)", "device=experts.device)", ["ops/test_routing.py"]),
     ("IPO's gain is a sum, not a mean over tokens", "losses/pairs.py", "super().worth(after, before, lengths) / lengths", "super().worth(after, before, lengths)", PAIRS),
-    ("IPO draws the gain to twice as much", "losses/pairs.py", "((better - other - 0.5) / self.beta)", "((better - other - 1.0) / self.beta)", PAIRS),
+    ("IPO draws the gain to twice as much", "losses/pairs.py", "(self.margin(better, other) - 0.5)", "(self.margin(better, other) - 1.0)", PAIRS),
     ("no pair is taken to be the wrong way round", "losses/pairs.py", "self.smoothing * F.logsigmoid(-margin)", "self.smoothing * F.logsigmoid(margin)", PAIRS),
     ("the nats beside are the worse answer's", "losses/pairs.py", "-(after / lengths)[0::2]", "-(after / lengths)[1::2]", PAIRS),
     ("dynamic NTK is written with the base of pretraining", "hf/options/context.py", "theta=position.scaling.theta(position.rotary_dim(rotary), position.theta, max_len)", "theta=position.theta", POSITIONS),

@@ -12,7 +12,7 @@ from lm.losses.cross_entropy import LossSums, mean_of
 
 
 class PairLoss(ABC):
-    """compare(better, other) + beside, summed over pairs; better, other = beta * the worth of each answer."""
+    """compare(better, other) + beside, summed over pairs; better, other: what each answer is worth."""
 
     beta: float
     needs_start: ClassVar[bool] = False
@@ -25,9 +25,13 @@ class PairLoss(ABC):
         after, before: (2 pairs,) log-likelihoods under the model and under the one that training started from; lengths: (2 pairs,) tokens.
         """
 
+    def margin(self, better: Tensor, other: Tensor) -> Tensor:
+        """(pairs,) by how much the better answers are worth more."""
+        return self.beta * (better - other)
+
     def compare(self, better: Tensor, other: Tensor) -> Tensor:
         """(pairs,) the loss of each pair.  better, other: (pairs,)."""
-        return -F.logsigmoid(better - other)
+        return -F.logsigmoid(self.margin(better, other))
 
     def beside(self, after: Tensor, lengths: Tensor) -> Tensor:
         """(pairs,) a further loss of each pair."""
@@ -40,9 +44,9 @@ class PairLoss(ABC):
         metrics = {"chosen_logp": mean_of(seen[0::2].sum(), n), "rejected_logp": mean_of(seen[1::2].sum(), n)}
         if before is None and self.needs_start:
             return LossSums(after.new_zeros(()), after.new_zeros(()), metrics=metrics)
-        worth = self.beta * self.worth(after, before, lengths)
+        worth = self.worth(after, before, lengths)
         better, other = worth[0::2], worth[1::2]
-        total, found = (self.compare(better, other) + self.beside(after, lengths)).sum(), (better - other).detach()
+        total, found = (self.compare(better, other) + self.beside(after, lengths)).sum(), self.margin(better, other).detach()
         metrics |= {"margin": mean_of(found.sum(), n), "accuracy": mean_of((1 + found.sign()).sum() / 2, n)}
         return LossSums(total, total.detach(), metrics=metrics)
 
@@ -59,7 +63,7 @@ class _FromStart(PairLoss):
 
 @dataclass
 class DPOLoss(_FromStart):
-    """-log sigmoid(better - other).  Rafailov et al. 2023, arXiv:2305.18290, equation 7.
+    """-log sigmoid(margin).  Rafailov et al. 2023, arXiv:2305.18290, equation 7.
 
     smoothing: the probability that a pair is the wrong way round (conservative DPO; Mitchell 2023).  sft: of the better answer's mean nats,
     which are minimised too (Pang et al. 2024, arXiv:2404.19733, equation 2).
@@ -70,7 +74,7 @@ class DPOLoss(_FromStart):
     sft: float = 0.0
 
     def compare(self, better: Tensor, other: Tensor) -> Tensor:
-        margin = better - other
+        margin = self.margin(better, other)
         return -(1 - self.smoothing) * F.logsigmoid(margin) - self.smoothing * F.logsigmoid(-margin)
 
     def beside(self, after: Tensor, lengths: Tensor) -> Tensor:
@@ -89,7 +93,7 @@ class IPOLoss(_FromStart):
         return super().worth(after, before, lengths) / lengths
 
     def compare(self, better: Tensor, other: Tensor) -> Tensor:
-        return ((better - other - 0.5) / self.beta).square()  # (gain - 1 / (2 beta))^2
+        return ((self.margin(better, other) - 0.5) / self.beta).square()  # (gain - 1 / (2 beta))^2
 
 
 @dataclass
@@ -103,13 +107,13 @@ class APOLoss(_FromStart):
 
     def compare(self, better: Tensor, other: Tensor) -> Tensor:
         if self.down:
-            return better.sigmoid() + (other - better).sigmoid()
-        return (-better).sigmoid() + other.sigmoid()
+            return (self.beta * better).sigmoid() + (-self.margin(better, other)).sigmoid()
+        return (-self.beta * better).sigmoid() + (self.beta * other).sigmoid()
 
 
 @dataclass
 class SimPOLoss(PairLoss):
-    """An answer is worth the mean of log p of its tokens, and the difference is compared with `least`.  Meng et al. 2024, arXiv:2405.14734,
+    """An answer is worth the mean of log p of its tokens, and the margin is compared with `least`.  Meng et al. 2024, arXiv:2405.14734,
     equation 6."""
 
     beta: float
@@ -119,7 +123,7 @@ class SimPOLoss(PairLoss):
         return after / lengths
 
     def compare(self, better: Tensor, other: Tensor) -> Tensor:
-        return -F.logsigmoid(better - other - self.least)
+        return -F.logsigmoid(self.margin(better, other) - self.least)
 
 
 @dataclass
@@ -135,7 +139,7 @@ class ORPOLoss(PairLoss):
         return mean - torch.log(-torch.expm1(mean))
 
     def compare(self, better: Tensor, other: Tensor) -> Tensor:
-        return -self.weight * F.logsigmoid(better - other)
+        return -self.weight * F.logsigmoid(self.margin(better, other))
 
     def beside(self, after: Tensor, lengths: Tensor) -> Tensor:
         return _mean_nats(after, lengths)

@@ -19,12 +19,11 @@ class EmbedConfig(Config):
     """Learned vectors for this many segments are added (BERT). null: none."""
     smear: SmearConfig | None = None
     """What becomes of it is mixed with the token before. null: it is not."""
-    noise: float = Field(0.0, ge=0)
-    """In training each number of a token's embedding has noise added, of at most this, over the root of the numbers of its row: 5 to 15 in
-    NEFTune (Jain et al. 2023, arXiv:2310.05914). 0: none."""
-
     ngrams: NGramsConfig | None = None
     """Vectors for tokens together with those before are added. null: none."""
+    noise: float = Field(0.0, ge=0)
+    """In training each number of a token's embedding has noise added, of at most this over the root of how many numbers its row has: 5 to
+    15 in NEFTune (Jain et al. 2023, arXiv:2310.05914). 0: none."""
 
     def why_not_context_parallel(self) -> str | None:
         """Returns why ranks cannot hold a row in slices, with the remedy; None where they can."""

@@ -80,6 +80,7 @@ def compare(folder: Path, family: Family, model: LM, adapter: Path | None = None
         model, tokens = short, min(TOKENS, original)
         left_out = f"rows of over {original:,} tokens, for which there are other rotary factors"
     model = model.float().eval()
+    theirs.config.use_cache = False  # which some classes cannot fill where no layer attends
     ids = torch.randint(0, model.vocab_size, (rows, tokens), generator=torch.Generator().manual_seed(0))
     if family.pad is not None:
         ids[ids == family.pad] = family.pad + 1  # a padding token within a text has no position there

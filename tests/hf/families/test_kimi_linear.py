@@ -11,10 +11,13 @@ transformers = pytest.importorskip("transformers")
 
 from lm.errors import ConfigError  # noqa: E402
 from lm.hf.families.kimi_linear import FAMILY  # noqa: E402
+from lm.hf.io.check import compare  # noqa: E402
 from lm.hf.io.family import resolved  # noqa: E402
 from lm.hf.io.reading import read_hf  # noqa: E402
+from lm.hf.io.writing import write_hf  # noqa: E402
 from lm.hf.options.keys import unheard  # noqa: E402
 from lm.nn.mixers.gated_delta import GatedDeltaConfig  # noqa: E402
+from lm.testing.models import random_model  # noqa: E402
 from tests.hf.harness import VOCAB, cases, change, verify  # noqa: E402
 
 SIZES: dict[str, Any] = {
@@ -105,3 +108,14 @@ def test_what_it_does_not_compute_is_refused_by_name(keys: dict[str, Any], told:
     change(tmp_path, **keys)
     with pytest.raises(ConfigError, match=told):
         read_hf(tmp_path)
+
+
+def test_an_export_without_a_layer_that_attends_is_checked(tmp_path: Path) -> None:
+    """Seen to fail: transformers' class asks a cache for its length, which only layers that attend know."""
+    cfg = FAMILY.config(
+        transformers.KimiLinearConfig(**SIZES | {"num_hidden_layers": 2, "layer_types": ["linear_attention"] * 2}).to_dict()
+    )
+    model = random_model(cfg)
+    write_hf(tmp_path, FAMILY, cfg, dict(model.named_parameters()), None)
+    found = compare(tmp_path, FAMILY, model)
+    assert found.difference < 1e-3 * found.spread

@@ -36,7 +36,7 @@ from lm.losses.measure import Measure
 from lm.losses.tokens import causal_reader
 from lm.nn.activation_memory import Activations
 from lm.nn.batch import IGNORED, Batch
-from lm.nn.block import BlockConfig
+from lm.nn.block_base import BlockConfig
 from lm.nn.context import Context
 from lm.nn.ffn.base import FFNConfig
 from lm.nn.ffn.mlp import MLPConfig

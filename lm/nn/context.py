@@ -21,7 +21,7 @@ class MoEStats:
 
 
 class Context:
-    """Passed through every block of one forward; blocks read it, `report_moe` to it and set `values`.
+    """Passed through every block of one forward; blocks read it, `report_moe` to it and tell each other by `shared`.
 
     No dataclass: FSDP2 copies the dataclasses among a block's arguments, to put its hooks on the tensors within, and what a block adds to
     a copy is lost.
@@ -42,7 +42,8 @@ class Context:
         self.position, self.mask, self.angles, self.cache = position, mask, angles, cache
         self.memory: Tensor | None = None  # (b, m, d), the encoder's output for cross-attention; None where the cache holds its keys
         self.memory_mask, self.tokens, self.stack = memory_mask, tokens, stack
-        self.values: Tensor | None = None  # (b, g, s, c), the first layer's, where later layers mix them in
+        self.own: Tensor | None = None  # (b, s, c), what the layer at work alone reads of each token
+        self.shared: dict[Hashable, tuple[Tensor, ...]] = {}  # what layers tell later ones of the same pass
         self.moe = MoEStats() if moe is None else moe
         self._reported: tuple[Tensor, Tensor | None] | None = None
         self.mtp: list[Tensor] = []  # hidden states that predict the 2nd, 3rd, ... next token, (b, s, d) each
@@ -58,8 +59,17 @@ class Context:
     def again(self, layers: int) -> Self:
         """Returns the context of the next pass through the same blocks, whose cache is behind that of so many layers."""
         same = copy.copy(self)
+        same.shared = {}
         if self.cache is not None:
             same.cache = self.cache.behind(layers)
+        return same
+
+    def for_layer(self, own: Tensor | None) -> Self:
+        """Returns the context of one layer, which alone reads this, (b, s, c); a layer that is run again finds the same in it."""
+        if own is None:
+            return self
+        same = copy.copy(self)
+        same.own = own
         return same
 
     def report_moe(self, loads: Tensor, losses: Tensor | None) -> None:

@@ -3,9 +3,14 @@
 from pydantic import Field
 
 from lm.nn.activation_memory import Activations, sum_activations
+from lm.nn.mixers.token_values import TABLE
 from lm.nn.ngrams import NGramsConfig
+from lm.nn.per_layer import PerLayerConfig
 from lm.nn.smear import SmearConfig
 from lm.schema import MOST, Config
+
+TABLES = ("embed.weight", TABLE, "ngrams.table.weight", "per_layer.rows.table.weight")
+"""How the names of the weights end whose rows are looked up by tokens."""
 
 
 class EmbedConfig(Config):
@@ -21,6 +26,8 @@ class EmbedConfig(Config):
     """What becomes of it is mixed with the token before. null: it is not."""
     ngrams: NGramsConfig | None = None
     """Vectors for tokens together with those before are added. null: none."""
+    per_layer: PerLayerConfig | None = None
+    """Each layer reads a vector of its own of each token. null: none does."""
     noise: float = Field(0.0, ge=0)
     """In training each number of a token's embedding has noise added, of at most this over the root of how many numbers its row has: 5 to
     15 in NEFTune (Jain et al. 2023, arXiv:2310.05914). 0: none."""

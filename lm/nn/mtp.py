@@ -4,7 +4,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from lm.nn.block import BlockConfig
+from lm.nn.block_base import BlockConfig
 from lm.nn.context import Context
 from lm.nn.linear import Linear
 from lm.nn.parts import BlockParts

@@ -7,6 +7,7 @@ from lm.nn.activation_memory import Activations, sum_activations
 from lm.nn.ffn.base import FFNConfig
 from lm.nn.mixers.base import AttentionConfig, MixerConfig
 from lm.nn.norm import NormConfig
+from lm.nn.per_layer import PerLayerConfig
 from lm.nn.residual import ResidualConfig
 
 SlotOfLayer = Literal["attention", "recurrent", "both", "ffn"]
@@ -30,6 +31,7 @@ class BlockParts:
     dropout: float
     vocab_size: int = 0
     n_layers: int = 1  # of the stack
+    per_layer: PerLayerConfig | None = None
 
     @property
     def mixers(self) -> list[MixerConfig]:
@@ -48,7 +50,8 @@ class BlockParts:
     def saved_activations(self) -> Activations:
         """Returns what autograd saves of one token within the sublayers."""
         d, layer = self.d_model, self.layer
-        return sum_activations([*(mixer.saved_activations(d, layer) for mixer in self.mixers), self.ffn.saved_activations(d, layer)])
+        own = [] if self.per_layer is None else [self.per_layer.saved_activations(d)]
+        return sum_activations([*(mixer.saved_activations(d, layer) for mixer in self.mixers), self.ffn.saved_activations(d, layer), *own])
 
     def kernel_outputs(self) -> Activations:
         """Returns the outputs of fused kernels and stacked matrices for one token."""

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from lm.errors import ConfigError
 from lm.nn import slots as slots
-from lm.nn.block import BlockConfig, SequentialConfig
+from lm.nn.block import SequentialConfig
+from lm.nn.block_base import BlockConfig
 from lm.nn.context import Context
 from lm.nn.embed import EmbedConfig
 from lm.nn.ffn.base import FFNConfig
@@ -26,6 +27,7 @@ from lm.nn.ngrams import NGrams
 from lm.nn.norm import NormConfig
 from lm.nn.parametrization import Growth, ParametrizationConfig, StandardConfig
 from lm.nn.parts import ATTENDING, RECURRENT, BlockParts, SlotOfLayer
+from lm.nn.per_layer import PerLayer
 from lm.nn.position.base import Dims, PositionConfig
 from lm.nn.residual import PlainConfig, ResidualConfig
 from lm.nn.smear import Smear
@@ -75,12 +77,15 @@ class ModelConfig(Slot):
         self.attention.require(self.d_model, self.position)
         self.attention.require_layers(self.attending(), self.drafts())
         self.position.require(self.attention.rotary_width(self.d_model), self.attention.whence(self.d_model))
+        self.position.require_windowed(self.attention.windowed_width(self.d_model), self.attention.whence(self.d_model))
         self.position.require_layers(self.drafts())
         self.block.require(self.norm, self.ffn, self.recurrent is not None)
         self.residual.require(self.norm, self.block.kind, self.drafts(), self.n_layers)
         self.ffn.require([layer for layer in range(self.n_layers) if self.block.feeds(self.slot(layer))])
         if self.embed.smear is not None and self.embed.smear.channels > self.d_model:
             raise ValueError(f"embed.smear.channels={self.embed.smear.channels} is above d_model={self.d_model}. Lower it.")
+        if self.embed.per_layer is not None:
+            self.embed.per_layer.require(self.kind, self.block.kind, self.residual.kind, self.drafts())
         if self.drafts() and self.head.labels is not None:
             raise ValueError("mtp predicts tokens, and head.labels are none. Set mtp=null, or head.labels=null.")
         used = {self.slot(layer) for layer in range(self.n_layers)}
@@ -128,6 +133,9 @@ class ModelConfig(Slot):
                 raise ValueError(f"block={self.block.kind} has no residual_scale, which parametrization={kind} sets. Use block=sequential.")
             tree["block"]["residual_scale"] /= growth.depth
         if growth.head != 1:
+            if self.attention.rotary_width(self.d_model) != self.attention.windowed_width(self.d_model):
+                said = "for heads of one width, and attention.global_heads.head_dim is another"
+                raise ValueError(f"parametrization={kind} sets attention.scale by base_head_dim {said}. Leave one out.")
             if tree["attention"].get("scale", "none") is not None:
                 raise ValueError(
                     f"parametrization={kind} sets attention.scale by base_head_dim, and it is given, or has no place. Leave one out."
@@ -156,29 +164,31 @@ class ModelConfig(Slot):
     def parts(self, layer: int, cross: bool = False, n_layers: int | None = None) -> BlockParts:
         """Returns the configs that the block of this layer is built of.  cross: with cross-attention.  n_layers: as of `dims`."""
         slot, reader = self.slot(layer), self.attention.cross() if cross else None
-        ffn = self.ffn if self.block.feeds(slot) else NoFFNConfig()
-        sizes = self.d_model, self.dropout, self.vocab_size or 0, n_layers or self.n_layers
-        return BlockParts(layer, self.norm, slot, self._mixer(slot), reader, ffn, self.residual, *sizes)
+        n = n_layers or self.n_layers
+        ffn = self.ffn.in_layer(layer, n) if self.block.feeds(slot) else NoFFNConfig()
+        sizes = self.d_model, self.dropout, self.vocab_size or 0, n
+        return BlockParts(layer, self.norm, slot, self._mixer(slot, layer, n), reader, ffn, self.residual, *sizes, self.embed.per_layer)
 
-    def _mixer(self, slot: SlotOfLayer) -> MixerConfig:
+    def _mixer(self, slot: SlotOfLayer, layer: int, n_layers: int) -> MixerConfig:
         if slot == "ffn":
             return NoMixerConfig()
+        attention = self.attention.in_layer(layer, self.attending(n_layers))
         if slot == "attention":
-            return self.attention
+            return attention
         assert self.recurrent is not None
         scales = {f"{name}_scale": self.block.scale_of(name) for name in ("attention", "recurrent")}
-        return self.recurrent if slot == "recurrent" else BothConfig(attention=self.attention, recurrent=self.recurrent, **scales)
+        return self.recurrent if slot == "recurrent" else BothConfig(attention=attention, recurrent=self.recurrent, **scales)
 
     def dims(self, causal: bool, n_layers: int | None = None) -> Dims:
         """Returns the dimensions that the position of a stack may need to know.  n_layers: of this stack; None: of the model's."""
         assert self.max_seq_len is not None
-        attention = self.attention
-        rotary = attention.rotary_width(self.d_model)
-        return Dims(self.d_model, attention.n_heads, rotary, self.max_seq_len, causal, attention.layer_window, n_layers or self.n_layers)
+        attention, n = self.attention, n_layers or self.n_layers
+        rotary, windowed = attention.rotary_width(self.d_model), attention.windowed_width(self.d_model)
+        return Dims(self.d_model, attention.n_heads, rotary, self.max_seq_len, causal, attention.layer_window, n, windowed)
 
-    def attending(self) -> list[int]:
-        """Returns the layers that attend."""
-        return [layer for layer in range(self.n_layers) if self.slot(layer) in ATTENDING]
+    def attending(self, n_layers: int | None = None) -> list[int]:
+        """Returns the layers that attend.  n_layers: as of `dims`."""
+        return [layer for layer in range(n_layers or self.n_layers) if self.slot(layer) in ATTENDING]
 
     def implied(self) -> Tree:
         """Returns, by dotted path, what options mean where that is not the value that they hold, such as what null stands for."""
@@ -225,6 +235,8 @@ class Stack(nn.Module):
         self.smear = None if cfg.embed.smear is None else Smear(cfg.embed.smear, cfg.d_model, behind)
         behind += self.smear is not None
         self.ngrams = None if cfg.embed.ngrams is None else NGrams(cfg.embed.ngrams, cfg.d_model, behind)
+        own, sizes = cfg.embed.per_layer, (cfg.d_model, cfg.vocab_size or 0, n_layers)
+        self.per_layer = None if own is None else PerLayer(own, cfg.norm, *sizes)
         self.dropout = nn.Dropout(cfg.dropout)
         self.blocks = nn.ModuleList(cfg.block.build(parts) for parts in self.parts)
         self.residual = cfg.residual.build(cfg.d_model, n_layers)
@@ -257,7 +269,9 @@ class Stack(nn.Module):
         """(b, s, d) -> (b, s, d), before the last norm."""
         n = len(self.blocks)
         passes = [ctx, *(ctx.again(n * i) for i in range(1, self.cfg.residual.passes()))]
-        out: Tensor = self.residual(x, [partial(self.through, block, i, each) for each in passes for i, block in enumerate(self.blocks)])
+        own = [None] * n if self.per_layer is None else self.per_layer(x, ctx)
+        layers = [(block, i, each.for_layer(own[i])) for each in passes for i, block in enumerate(self.blocks)]
+        out: Tensor = self.residual(x, [partial(self.through, *layer) for layer in layers])
         return out
 
     def through(self, block: nn.Module, layer: int, ctx: Context, *inputs: Tensor) -> Tensor:
@@ -283,4 +297,4 @@ class Stack(nn.Module):
 
     def sublayers(self, name: str) -> int:
         """Returns how many sublayers add to the residual stream that the parameter of this name writes to."""
-        return self.parts[0].sublayers * len(self.blocks) * self.cfg.residual.passes()
+        return (self.parts[0].sublayers + (self.per_layer is not None)) * len(self.blocks) * self.cfg.residual.passes()

@@ -12,10 +12,10 @@ from lm.nn.batch import Batch
 from lm.nn.block import SequentialConfig
 from lm.nn.context import Context, MoEStats
 from lm.nn.device_memory import require_memory
+from lm.nn.embed import TABLES
 from lm.nn.ffn.base import Mixture
 from lm.nn.head import Head, Reader, TokenEmbedding, pooled
 from lm.nn.init import Declares, init_weights, role_of
-from lm.nn.mixers.token_values import TABLE
 from lm.nn.mtp import MTPBlock, MTPConfig, shifted
 from lm.nn.parametrization import Role
 from lm.nn.stack import ModelConfig, Stack
@@ -36,8 +36,8 @@ class DecoderConfig(ModelConfig):
         return self.mtp is not None
 
     def why_not_context_parallel(self, n: int) -> str | None:
-        further = None if self.mtp is None else "model.mtp reads the next tokens, maybe another rank's. Set model.mtp=null"
-        return further or super().why_not_context_parallel(n)
+        said = "model.mtp reads the next tokens, maybe another rank's. Set model.mtp=null"
+        return said if self.mtp is not None else super().why_not_context_parallel(n)
 
     def build(self) -> "DecoderLM":
         return DecoderLM(self)
@@ -74,8 +74,8 @@ class EncoderDecoderConfig(ModelConfig):
     @model_validator(mode="after")
     def _both_stacks_fit(self) -> Self:
         self.residual.require(self.norm, self.block.kind, self.drafts(), self.n_encoder_layers or self.n_layers)
-        if not self.block.crosses:
-            raise ValueError(f"block={self.block.kind} has no place for cross-attention. Use block=sequential in an encoder-decoder.")
+        if said := self.block.why_not_cross():
+            raise ValueError(f"{said} in an encoder-decoder.")
         if self.attention.cross() is None:
             raise ValueError(f"attention={self.attention.kind} has no form for cross-attention. Use attention=gqa in an encoder-decoder.")
         tokens = {"start_token": self.start_token, "first_token": self.first_token}
@@ -184,8 +184,8 @@ class LM(Stack):
         return {name for name, p in self.named_parameters() if id(p) in inside and roles[name] in ("hidden", "scores")}
 
     def tables(self) -> set[str]:
-        """Names of the weights whose rows are looked up: the embedding, the tables of its n-grams, and the layers' tables of values."""
-        return {name for name, _ in self.named_parameters() if name == "embed.weight" or name.endswith((TABLE, "ngrams.table.weight"))}
+        """Names of the weights whose rows are looked up: the embedding, the tables of its n-grams, and those that layers read."""
+        return {name for name, _ in self.named_parameters() if name.endswith(TABLES)}
 
     def roles(self) -> dict[str, Role | None]:
         """Returns the `Role` of each weight by name; None for a matrix whose initializer is not of lm.nn.init."""

@@ -28,7 +28,8 @@ SLOTS: dict[str, list[dict[str, Any]]] = {
     "mixing": MIXING,
 }
 NAMES = list(SLOTS)
-COMBINATIONS = {"decoder": 1200, "encoder": 560, "encoder_decoder": 620}
+COMBINATIONS = {"decoder": 1300, "encoder": 660, "encoder_decoder": 700}
+PAIRWISE = 602  # of them, so many hold every pair; counting them takes seconds, which every worker would spend before its first test
 CANDIDATES = 6  # draws of which the one with the most new triples is taken
 
 Choice = tuple[int, ...]  # of each slot, the number of its value

@@ -70,7 +70,12 @@ ATTENTIONS: list[dict[str, Any]] = [
     {"n_heads": 4, "n_kv_heads": 2, "forget": True, "window": 6, "global_every": 2, "qk_norm": "head", "out_gate": "head"},
     {"n_heads": 4, "n_kv_heads": 2, "qk_norm": "rotated", "window": 8, "value_embedding": {"every": 1, "channels": 7, "most": 3.0}},
     {"n_heads": 4, "n_kv_heads": 2, "inner_norm": {"kind": "layer"}, "out_gate": "element"},
-]
+    {
+        "n_heads": 4, "n_kv_heads": 2, "head_dim": 8, "window": 6, "global_every": 2, "qk_norm": "head", "value_norm": True,
+        "global_heads": {"n_kv_heads": 1, "head_dim": 12, "values": "keys"},
+    },
+    {"n_heads": 4, "n_kv_heads": 2, "values": "keys", "shared_layers": 1, "out_gate": "head"},
+]  # fmt: skip
 FFNS: list[dict[str, Any]] = [
     {"kind": "mlp", "activation": activation, "gated": gated, "bias": bias, "hidden": 40}
     for (activation, gated), bias in zip(
@@ -78,6 +83,7 @@ FFNS: list[dict[str, Any]] = [
         itertools.cycle([False, True]),
     )
 ] + [{"kind": "mlp", "hidden": 40, "inner_norm": {"kind": "rms"}, "gate_scale": 0.6}]
+FFNS += [{"kind": "mlp", "hidden": 40, "last": {"layers": 1, "hidden": 56}}]
 CONV: dict[str, Any] = {"kind": "short_conv", "kernel": 3}
 DELTA: dict[str, Any] = {"kind": "gated_delta", "n_heads": 4, "n_k_heads": 2, "k_dim": 6, "v_dim": 10, "kernel": 3}
 MAMBA2: dict[str, Any] = {"kind": "mamba2", "n_heads": 4, "head_dim": 12, "state_dim": 6, "groups": 2, "kernel": 3}
@@ -144,6 +150,7 @@ BLOCKS: list[dict[str, Any]] = [
     {"kind": "parallel", "shared_norm": False, "layer_scale": 0.7},
     {"kind": "sequential", "residual_scale": 0.6, "layer_scale": 1.5},
     {"kind": "sequential", "attention_scale": 0.7, "ffn_scale": 1.4},
+    {"kind": "sequential", "stream_gain": True},
 ]
 RESIDUALS: list[dict[str, Any]] = [
     {"kind": "plain"},
@@ -166,6 +173,7 @@ EMBEDS: list[dict[str, Any]] = [
     {"segments": 3},
     {"norm": True, "segments": 2},
     {"scale": 1.3, "ngrams": {"rows": 37, "sizes": [2, 4]}},
+    {"scale": 1.3, "per_layer": {"channels": 6}},
     {"norm": True, "smear": {"channels": 5}},
 ]
 SMEARED: dict[str, Any] = {"embed": EMBEDS[-1]}

@@ -19,6 +19,7 @@ from lm.generation.weights.inference_linear import InferenceLinear
 from lm.nn.context import Context
 from lm.nn.ffn.base import Mixture
 from lm.nn.mixers.base import Mixer
+from lm.nn.per_layer import TokenRows
 from lm.nn.transformer import LM
 
 _LIBRARY = torch.library.Library("slotlm", "FRAGMENT")
@@ -89,7 +90,7 @@ def live_of(module: nn.Module) -> Live:
 
 
 def is_live(module: nn.Module) -> bool:
-    return isinstance(module, Mixer | Mixture)
+    return isinstance(module, Mixer | Mixture | TokenRows)
 
 
 class _Unseen:
@@ -101,6 +102,9 @@ class _Unseen:
 
     def behind(self, n: int) -> "_Unseen":
         return _Unseen(n)
+
+    def __getitem__(self, name: str) -> NoReturn:
+        self.__getattr__(name)
 
     def __getattr__(self, name: str) -> NoReturn:
         raise ConfigError(
@@ -118,7 +122,7 @@ class _Whole(nn.Module):
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         position, unseen = self.model.position, cast(Any, _Unseen())
         ctx = Context(position, unseen, position.angles(positions), unseen, memory_mask=unseen, tokens=unseen)
-        ctx.values = unseen
+        ctx.shared = unseen
         out: Tensor = self.model.norm(self.model.through_blocks(x, ctx))
         return out
 

@@ -99,7 +99,7 @@ class QuickRope(Rope):
     def __init__(self, of: Rope) -> None:
         nn.Module.__init__(self)
         self.cfg, self.rotary_dim, self.amplitude, self.window = of.cfg, of.rotary_dim, of.amplitude, of.window
-        self.rates, self.local, self._here = of.rates, of.local, (of.rates, of.local)
+        self.rates, self.local, self.local_amplitude, self._here = of.rates, of.local, of.local_amplitude, (of.rates, of.local)
 
     @staticmethod
     def order(of: Rope, head_dim: int) -> Tensor:
@@ -113,8 +113,9 @@ class QuickRope(Rope):
         assert found is not None
         if torch.compiler.is_compiling():
             return found
-        turns = torch.complex(*found)
-        return (turns, turns) if self.local is None else (turns[0], turns[1])
+        whole, local = found[:2], found[-2:]
+        turns = torch.complex(*whole)
+        return turns, turns if self.local is None else torch.complex(*local)
 
     def rotate(self, x: Tensor, angles: Angles | None, layer: int) -> Tensor:
         assert angles is not None
@@ -122,7 +123,7 @@ class QuickRope(Rope):
             return x
         local, pairs = self.window(layer) is not None, x[..., : self.rotary_dim].unflatten(-1, (-1, 2))
         if torch.compiler.is_compiling():  # a compiler knows no complex numbers
-            cos, sin = angles if self.local is None else (angles[0][int(local)], angles[1][int(local)])
+            cos, sin = self.of_layer(angles, layer)
             a, b = pairs.unbind(-1)
             turned = torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
             return torch.cat([turned.to(x.dtype), x[..., self.rotary_dim :]], -1)

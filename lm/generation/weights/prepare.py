@@ -171,10 +171,13 @@ class _Preparing:
             yield left.pop()
 
     def _rope(self) -> Rope | None:
-        """Returns the model's Rope where all layers that rotate can be fused, else None. An encoder's Rope is like its decoder's."""
+        """Returns the model's Rope where all layers that rotate can be fused, and as many dimensions of each head turn; else None. An
+        encoder's Rope is like its decoder's."""
         rotated = [each for each in self.model.modules() if isinstance(each, Attention) and not isinstance(each, CrossAttention)]
         rope = self.model.position
-        return rope if type(rope) is Rope and all(type(each) is GQA and FusedGQA.fits(each) for each in rotated) else None
+        if type(rope) is not Rope or not all(type(each) is GQA and FusedGQA.fits(each) for each in rotated):
+            return None
+        return rope if rope.local is None or rope.local.shape == rope.rates.shape else None
 
     def _held(self, path: str, weight: Tensor, bias: Tensor | None) -> InferenceLinear:
         weight = self._cast(weight)

@@ -6,7 +6,6 @@ from lm.schema import Tree, did_you_mean
 
 _SPARSE = "most of its tokens attend to a few places only, by a pattern"
 _CHOSEN = "a second, small attention chooses which tokens the first may see"
-_PER_LAYER = "each layer reads an embedding of the tokens of its own"
 _JOINED = "its decoder reads source and target in one attention, behind one softmax"
 _STREAMS = "its streams are mixed by gates for each channel, and its attention chooses which tokens it sees"
 _WIDTHS = "each layer reads a projection of the embedding, and heads are wider in layers without a window"
@@ -29,8 +28,7 @@ WHY: dict[str, str] = {
     "embedding_gemma2": _WIDTHS,
     "embedding_gemma2_text": _WIDTHS,
     "flint": "its layers without a window are not evenly spaced",
-    "gemma3n_text": _PER_LAYER,
-    "gemma4_text": "heads are wider in layers without a window, values have a norm, and late layers read earlier ones' keys",
+    "gemma3n_text": "it has four residual streams that predict each other",
     "glm5_next_text": _CHOSEN,
     "glm_moe_dsa": _CHOSEN,
     "gpt_neox_japanese": "the last of its layers alone has a bias behind its attention",

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from torch import Tensor, nn
 
@@ -20,6 +20,10 @@ class FFNConfig(Slot, group="model/ffn"):
     @abstractmethod
     def build(self, d_model: int, layer: int) -> nn.Module:
         """Returns the feed-forward of layer `layer`, counted from 0: a module that is called with (b, s, d) and the Context."""
+
+    def in_layer(self, layer: int, n_layers: int) -> Self:
+        """Returns the config of this layer's, of so many in its stack."""
+        return self
 
     def connected(self, residual: nn.Module) -> nn.Module:
         """Returns the module that joins the feed-forward to the residual stream, given the block's residual connection."""

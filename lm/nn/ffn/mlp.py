@@ -1,7 +1,7 @@
 """Position-wise feed-forward layers."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal, Self
 
@@ -17,9 +17,18 @@ from lm.nn.init import Declares, InitContext
 from lm.nn.linear import Linear, Out
 from lm.nn.norm import NormConfig, build_within, require_within
 from lm.ops.ranks.tensor_parallel import Divisible
-from lm.schema import MOST, Tree
+from lm.schema import MOST, MOST_LAYERS, Config, Tree
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "quick_gelu", "silu", "relu2", "xielu"]
+
+
+class LastLayers(Config):
+    """The last layers of a stack have another inner width (Gemma 4: those that read other layers' keys, twice as wide)."""
+
+    layers: int = Field(gt=0, le=MOST_LAYERS)
+    """How many there are."""
+    hidden: int = Field(gt=0, le=MOST)
+    """Their inner width."""
 
 
 class MLPConfig(FFNConfig):
@@ -42,6 +51,8 @@ class MLPConfig(FFNConfig):
     none."""
     gate_scale: float = Field(1.0, gt=0)
     """Factor on the gate before its activation (Falcon-H1)."""
+    last: LastLayers | None = None
+    """What is other in the last layers. null: nothing."""
     gpt_oss_limit: float | None = Field(None, gt=0)
     """gpt-oss: gate at most this, up within +- this, and up + 1 as the other factor. null: off."""
 
@@ -52,6 +63,15 @@ class MLPConfig(FFNConfig):
         if not self.gated and (given := [(name, value) for name, value in of_gate.items() if value is not None]):
             raise ValueError(f"{given[0][0]}={given[0][1]} has no meaning without a gate. Set gated=true, or drop {given[0][0]}.")
         return self
+
+    def in_layer(self, layer: int, n_layers: int) -> Self:
+        if self.last is None:
+            return self
+        return self.replace(last=None, **({"hidden": self.last.hidden} if layer >= n_layers - self.last.layers else {}))
+
+    def require(self, layers: Sequence[int]) -> None:
+        if self.last is not None and self.last.layers >= len(layers):
+            raise ValueError(f"ffn.last.layers={self.last.layers} is not less than {len(layers)} layers. Lower it, or set ffn.hidden.")
 
     def width(self, d_model: int) -> int:
         """Inner width f."""
@@ -68,7 +88,7 @@ class MLPConfig(FFNConfig):
         """Counts the activation (xielu's sides too, a byte each); when gated, up and the product too; with gpt_oss_limit, gate and up
         before and after clamping; with inner_norm what it gives. A compiler keeps what the matrices give, and what the last one reads; of
         relu alone the latter, and half a number each for what it cut off."""
-        tensors = _STEPS[self.activation] + (2 if self.gated else 0) + (2 if self.gpt_oss_limit is not None else 0)
+        tensors = steps_of(self.activation) + (2 if self.gated else 0) + (2 if self.gpt_oss_limit is not None else 0)
         width, matrices = self.width(d_model), 3 if self.gated else 2
         again = -width // 2 if tensors < matrices else (tensors - matrices) * width
         normed = 0 if self.inner_norm is None else width
@@ -79,8 +99,12 @@ class MLPConfig(FFNConfig):
         """As in FFNConfig.  name: of the option that sets this width."""
         if self.inner_norm is not None:
             return "model.ffn.inner_norm is of the whole inner width, of which a rank has some. Set it to null"
-        if (width := self.width(d_model)) % n:
-            return f"model.ffn.{name}={width} is not a multiple of it, and each rank has as much. Choose one, such as {-(-width // n) * n}"
+        widths = {name: self.width(d_model), "last.hidden": 0 if self.last is None else self.last.hidden}
+        for key, width in widths.items():
+            if width % n:
+                return (
+                    f"model.ffn.{key}={width} is not a multiple of it, and each rank has as much. Choose one, such as {-(-width // n) * n}"
+                )
         return None
 
     def implied(self, d_model: int) -> Tree:
@@ -155,7 +179,12 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 LEARNED: dict[Activation, type[nn.Module]] = {"xielu": XIELU}
 """Activations that have weights, of each layer."""
 _STEPS: dict[Activation, int] = {"relu": 1, "relu2": 2, "gelu": 2, "gelu_tanh": 2, "silu": 2, "quick_gelu": 3, "xielu": 5}
-"""Tensors kept from an activation's input to its result, the result included; relu needs its result alone."""
+"""relu needs its result alone."""
+
+
+def steps_of(name: Activation) -> int:
+    """Returns how many tensors autograd keeps from an activation's input to its result, the result included."""
+    return _STEPS[name]
 
 
 def activation_of(name: Activation) -> Callable[[Tensor], Tensor]:

@@ -80,6 +80,9 @@ class MoEConfig(FFNConfig):
             raise ValueError(f"expert.activation={self.expert.activation} has weights, and experts have none for it. Choose another one.")
         if self.expert.inner_norm is not None:
             raise ValueError("expert.inner_norm has no form in the stacked matrices of experts. Set expert.inner_norm=null.")
+        for name, part in (("expert", self.expert), ("dense", self.dense)):
+            if part is not None and part.last is not None:
+                raise ValueError(f"{name}.last is of layers that all have one feed-forward. Set {name}.last=null.")
         require_within(out_norm=self.out_norm)
         if self.weigh_inputs and self.expert.bias:
             raise ValueError("weigh_inputs=true lets an expert read nothing of a token that it drops, and expert.bias=true would answer."

@@ -176,9 +176,17 @@ class AttentionConfig(SlotMixerConfig, Slot, group="model/attention"):
         """Returns why n ranks cannot hold the matrices in slices, with the remedy; None where they can."""
         return f"attention={self.kind} has matrices that no rank can hold a slice of. Use attention=gqa"
 
+    def in_layer(self, layer: int, layers: Sequence[int]) -> MixerConfig:
+        """Returns the mixer of this layer, where these attend."""
+        return self
+
     def rotary_width(self, d_model: int) -> int:
         """Returns how many dimensions of a head may rotate: all, where the heads together are as wide as the model."""
         return d_model // self.n_heads
+
+    def windowed_width(self, d_model: int) -> int:
+        """As rotary_width, in layers with a window."""
+        return self.rotary_width(d_model)
 
     def whence(self, d_model: int) -> str:
         """Returns what has made a head as wide as it is, in brackets; "" where a key says its width."""

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from lm.nn.activation_memory import Activations, sum_activations
 from lm.nn.context import Context
-from lm.nn.mixers.base import AttentionConfig, Mixer, MixerConfig, RecurrentConfig
+from lm.nn.mixers.base import Mixer, MixerConfig, RecurrentConfig
 from lm.nn.norm import NormConfig
 from lm.ops.cache.cache import State
 
@@ -12,7 +12,7 @@ from lm.ops.cache.cache import State
 class BothConfig(MixerConfig):
     """The mixer of layers that `pattern` calls both; it is made of the model's two slots."""
 
-    attention: AttentionConfig
+    attention: MixerConfig
     recurrent: RecurrentConfig
     attention_scale: float
     """Factor on what attention gives."""
@@ -44,7 +44,7 @@ class BothConfig(MixerConfig):
         return sum_activations([part.saved_scores(seq_len, device) for part in self.parts])
 
     def states(self, d_model: int, layer: int) -> tuple[State, ...]:
-        return self.attention.state(d_model, layer), self.recurrent.state(d_model, layer)
+        return *self.attention.states(d_model, layer), *self.recurrent.states(d_model, layer)
 
     def why_not_context_parallel(self, n: int) -> str | None:
         return self.attention.why_not_context_parallel(n) or self.recurrent.why_not_context_parallel(n)

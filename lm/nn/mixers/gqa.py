@@ -15,7 +15,8 @@ from lm.nn.init import halves
 from lm.nn.mixers.base import Mixer, saved_weights
 from lm.nn.mixers.behind_rotation import GrowingGQA, GrowingL2NormGQA, L2NormGQA, RotatedNormGQA
 from lm.nn.mixers.forgetting import ForgettingGQA
-from lm.nn.mixers.grouped import GQA, GroupedConfig, QueryGrowth
+from lm.nn.mixers.grouped import GQA, QueryGrowth
+from lm.nn.mixers.sharing import SharingConfig, ValueGQA
 from lm.nn.mixers.token_values import TokenValueGQA, TokenValueRotatedNormGQA, TokenValues, ValueEmbedding
 from lm.nn.norm import NormConfig
 from lm.nn.position.base import Position, PositionConfig
@@ -25,7 +26,7 @@ from lm.ops.cache.cache import PerToken
 from lm.schema import MOST, Tree
 
 
-class GQAConfig(GroupedConfig):
+class GQAConfig(SharingConfig):
     """Scaled dot-product attention; n_kv_heads = n_heads is multi-head, 1 is multi-query (Ainslie et al. 2023, arXiv:2305.13245)."""
 
     kind: Literal["gqa"] = "gqa"
@@ -58,6 +59,10 @@ class GQAConfig(GroupedConfig):
         chosen = [form for form, used in forms.items() if used]
         if len(chosen) > 1 and chosen not in (["qk_norm=l2", "query_growth"], ["value_embedding", "qk_norm=rotated"]):
             raise ValueError(f"{chosen[0]} has no form with {chosen[1]}. Leave one of them out.")
+        if chosen and (further := self.further()):
+            raise ValueError(f"{chosen[0]} has no form with {further}. Leave one of them out.")
+        if self.value_residual and self.global_heads is not None:
+            raise ValueError("value_residual=true mixes values of heads that are alike, and global_heads are not. Leave one out.")
         if self.keep_first and self.chunked:
             raise ValueError(f"keep_first={self.keep_first} has no form with chunked=true. Leave one of them out.")
         return self
@@ -79,6 +84,7 @@ class GQAConfig(GroupedConfig):
             self.query_growth.require(position)
 
     def require_layers(self, layers: Sequence[int], drafts: bool) -> None:
+        super().require_layers(layers, drafts)
         if self.value_residual and 0 not in layers:
             raise ValueError("value_residual=true mixes in the values of layer 0, which does not attend. Begin the pattern with attention.")
         if self.value_residual and drafts:
@@ -114,12 +120,15 @@ class GQAConfig(GroupedConfig):
             return GrowingGQA(self, norm, d_model, layer)
         if self.forget:
             return ForgettingGQA(self, norm, d_model, layer)
+        if self.alters_values():
+            return ValueGQA(self, norm, d_model, layer)
         return (StreamingGQA if self.first(layer) else GQA)(self, norm, d_model, layer)
 
     def cross(self) -> "GQAConfig":
         normed = {"rotated": "head", "l2": "none"}.get(self.qk_norm, self.qk_norm)  # nothing rotates between the two
         off: Tree = dict.fromkeys(("window", "global_every", "global_at", "query_growth", "value_embedding"), None)
-        return self.replace(**off, chunked=False, keep_first=0, value_residual=False, forget=False, qk_norm=normed)
+        none: Tree = {"keep_first": 0, "shared_layers": 0, "global_heads": None, "values": "own", "value_norm": False}
+        return self.replace(**off, **none, chunked=False, value_residual=False, forget=False, qk_norm=normed)
 
     def build_cross(self, norm: NormConfig, d_model: int, layer: int) -> Mixer:
         return CrossAttention(self, norm, d_model, layer)
@@ -224,7 +233,7 @@ class FirstGQA(GQA):
 
     def projected(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = super().projected(x, ctx)
-        ctx.values = v
+        ctx.shared["values"] = (v,)
         return q, k, v
 
 
@@ -239,9 +248,9 @@ class ResidualGQA(GQA):
 
     def projected(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = super().projected(x, ctx)
-        assert ctx.values is not None
+        [first] = ctx.shared["values"]
         of_first, own = self.shares.unbind()
-        return q, k, of_first * ctx.values + own * v
+        return q, k, of_first * first + own * v
 
 
 class CrossAttention(GQA):

@@ -222,10 +222,15 @@ class GQA(Attention, Divisible):
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         q, k, v = self.projected(x, ctx)
-        if ctx.cache is not None:
-            [kept] = ctx.cache.append(self.layer, torch.cat([k, v], dim=1))  # (b, 2g, k, c)
-            k, v = kept.chunk(2, dim=1)
-        return self.output(x, self.weighted(q, k, v, ctx.keys(self.layer), ctx.position))
+        return self.output(x, self.weighted(q, *self.kept(k, v, ctx), ctx.keys(self.layer), ctx.position))
+
+    def kept(self, k: Tensor, v: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+        """Returns keys and values of all tokens that the layer may see, those in the cache included."""
+        if ctx.cache is None:
+            return k, v
+        [kept] = ctx.cache.append(self.layer, torch.cat([k, v], dim=1))  # (b, 2g, k, c)
+        k, v = kept.chunk(2, dim=1)
+        return k, v
 
     def output(self, x: Tensor, heads: Tensor) -> Tensor:
         """Gates the attention output of all heads, (b, h, s, c), by the layer's input x, and projects it to (b, s, d)."""

@@ -13,13 +13,14 @@ from lm.nn.init import Declares
 from lm.ops.attention.mask import arange_positions
 from lm.schema import Slot, Tree
 
-Angles = tuple[Tensor, Tensor]
+Angles = tuple[Tensor, ...]
+"""cos and sin; behind them those of layers with a window, where these are others."""
 
 
 @dataclass(frozen=True)
 class Dims:
-    """What a position kind may need to know of its stack. `rotary`: dimensions of a head that may rotate; `window`: that of each layer;
-    `n_layers`: of this stack."""
+    """What a position kind may need to know of its stack. `rotary`: dimensions of a head that may rotate, and `windowed` in layers with a
+    window (None: as many); `window`: that of each layer; `n_layers`: of this stack."""
 
     d_model: int
     n_heads: int
@@ -28,6 +29,7 @@ class Dims:
     causal: bool
     window: Callable[[int], int | None] = lambda layer: None
     n_layers: int = 1
+    windowed: int | None = None
 
 
 class PositionConfig(Slot, group="model/position"):
@@ -44,6 +46,10 @@ class PositionConfig(Slot, group="model/position"):
 
     def require(self, rotary: int, whence: str = "") -> None:
         """Raises ValueError where this kind does not fit heads with `rotary` dimensions that may rotate.  whence: what made it so many."""
+
+    def require_windowed(self, rotary: int, whence: str = "") -> None:
+        """As `require`, of the heads of layers with a window."""
+        self.require(rotary, whence)
 
     def rotates_all(self) -> bool:
         """Returns whether there is rotation, and in all layers."""

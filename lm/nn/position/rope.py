@@ -2,7 +2,6 @@
 
 from typing import Literal, Self
 
-import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
@@ -40,22 +39,30 @@ class RopeConfig(PositionConfig):
             self.scaling.require_fraction(self.fraction)
         return self
 
-    def rotary_dim(self, head_dim: int, whence: str = "") -> int:
-        """Returns how many dimensions of such a head rotate. Raises ValueError where they form no pairs, or the scaling does not fit."""
+    def rotary_dim(self, head_dim: int, whence: str = "", scaling: ScalingConfig | None = None) -> int:
+        """Returns how many dimensions of such a head rotate. Raises ValueError where they form no pairs, or this scaling does not fit."""
         r = int(head_dim * self.fraction)  # as transformers counts them
         if r % 2 or r == 0:
             raise ValueError(
                 f"position.fraction={self.fraction} of head_dim={head_dim}{whence} rotates {r} dimensions. Choose an even number above 0."
             )
-        if self.scaling is not None:
-            self.scaling.require(r)
+        if scaling is not None:
+            scaling.require(r)
         return r
 
     def build(self, dims: Dims) -> Position:
         return Rope(self, dims)
 
     def require(self, rotary: int, whence: str = "") -> None:
-        self.rotary_dim(rotary, whence)
+        self.rotary_dim(rotary, whence, self.scaling)
+
+    def require_windowed(self, rotary: int, whence: str = "") -> None:
+        self.rotary_dim(rotary, whence, self.scaling if self.local_theta is None else None)
+
+    def rates(self, rotary: int, max_seq_len: int) -> Tensor:
+        """Returns what a position turns each pair of a head of this width by, (r/2,)."""
+        r = self.rotary_dim(rotary)
+        return frequencies(r, self.theta) if self.scaling is None else self.scaling.frequencies(r, self.theta, max_seq_len)
 
     def rotates_all(self) -> bool:
         return self.none_every is None
@@ -76,23 +83,29 @@ class Rope(Position):
 
     def __init__(self, cfg: RopeConfig, dims: Dims) -> None:
         super().__init__()
-        r, scaling = cfg.rotary_dim(dims.rotary), cfg.scaling
-        self.cfg, self.rotary_dim = cfg, r
+        scaling, other = cfg.scaling, dims.windowed not in (None, dims.rotary)
+        windowed = dims.rotary if dims.windowed is None else dims.windowed
+        self.cfg, self.rotary_dim, self.window = cfg, cfg.rotary_dim(dims.rotary), dims.window
         self.amplitude = scaling.amplitude(dims.max_seq_len) if scaling is not None else 1.0
-        self.rates = scaling.frequencies(r, cfg.theta, dims.max_seq_len) if scaling is not None else frequencies(r, cfg.theta)
-        self.local, self.window = None if cfg.local_theta is None else frequencies(r, cfg.local_theta), dims.window
+        self.rates, self.local, self.local_amplitude = cfg.rates(dims.rotary, dims.max_seq_len), None, self.amplitude
+        if cfg.local_theta is not None:
+            self.local, self.local_amplitude = frequencies(cfg.rotary_dim(windowed), cfg.local_theta), 1.0
+        elif other:
+            self.local = cfg.rates(windowed, dims.max_seq_len)
         self._here = self.rates, self.local  # no buffers: a cast to bf16 would round them, and the meta device would lose them
 
     def angles(self, positions: Tensor) -> Angles | None:
-        """With local_theta, cos and sin for layers without and with a window are stacked, (2, b, 1, s, r/2) each."""
+        """(b, 1, s, r/2) each; with local_theta, or heads of another width there, those of layers with a window too."""
         if self._here[0].device != positions.device:
             self._here = self.rates.to(positions.device), None if self.local is None else self.local.to(positions.device)
         rates, local = self._here
         angles = rope_angles(positions, rates, self.amplitude)
-        if local is None:
-            return angles
-        (cos, sin), (local_cos, local_sin) = angles, rope_angles(positions, local)
-        return torch.stack([cos, local_cos]), torch.stack([sin, local_sin])
+        return angles if local is None else (*angles, *rope_angles(positions, local, self.local_amplitude))
+
+    def of_layer(self, angles: Angles, layer: int) -> tuple[Tensor, Tensor]:
+        """Returns the cos and sin of this layer."""
+        cos, sin = angles if self.local is None else angles[2:] if self.window(layer) is not None else angles[:2]
+        return cos, sin
 
     def rotates(self, layer: int) -> bool:
         return not is_there(layer, self.cfg.none_every, self.cfg.none_at)
@@ -101,6 +114,5 @@ class Rope(Position):
         assert angles is not None
         if not self.rotates(layer):
             return x
-        if self.local is not None:
-            angles = angles[0][which := int(self.window(layer) is not None)], angles[1][which]
-        return rotate(deinterleave(x, self.rotary_dim) if self.cfg.interleaved else x, *angles)
+        cos, sin = self.of_layer(angles, layer)
+        return rotate(deinterleave(x, 2 * cos.shape[-1]) if self.cfg.interleaved else x, cos, sin)

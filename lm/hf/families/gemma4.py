@@ -1,0 +1,126 @@
+"""Gemma 4, the text model.  Google 2026."""
+
+import math
+from collections.abc import Iterator
+
+from lm.errors import ConfigError
+from lm.hf.families.gemma2 import Gemma2
+from lm.hf.families.gemma3 import Gemma3
+from lm.hf.io.family import Pair, activation, module, same
+from lm.hf.options.windows import FULL, SLIDING, WINDOW_KEYS, layer_types, read_windows, write_windows
+from lm.nn.stack import ModelConfig
+from lm.schema import Tree
+
+_GLOBAL = {"head_dim": "global_head_dim", "n_kv_heads": "num_global_key_value_heads"}
+_THEIRS = {"head_dim": "head_dim", "n_kv_heads": "num_key_value_heads"}
+
+
+class Gemma4(Gemma2):
+    """Gemma 3 with norms on values; without a window, other heads, whose keys may be their values; layers that read an earlier one's keys;
+    and a vector of each token for each layer."""
+
+    name = "gemma4_text"
+    architecture = "Gemma4ForCausalLM"
+    theta = 1000000.0
+    local_theta = 10000.0
+    usual_rope = {
+        SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
+        FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
+    }
+    pattern = 6
+    fields = {
+        **Gemma3.fields,
+        "attention.n_kv_heads": ("num_key_value_heads", 4),
+        "attention.shared_layers": ("num_kv_shared_layers", 0),
+    }
+    further = (
+        *WINDOW_KEYS, *_GLOBAL.values(), "per_layer_config", "attention_k_eq_v", "use_double_wide_mlp", "hidden_size_per_layer_input",
+        "vocab_size_per_layer_input", "use_bidirectional_attention",
+    )  # fmt: skip
+    respelled = (
+        "layer_types", *_GLOBAL.values(), *_THEIRS.values(), "use_double_wide_mlp", "vocab_size_per_layer_input",
+        "use_bidirectional_attention",
+    )  # fmt: skip
+    idle = ("num_experts", "top_k_experts", "moe_intermediate_size")
+    fixed = {
+        **{ours: value for ours, value in Gemma3.fixed.items() if ours != "norm.zero_centered"},
+        "attention.value_norm": True, "attention.scale": 1.0, "block.stream_gain": True,
+    }  # fmt: skip
+    fixed_there = {"enable_moe_block": False}
+
+    def hf(self, cfg: ModelConfig) -> Tree:
+        """As `Family.hf`, without the rotary keys of transformers 4, which its class takes for those of both kinds of layers."""
+        return {key: value for key, value in super().hf(cfg).items() if key not in ("rope_theta", "rope_scaling", "rope_local_base_freq")}
+
+    def read(self, hf: Tree) -> Tree:
+        if (both := hf.get("use_bidirectional_attention")) not in (None, False, "vision"):  # of images, where there are some
+            raise ConfigError(f"config.json: use_bidirectional_attention={both!r} lets tokens see later ones. Import another model.")
+        n, shared = hf["num_hidden_layers"], hf.get("num_kv_shared_layers", 0)
+        types = [*(hf.get("layer_types") or layer_types(n, self.pattern))]
+        types[-1:] = [FULL]  # as transformers does
+        windows = read_windows({**hf, "layer_types": types}, types, 512)
+        others = self._heads(hf, types)
+        heads = {"attention.global_heads": others} if SLIDING in types else {f"attention.{key}": each for key, each in others.items()}
+        channels, vocabulary = hf.get("hidden_size_per_layer_input", 256), hf.get("vocab_size_per_layer_input", 262144)
+        if channels and vocabulary != hf["vocab_size"]:
+            raise ConfigError(
+                f"config.json: vocab_size_per_layer_input={vocabulary} is not vocab_size={hf['vocab_size']}, and in lm layers have a vector"
+                " for every token. Import another model."
+            )
+        gate = activation(hf, "hidden_activation", "gelu_pytorch_tanh")
+        wide = {"layers": shared, "hidden": 2 * hf["intermediate_size"]} if shared and hf.get("use_double_wide_mlp", False) else None
+        return {
+            **windows,
+            **heads,
+            "embed.scale": math.sqrt(hf["hidden_size"]),
+            "embed.per_layer": {"channels": channels, "activation": gate} if channels else None,
+            "ffn.last": wide,
+        }
+
+    def _heads(self, hf: Tree, types: list[str]) -> Tree:
+        """Returns the heads of layers without a window, by our options."""
+        keys = hf.get("attention_k_eq_v", False)
+        told = {int(layer): each for layer, each in (hf.get("per_layer_config") or {}).items()}
+        found = {ours: hf.get(theirs, usual) for (ours, theirs), usual in zip(_GLOBAL.items(), (512, None), strict=True)}
+        if not keys:
+            found["n_kv_heads"] = None
+        if told:
+            whole = [layer for layer, kind in enumerate(types) if kind == FULL]
+            first = told.get(whole[0], {})
+            if {*told} != {*whole} or any(each != first for each in told.values()) or not {*first} <= {*_THEIRS.values()}:
+                raise ConfigError(
+                    f"config.json: per_layer_config={hf['per_layer_config']} is not of heads that all layers without a window share."
+                    " Import another model."
+                )
+            found = {ours: first.get(theirs) for ours, theirs in _THEIRS.items()}
+        usual = {"head_dim": hf.get("head_dim", 256), "n_kv_heads": hf.get("num_key_value_heads", 4)}
+        return {ours: value or usual[ours] for ours, value in found.items()} | {"values": "keys" if keys else "own"}
+
+    def write(self, ours: Tree) -> Tree:
+        channels, last, layers = ours.get("embed.per_layer.channels"), ours.get("ffn.last.hidden"), ours.get("ffn.last.layers")
+        windowed = ours.get("attention.window") is not None
+        there = {key: ours.get(f"attention.global_heads.{key}") or ours.get(f"attention.{key}") for key in (*_GLOBAL, "values")}
+        return {
+            **write_windows(ours),
+            **{theirs: there[key] for key, theirs in _GLOBAL.items()},
+            "attention_k_eq_v": there["values"] == "keys",
+            "use_double_wide_mlp": windowed and last == 2 * ours["ffn.hidden"] and layers == ours["attention.shared_layers"],
+            "hidden_size_per_layer_input": channels or 0,
+            "vocab_size_per_layer_input": ours["vocab_size"],
+        }
+
+    def pairs(self, ours: Tree) -> Iterator[Pair]:
+        yield from super().pairs(ours)
+        yield same("per_layer.rows.table.weight", "model.embed_tokens_per_layer.weight")
+        yield same("per_layer.projection.weight", "model.per_layer_model_projection.weight")
+        yield from module("per_layer.norm", "model.per_layer_projection_norm")
+
+    def block(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
+        yield from super().block(here, there, ours)
+        yield same(f"{here}.gain", f"{there}.layer_scalar")
+        for name, theirs in (("gate", "input_gate"), ("out", "projection")):
+            yield same(f"{here}.read.{name}.weight", f"{there}.per_layer_{theirs}.weight")
+        yield from module(f"{here}.read.norm", f"{there}.post_per_layer_input_norm")
+
+
+FAMILY = Gemma4()

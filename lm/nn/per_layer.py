@@ -34,9 +34,9 @@ class PerLayerConfig(Config):
             raise ValueError("embed.per_layer has a vector for each layer, and blocks of mtp are beyond them. Set mtp=null, or drop it.")
 
     def saved_activations(self, d_model: int) -> Activations:
-        """Returns what autograd saves of one token in a layer: its vector, the gate before and behind its activation, the product, and
-        what the norm reads."""
-        return Activations(d_model + self.channels, (1 + steps_of(self.activation)) * self.channels)
+        """Returns what autograd saves of one token in a layer: what the gate reads, and what the last norm does; its vector before and
+        behind the first norm; the gate before and behind its activation, and the product."""
+        return Activations(2 * (d_model + self.channels), (1 + steps_of(self.activation)) * self.channels)
 
 
 class TokenRows(nn.Module):

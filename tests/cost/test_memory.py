@@ -150,6 +150,29 @@ def test_what_is_multiplied_by_learned_numbers_is_kept(preset: str, option: str)
     assert found[1] - found[0] == held[1] - held[0] > 0
 
 
+NORMED, WINDOWED = "model.attention.qk_norm=head", "model.attention.window=8 model.attention.global_every=2"
+
+
+@pytest.mark.parametrize("preset", ["llama_tiny", "gpt2"])
+@pytest.mark.parametrize(
+    ("given", "option"),
+    [
+        ("", "block.stream_gain=true"), ("", "embed.per_layer.channels=16"), ("", "attention.value_norm=true"),
+        (NORMED, "attention.values=keys"), (f"{NORMED} model.attention.value_norm=true", "attention.values=keys"),
+        ("", "attention.shared_layers=2"), (f"{NORMED} model.attention.value_norm=true", "attention.shared_layers=2"),
+        (WINDOWED, "attention.global_heads.head_dim=48"), ("", "ffn.last.layers=1 model.ffn.last.hidden=320"),
+    ],
+)  # fmt: skip
+def test_what_some_layers_alone_have_is_kept(given: str, option: str, preset: str) -> None:
+    """But for a number of each norm's token or head."""
+    found, held = [], []
+    for changes in (given, f"{given} model.{option}"):
+        model = build_model(composed(f"model={preset}", FUSED[preset], SMALL, changes).model, seed=0).train()
+        found.append(memory(model, SETTING).activations)
+        held.append(kept_bytes(model))
+    assert found[1] - found[0] == pytest.approx(held[1] - held[0], rel=0.06) != 0
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
 @pytest.mark.parametrize("option", ["forget=true", "softcap=30", "dropout=0.1", "softcap=9 model.attention.dropout=0.1"])
 def test_attention_without_a_fused_kernel_keeps_the_weights_of_all_pairs(option: str, precision: Precision) -> None:

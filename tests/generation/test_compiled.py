@@ -27,7 +27,7 @@ from lm.testing.models import random_model, tokens
 from tests.conftest import Lm
 from tests.generation.drawing import generate
 from tests.generation.test_weights import MODELS
-from tests.nn.grid import pairwise, tree_of
+from tests.nn.grid import PARTS, decoding
 from tests.nn.models import ATTENTIONS, MIXTURES, config, redrawn
 
 
@@ -76,9 +76,10 @@ def test_layers_that_run_again_read_what_they_have_cached_the_same_time() -> Non
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("in_pieces", "doubles")
-@pytest.mark.parametrize("kind, choice", [(kind, choice) for kind, choice in pairwise() if kind != "encoder"], ids=str)
-def test_every_pair_of_slots_gives_the_logits_of_the_whole(kind: str, choice: Any) -> None:
-    agree(random_model(model_config(tree_of(kind, tuple(enumerate(choice))))))
+@pytest.mark.parametrize("start", PARTS)
+def test_every_pair_of_slots_gives_the_logits_of_the_whole(start: int) -> None:
+    for tree in decoding(start):
+        agree(random_model(model_config(tree)))
 
 
 @pytest.mark.usefixtures("in_pieces", "doubles")

@@ -29,7 +29,7 @@ from lm.nn.transformer import LM
 from lm.testing.models import Doubles, random_model, same, tokens
 from tests.generation.drawing import generate
 from tests.generation.test_step import ALL, PROMPTS
-from tests.nn.grid import pairwise, tree_of
+from tests.nn.grid import PARTS, decoding
 from tests.nn.models import ATTENTIONS, MIXING, MIXTURES, SMEARED, config, redrawn
 
 
@@ -136,14 +136,14 @@ def test_every_value_of_a_slot_is_replayed(changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind, choice", [(kind, choice) for kind, choice in pairwise() if kind != "encoder"], ids=str)
-def test_every_pair_of_slots_is_replayed(kind: str, choice: Any) -> None:
+@pytest.mark.parametrize("start", PARTS)
+def test_every_pair_of_slots_is_replayed(start: int) -> None:
     """But for the loop over experts, in which the host reads who goes where."""
-    tree = tree_of(kind, tuple(enumerate(choice)))
-    if "reference" in tree["ffn"]:
-        tree["ffn"] = tree["ffn"] | {"reference": False}
-    with Doubles():
-        agree(random_model(model_config(tree)).double())
+    for tree in decoding(start):
+        if "reference" in tree["ffn"]:
+            tree["ffn"] = tree["ffn"] | {"reference": False}
+        with Doubles():
+            agree(random_model(model_config(tree)).double())
 
 
 @pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.slow)])  # the latter compiles

@@ -30,7 +30,7 @@ from lm.schema import from_tree
 from lm.testing.models import Doubles, random_model, redraw, same, tokens
 from tests.conftest import Lm
 from tests.generation.drawing import generate
-from tests.nn.grid import pairwise, tree_of
+from tests.nn.grid import PARTS, decoding
 from tests.nn.models import ATTENTIONS, HEADS, MIXING, MIXTURES, NORMS, POSITIONS, SMEARED, config, redrawn
 
 MODELS: list[dict[str, Any]] = [
@@ -98,9 +98,10 @@ def test_a_prepared_model_gives_the_logits_of_the_readable_one(changes: dict[str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind, choice", [(kind, choice) for kind, choice in pairwise() if kind != "encoder"], ids=str)
-def test_every_pair_of_slots_gives_the_logits_of_the_readable_model(kind: str, choice: Any) -> None:
-    agree_in_float64(random_model(model_config(tree_of(kind, tuple(enumerate(choice))))))
+@pytest.mark.parametrize("start", PARTS)
+def test_every_pair_of_slots_gives_the_logits_of_the_readable_model(start: int) -> None:
+    for tree in decoding(start):
+        agree_in_float64(random_model(model_config(tree)))
 
 
 @pytest.mark.parametrize("options", [{}, {"targets": ["attention", "ffn.up"]}, {"targets": ["attention.q"], "dora": True}], ids=str)

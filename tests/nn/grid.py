@@ -7,6 +7,7 @@ A few of them, `pairwise`, hold every pair at least once in some kind of stack, 
 import heapq
 import itertools
 import random
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -30,6 +31,8 @@ SLOTS: dict[str, list[dict[str, Any]]] = {
 NAMES = list(SLOTS)
 COMBINATIONS = {"decoder": 1300, "encoder": 660, "encoder_decoder": 700}
 PAIRWISE = 602  # of them, so many hold every pair; counting them takes seconds, which every worker would spend before its first test
+PART = 20  # combinations of one test
+PARTS = range(0, PAIRWISE, PART)
 CANDIDATES = 6  # draws of which the one with the most new triples is taken
 
 Choice = tuple[int, ...]  # of each slot, the number of its value
@@ -126,3 +129,14 @@ def pairwise() -> list[tuple[str, Choice]]:
 def others() -> list[tuple[str, Choice]]:
     """What is left of the designs."""
     return [(kind, choice) for kind in COMBINATIONS for choice in covering(kind) if (kind, choice) not in set(pairwise())]
+
+
+def trees(start: int, models: list[tuple[str, Choice]] | None = None) -> Iterator[Tree]:
+    """Those of one test. models: of which it has some; None: `pairwise`."""
+    for kind, choice in (pairwise() if models is None else models)[start : start + PART]:
+        yield tree_of(kind, tuple(enumerate(choice)))
+
+
+def decoding(start: int) -> Iterator[Tree]:
+    """Those that go on with texts."""
+    return (tree for tree in trees(start) if tree["kind"] != "encoder")

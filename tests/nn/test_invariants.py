@@ -13,10 +13,23 @@ from lm.nn.stack import model_config
 from lm.schema import Tree
 from lm.testing.invariants import check_model, check_positions, check_rows_of_the_cache
 from lm.testing.models import BASE
-from tests.nn.grid import COMBINATIONS, NAMES, PAIRWISE, SLOTS, Choice, covering, may_meet, others, pairwise, parts, refused, tree_of
+from tests.nn.grid import (
+    COMBINATIONS,
+    NAMES,
+    PAIRWISE,
+    PART,
+    PARTS,
+    SLOTS,
+    Choice,
+    covering,
+    may_meet,
+    others,
+    pairwise,
+    parts,
+    refused,
+    trees,
+)  # fmt: skip
 from tests.nn.models import CONV, MIXTURES, with_kinds
-
-PART = 20  # combinations of one test
 
 
 def hold(tree: Tree) -> None:
@@ -27,22 +40,22 @@ def hold(tree: Tree) -> None:
         raise AssertionError(f"{ {name: tree.get(name) for name in ('kind', *NAMES)} }: {error}") from error
 
 
-def hold_all(models: list[tuple[str, Choice]], start: int) -> None:
-    for kind, choice in models[start : start + PART]:
-        hold(tree_of(kind, tuple(enumerate(choice))))
+def hold_all(start: int, models: list[tuple[str, Choice]]) -> None:
+    for tree in trees(start, models):
+        hold(tree)
 
 
-@pytest.mark.parametrize("start", [pytest.param(at, marks=[pytest.mark.slow] if at // PART % 4 else []) for at in range(0, PAIRWISE, PART)])
+@pytest.mark.parametrize("start", [pytest.param(at, marks=[pytest.mark.slow] if at // PART % 4 else []) for at in PARTS])
 @torch.no_grad()
 def test_the_invariants_hold_for_every_pair_of_slot_values(start: int) -> None:
-    hold_all(pairwise(), start)
+    hold_all(start, pairwise())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", range(0, sum(COMBINATIONS.values()) - PAIRWISE, PART))
 @torch.no_grad()
 def test_the_invariants_hold_for_triples_too(start: int) -> None:
-    hold_all(others(), start)
+    hold_all(start, others())
 
 
 NO_ATTENTION: Tree = {"recurrent": CONV, "pattern": ["recurrent"], "embed": {"segments": 3}}

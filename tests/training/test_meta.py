@@ -26,7 +26,7 @@ from lm.training.optim.adamw import AdamWConfig
 from lm.training.optim.base import OptimConfig
 from lm.training.optim.muon import MuonConfig
 from lm.training.optim.sgd import SGDConfig
-from tests.nn.grid import Choice, pairwise, tree_of
+from tests.nn.grid import PARTS, trees
 from tests.nn.models import BASE, DELTA, MIXTURES, MLA, with_kinds
 from tests.training.optim.optimizers import begun
 
@@ -71,16 +71,11 @@ def test_a_step_and_a_token_touch_nothing_but_their_device(name: str) -> None:
 
 
 @pytest.mark.slow  # tens of seconds in all
-@pytest.mark.parametrize("start", range(0, len(pairwise()), 40))
+@pytest.mark.parametrize("start", PARTS)
 def test_every_pair_of_slot_values_touches_nothing_but_its_device(start: int) -> None:
-    for kind, choice in pairwise()[start : start + 40]:
-        tree = of(kind, choice)
+    for tree in trees(start):
         if not tree["ffn"].get("reference"):
             step(tree)
-
-
-def of(kind: str, choice: Choice) -> Tree:
-    return tree_of(kind, tuple(enumerate(choice)))
 
 
 def test_a_host_that_waits_is_found() -> None:

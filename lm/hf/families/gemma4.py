@@ -62,6 +62,11 @@ class Gemma4(Gemma2):
         others = self._heads(hf, types)
         heads = {"attention.global_heads": others} if SLIDING in types else {f"attention.{key}": each for key, each in others.items()}
         channels, vocabulary = hf.get("hidden_size_per_layer_input", 256), hf.get("vocab_size_per_layer_input", 262144)
+        if shared and not channels:
+            raise ConfigError(
+                f"config.json: num_kv_shared_layers={shared} with hidden_size_per_layer_input=0 is what transformers' class cannot compute."
+                " Restore the file."
+            )
         if channels and vocabulary != hf["vocab_size"]:
             raise ConfigError(
                 f"config.json: vocab_size_per_layer_input={vocabulary} is not vocab_size={hf['vocab_size']}, and in lm layers have a vector"

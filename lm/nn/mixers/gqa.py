@@ -164,7 +164,7 @@ class GQAConfig(SharingConfig):
         return said if self.forget else super().why_not_context_parallel(n)
 
     def why_not_tensor_parallel(self, n: int) -> str | None:
-        for name, heads in (("n_heads", self.n_heads), ("n_kv_heads", self.n_kv_heads or self.n_heads)):
+        for name, heads in self.heads().items():
             if heads % n:
                 return f"model.attention.{name}={heads} is not a multiple of it, and each rank has as many. Choose a divisor"
         if self.value_embedding is not None:

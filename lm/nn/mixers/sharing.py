@@ -96,6 +96,12 @@ class SharingConfig(GroupedConfig):
         for layer in layers:
             self._source(layer, layers)
 
+    def heads(self) -> dict[str, int]:
+        """Returns how many heads of queries, and of keys, there are, by option, those of layers that ignore the window last."""
+        found = {"n_heads": self.n_heads, "n_kv_heads": self.n_kv_heads or self.n_heads}
+        there = None if self.global_heads is None else self.of(True).heads()
+        return found | {f"global_heads.{name}": n for name, n in (there or {}).items() if n != found[name]}
+
     def alters_values(self) -> bool:
         """Returns whether values are not just a projection."""
         return self.value_norm or self.values != "own"
@@ -122,9 +128,8 @@ class SharingConfig(GroupedConfig):
         return sum_activations([super().saved_activations(d_model, layer), further])
 
     def why_not_context_parallel(self, n: int) -> str | None:
-        if (said := super().why_not_context_parallel(n)) or self.global_heads is None:
-            return said
-        return super(SharingConfig, self.of(True)).why_not_context_parallel(n)
+        uneven = [f"model.attention.{name}={heads}" for name, heads in self.heads().items() if name.endswith("n_heads") and heads % n]
+        return f"{uneven[0]} is not a multiple of it, and each rank attends with as many. Choose a divisor" if uneven else None
 
     def implied(self, d_model: int, layers: Sequence[int]) -> Tree:
         """Global heads are null where no layer has them, and written out where some have; where all have, they are those of all."""
@@ -223,6 +228,9 @@ class SharedConfig(MixerConfig):
 
     def states(self, d_model: int, layer: int) -> tuple[State, ...]:
         return () if self.reads(layer) else self.attention.states(d_model, layer)
+
+    def divided(self, d_model: int, n: int) -> Self:
+        return self.replace(attention=self.attention.divided(d_model, n))
 
     def why_not_context_parallel(self, n: int) -> str | None:
         return self.attention.why_not_context_parallel(n)

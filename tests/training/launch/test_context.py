@@ -33,6 +33,12 @@ MODELS: dict[str, Tree] = {
         "attention": {"kind": "gqa", "n_heads": 4, "n_kv_heads": 2, "window": 5, "global_every": 2, "gpt_oss_sinks": True}
     },
     "six heads over three, soft-cap": {"attention": {"kind": "gqa", "n_heads": 12, "n_kv_heads": 3, "head_dim": 8, "softcap": 5.0}},
+    "heads of layers apart": {
+        "attention": {"kind": "gqa", "n_heads": 8, "n_kv_heads": 2, "window": 5, "global_every": 2, "value_norm": True}
+        | {"global_heads": {"n_heads": 4, "n_kv_heads": 1, "head_dim": 10, "values": "keys"}},
+    },
+    "vectors of layers": {"embed": {"per_layer": {"channels": 8}}, "n_layers": 2},
+    "keys of an earlier layer": {"attention": {"kind": "gqa", "n_heads": 4, "n_kv_heads": 2, "shared_layers": 1, "qk_norm": "head"}},
     "first tokens": {"attention": {"kind": "gqa", "n_heads": 4, "n_kv_heads": 2, "window": 4, "keep_first": 2}},
     "chunks": {"attention": {"kind": "gqa", "n_heads": 4, "n_kv_heads": 2, "window": 4, "chunked": True}},
     "differences": {"attention": {"kind": "differential", "n_heads": 8, "n_kv_heads": 2}},

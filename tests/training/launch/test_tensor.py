@@ -36,6 +36,16 @@ MODELS: dict[str, Tree] = {
         "attention": HEADS | {"window": 5, "global_every": 2, "gpt_oss_sinks": True, "out_gate": "head"}
     },
     "a gate of each element, values of the first layer": {"attention": HEADS | {"out_gate": "element", "value_residual": True}},
+    "heads of layers apart, values of keys": {
+        "attention": HEADS
+        | {"window": 5, "global_every": 2, "value_norm": True}
+        | {"global_heads": {"n_heads": 4, "n_kv_heads": 4, "head_dim": 10, "values": "keys"}},
+    },
+    "vectors of layers": {"embed": {"per_layer": {"channels": 8}}, "attention": HEADS, "n_layers": 2},
+    "keys of an earlier layer, a last one that is wide": {
+        "attention": HEADS | {"shared_layers": 1, "qk_norm": "head"},
+        "ffn": {"kind": "mlp", "hidden": 24, "last": {"layers": 1, "hidden": 40}},
+    },
     "first tokens behind a window": {"attention": HEADS | {"window": 5, "keep_first": 2}},
     "chunks, and heads that forget": {"attention": HEADS | {"window": 5, "chunked": True, "forget": True}},
     "side by side, not gated": {"attention": HEADS, "block": {"kind": "parallel"}, "ffn": {"kind": "mlp", "hidden": 20, "gated": False}},

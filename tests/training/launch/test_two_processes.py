@@ -112,6 +112,15 @@ HYPER: Tree = {"residual": {"kind": "hyper", "streams": 2, "sinkhorn": 3}}
 TABLES: Tree = {"kind": "gqa", "n_heads": 2, "n_kv_heads": 1, "value_embedding": {"every": 2, "at": 0}}
 SMEARED: Tree = {"embed": {"norm": True, "smear": {"channels": 5}, "ngrams": {"rows": 61, "sizes": [2, 3]}}}
 LOOP: Tree = {"residual": {"kind": "loop", "times": 3}}
+APART: Tree = {
+    "attention": {"kind": "gqa", "n_heads": 4, "n_kv_heads": 2, "window": 5, "global_every": 2, "value_norm": True}
+    | {"global_heads": {"n_kv_heads": 1, "head_dim": 12, "values": "keys"}},
+    "embed": {"per_layer": {"channels": 4}}, "block": {"kind": "sequential", "stream_gain": True},
+}  # fmt: skip
+EARLIER: Tree = {
+    "attention": {"kind": "gqa", "n_heads": 2, "n_kv_heads": 1, "shared_layers": 1}, "embed": {"per_layer": {"channels": 4}},
+    "ffn": {"kind": "mlp", "hidden": 40, "last": {"layers": 1, "hidden": 56}},
+}  # fmt: skip
 KEPT = {
     "products kept": Job(SLOW_ADAMW, 2, trainer=PRODUCTS),
     "experts, an adapter, products kept": Job(SLOW_ADAMW, 2, model=MOE, adapter={"kind": "lora", "rank": 4}, trainer=PRODUCTS),
@@ -132,12 +141,15 @@ WAYS = {
     "values of tokens, encoder-decoder, muon": Job(MUON, 2, model=ENCODER_DECODER | {"attention": TABLES}),
     "neighbours mixed": Job(SLOW_ADAMW, 3, model=SMEARED),
     "neighbours mixed, encoder-decoder, bf16": Job(SLOW_ADAMW, 2, model=ENCODER_DECODER | SMEARED, options=BF16, rounded=True),
+    "layers apart, muon": Job(MUON, 2, model=APART),
+    "keys of an earlier layer, all blocks again": Job(SLOW_ADAMW, 3, model=EARLIER, trainer=AGAIN),
     "loop, encoder-decoder": Job(SGD | {"lr": 0.1}, 2, model=ENCODER_DECODER | LOOP),
 }
 WAYS_OF_SLICES = {
     "several streams, halves": Job(SLOW_ADAMW, 2, model=HYPER, context=2),
     "loop, halves": Job(SLOWEST_ADAMW, 2, model=LOOP, context=2),
     "values of tokens, halves": Job(SLOW_ADAMW, 2, model={"attention": TABLES}, context=2),
+    "keys of an earlier layer, halves": Job(SLOW_ADAMW, 2, model=EARLIER, trainer=PRODUCTS, context=2),
     "dense, halves": Job(SLOW_ADAMW, 2, model={"residual": {"kind": "dense"}}, context=2),
 }
 FEW = ("experts, muon", "encoder-decoder, shared values", "poisoned")  # of make test

@@ -100,6 +100,10 @@ class ParallelConfig(BranchConfig):
     def require(self, norm: NormConfig, ffn: FFNConfig, recurrent: bool) -> None:
         if norm.place != "pre":
             raise ValueError(f"norm.place={norm.place} has no meaning in block=parallel. Use place=pre, or block=sequential.")
+        if ffn.norms_itself:
+            raise ValueError(
+                f"ffn={ffn.kind} reads the residual stream itself, and in block=parallel what a norm gives. Use block=sequential."
+            )
         if not ffn.sublayers:
             raise ValueError(f"block=parallel has a feed-forward beside each mixer, and ffn={ffn.kind} is none. Use block=sequential.")
 

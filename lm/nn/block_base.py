@@ -111,6 +111,8 @@ class InTurnConfig(BranchConfig):
         """Returns the residual connection of the nth sublayer of this block."""
         scale = self.residual_scale * self.scale_of(parts.sublayer(nth))
         alone = build_residual(self.norm(parts), parts.d_model, self.branch(parts, scale))
+        if parts.sublayer(nth) == "ffn" and parts.ffn.norms_itself:
+            alone.norm = nn.Identity()
         return parts.residual.connect(self.first(alone, parts, nth), parts.d_model, parts.layer * parts.sublayers + nth)
 
     def scale_of(self, slot: SlotOfLayer) -> float:
@@ -127,6 +129,8 @@ class InTurnConfig(BranchConfig):
         return alone
 
     def require(self, norm: NormConfig, ffn: FFNConfig, recurrent: bool) -> None:
+        if ffn.norms_itself and norm.place not in ("pre", "sandwich"):
+            raise ValueError(f"ffn={ffn.kind} has norms before its parts, and norm.place={norm.place} none. Use place=pre or sandwich.")
         if self.recurrent_place is not None and not recurrent:
             raise ValueError(f"recurrent_place={self.recurrent_place} is of recurrent layers, and there are none. Use norm.place.")
         if self.ffn_scale != 1.0 and not ffn.sublayers:

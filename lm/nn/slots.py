@@ -3,6 +3,7 @@
 from lm.nn import block as block
 from lm.nn import hyper as hyper
 from lm.nn import residual as residual
+from lm.nn.ffn import beside as beside
 from lm.nn.ffn import mlp as mlp
 from lm.nn.ffn import moe as moe
 from lm.nn.ffn import none as none

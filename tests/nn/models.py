@@ -143,7 +143,11 @@ MIXTURES: list[dict[str, Any]] = [
         "router": {"kind": "sigmoid", "corrected": "logits", "floor": 0.0},
     },
 ]  # fmt: skip
-FFNS += [GPT_OSS | {"hidden": 40}, *MIXTURES, {"kind": "none"}]
+BESIDE: dict[str, Any] = {
+    "kind": "beside", "n_experts": 4, "top_k": 2, "expert": EXPERT, "mlp": {"kind": "mlp", "hidden": 24}, "norm": {"kind": "rms"},
+    "router": {"kind": "normed_softmax"},
+}  # fmt: skip
+FFNS += [GPT_OSS | {"hidden": 40}, *MIXTURES, BESIDE, {"kind": "none"}]
 BLOCKS: list[dict[str, Any]] = [
     {"kind": "sequential"},
     {"kind": "parallel"},

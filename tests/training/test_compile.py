@@ -27,11 +27,8 @@ class Counting(TrainModule):
 MLA = {"kind": "mla", "n_heads": 2, "q_rank": 12, "kv_rank": 16, "nope_dim": 6, "rope_dim": 8, "v_dim": 10}
 RG_LRU = {"kind": "rg_lru", "width": 24, "n_heads": 2}
 MAMBA = {"kind": "mamba", "width": 24, "state_dim": 4, "rank": 2}
-APART: Tree = {
-    "attention": {"kind": "gqa", "n_heads": 4, "n_kv_heads": 2, "window": 4, "global_every": 2, "value_norm": True}
-    | {"global_heads": {"n_kv_heads": 1, "head_dim": 12, "values": "keys"}},
-    "embed": {"per_layer": {"channels": 4}}, "block": {"kind": "sequential", "stream_gain": True},
-}  # fmt: skip
+OF_LAYERS: Tree = {"embed": {"per_layer": {"channels": 4}}, "block": {"kind": "sequential", "stream_gain": True}}
+VALUES: Tree = {"attention": {"kind": "gqa", "n_heads": 4, "n_kv_heads": 2, "qk_norm": "head", "value_norm": True, "values": "keys"}}
 CASES: dict[str, tuple[Tree, bool]] = {  # the model, and documents in a row
     "rows": ({}, False),
     "documents": ({}, True),
@@ -40,7 +37,7 @@ CASES: dict[str, tuple[Tree, bool]] = {  # the model, and documents in a row
     "latent attention": ({"attention": MLA}, False),
     "values of the first layer": ({"attention": {"kind": "gqa", "n_heads": 2, "value_residual": True}}, True),
     "values of tokens": ({"attention": {"kind": "gqa", "n_heads": 2, "value_embedding": {"every": 1}}}, True),
-    "heads of layers apart, with vectors of their own": (APART, True),
+    "vectors of layers, values of keys": (OF_LAYERS | VALUES, True),
     "keys of an earlier layer": ({"attention": {"kind": "gqa", "n_heads": 2, "n_kv_heads": 1, "shared_layers": 1}}, True),
     "the first tokens": ({"attention": {"kind": "gqa", "n_heads": 2, "window": 4, "keep_first": 2}}, True),
     "chunks, and heads that forget": ({"attention": {"kind": "gqa", "n_heads": 2, "window": 4, "chunked": True, "forget": True}}, True),

@@ -6,12 +6,15 @@ from collections.abc import Iterator
 from lm.errors import ConfigError
 from lm.hf.families.gemma2 import Gemma2
 from lm.hf.families.gemma3 import Gemma3
-from lm.hf.io.family import Pair, activation, module, same
+from lm.hf.io.family import Pair, activation, hf_activation, module, same
+from lm.hf.io.transforms import Halves
 from lm.hf.options.windows import FULL, SLIDING, WINDOW_KEYS, layer_types, read_windows, write_windows
+from lm.nn.ffn.mlp import Activation
 from lm.nn.stack import ModelConfig
 from lm.schema import Tree
 
 _GLOBAL = {"head_dim": "global_head_dim", "n_kv_heads": "num_global_key_value_heads"}
+_EXPERTS = {"n_experts": "num_experts", "top_k": "top_k_experts", "expert.hidden": "moe_intermediate_size"}
 _THEIRS = {"head_dim": "head_dim", "n_kv_heads": "num_key_value_heads"}
 
 
@@ -28,25 +31,26 @@ class Gemma4(Gemma2):
         FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
     }
     pattern = 6
+    unadapted = ("experts.gate_up_proj", "experts.down_proj")  # parameters, not modules
     fields = {
-        **Gemma3.fields,
+        **{ours: theirs for ours, theirs in Gemma3.fields.items() if not ours.startswith("ffn.")},
         "attention.n_kv_heads": ("num_key_value_heads", 4),
         "attention.shared_layers": ("num_kv_shared_layers", 0),
     }
     further = (
         *WINDOW_KEYS, *_GLOBAL.values(), "per_layer_config", "attention_k_eq_v", "use_double_wide_mlp", "hidden_size_per_layer_input",
-        "vocab_size_per_layer_input", "use_bidirectional_attention",
+        "vocab_size_per_layer_input", "use_bidirectional_attention", "enable_moe_block", "intermediate_size",
+        "hidden_activation", *_EXPERTS.values(),
     )  # fmt: skip
     respelled = (
         "layer_types", *_GLOBAL.values(), *_THEIRS.values(), "use_double_wide_mlp", "vocab_size_per_layer_input",
         "use_bidirectional_attention",
     )  # fmt: skip
-    idle = ("num_experts", "top_k_experts", "moe_intermediate_size")
     fixed = {
-        **{ours: value for ours, value in Gemma3.fixed.items() if ours != "norm.zero_centered"},
+        **{ours: value for ours, value in Gemma3.fixed.items() if ours != "norm.zero_centered" and not ours.startswith("ffn.")},
         "attention.value_norm": True, "attention.scale": 1.0, "block.stream_gain": True,
     }  # fmt: skip
-    fixed_there = {"enable_moe_block": False}
+    fixed_there = {"use_bidirectional_attention": None}
 
     def hf(self, cfg: ModelConfig) -> Tree:
         """As `Family.hf`, without the rotary keys of transformers 4, which its class takes for those of both kinds of layers."""
@@ -72,15 +76,28 @@ class Gemma4(Gemma2):
                 f"config.json: vocab_size_per_layer_input={vocabulary} is not vocab_size={hf['vocab_size']}, and in lm layers have a vector"
                 " for every token. Import another model."
             )
-        gate = activation(hf, "hidden_activation", "gelu_pytorch_tanh")
-        wide = {"layers": shared, "hidden": 2 * hf["intermediate_size"]} if shared and hf.get("use_double_wide_mlp", False) else None
+        act = activation(hf, "hidden_activation", "gelu_pytorch_tanh")
         return {
             **windows,
             **heads,
             "embed.scale": math.sqrt(hf["hidden_size"]),
-            "embed.per_layer": {"channels": channels, "activation": gate} if channels else None,
-            "ffn.last": wide,
+            "embed.per_layer": {"channels": channels, "activation": act} if channels else None,
+            "ffn": self._ffn(hf, act),
         }
+
+    def _ffn(self, hf: Tree, act: Activation) -> Tree:
+        """Returns our options of the feed-forward."""
+        shared = hf.get("num_kv_shared_layers", 0)
+        mlp: Tree = {"kind": "mlp", "gated": True, "hidden": hf["intermediate_size"], "activation": act}
+        if shared and hf.get("use_double_wide_mlp", False):
+            mlp["last"] = {"layers": shared, "hidden": 2 * hf["intermediate_size"]}
+        if not hf.get("enable_moe_block", False):
+            return mlp
+        sizes = {ours: hf[theirs] for ours, theirs in _EXPERTS.items()}
+        eps = hf.get("rms_norm_eps", 1e-6)
+        expert = {"gated": True, "activation": act, "hidden": sizes.pop("expert.hidden")}
+        norms = {"norm": {"kind": "rms", "eps": eps}, "router": {"kind": "normed_softmax", "eps": eps}}
+        return {"kind": "beside", "mlp": mlp, "expert": expert, **norms, **sizes}
 
     def _heads(self, hf: Tree, types: list[str]) -> Tree:
         """Returns the heads of layers without a window, by our options."""
@@ -102,15 +119,19 @@ class Gemma4(Gemma2):
         return {ours: value or usual[ours] for ours, value in found.items()} | {"values": "keys" if keys else "own"}
 
     def write(self, ours: Tree) -> Tree:
-        channels, last, layers = ours.get("embed.per_layer.channels"), ours.get("ffn.last.hidden"), ours.get("ffn.last.layers")
-        windowed = ours.get("attention.window") is not None
+        dense, shared = "ffn" if ours["ffn.kind"] == "mlp" else "ffn.mlp", ours.get("attention.shared_layers")
+        hidden, last = ours.get(f"{dense}.hidden", 0), (ours.get("ffn.last.layers"), ours.get("ffn.last.hidden"))
         there = {key: ours.get(f"attention.global_heads.{key}") or ours.get(f"attention.{key}") for key in (*_GLOBAL, "values")}
         return {
             **write_windows(ours),
             **{theirs: there[key] for key, theirs in _GLOBAL.items()},
             "attention_k_eq_v": there["values"] == "keys",
-            "use_double_wide_mlp": windowed and last == 2 * ours["ffn.hidden"] and layers == ours["attention.shared_layers"],
-            "hidden_size_per_layer_input": channels or 0,
+            "intermediate_size": hidden,
+            "hidden_activation": hf_activation(ours.get(f"{dense}.activation")),
+            "use_double_wide_mlp": last == (shared, 2 * hidden),
+            "enable_moe_block": ours["ffn.kind"] == "beside",
+            **{theirs: ours.get(f"ffn.{key}") for key, theirs in _EXPERTS.items()},
+            "hidden_size_per_layer_input": ours.get("embed.per_layer.channels") or 0,
             "vocab_size_per_layer_input": ours["vocab_size"],
         }
 
@@ -126,6 +147,21 @@ class Gemma4(Gemma2):
         for name, theirs in (("gate", "input_gate"), ("out", "projection")):
             yield same(f"{here}.read.{name}.weight", f"{there}.per_layer_{theirs}.weight")
         yield from module(f"{here}.read.norm", f"{there}.post_per_layer_input_norm")
+
+    def ffn(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
+        if ours["ffn.kind"] != "beside":
+            yield from super().ffn(here, there, ours)
+            return
+        ffn = f"{here}.ffn"
+        for name in ("gate", "up", "down"):
+            yield same(f"{ffn}.mlp.{name}.weight", f"{there}.mlp.{name}_proj.weight")
+        for name, theirs in (("weight", "proj.weight"), ("gain", "scale"), ("expert_gain", "per_expert_scale")):
+            yield same(f"{ffn}.router.{name}", f"{there}.router.{theirs}")
+        yield Pair((f"{ffn}.experts.gate", f"{ffn}.experts.up"), (f"{there}.experts.gate_up_proj",), Halves())
+        yield same(f"{ffn}.experts.down", f"{there}.experts.down_proj")
+        for name, before, behind in (("mlp", "", "_1"), ("experts", "_2", "_2")):
+            yield from module(f"{ffn}.{name}_norm", f"{there}.pre_feedforward_layernorm{before}")
+            yield from module(f"{ffn}.{name}_norm_out", f"{there}.post_feedforward_layernorm{behind}")
 
 
 FAMILY = Gemma4()

@@ -16,6 +16,8 @@ class FFNConfig(Slot, group="model/ffn"):
 
     sublayers: ClassVar[int] = 1
     """How many of a layer's additions to the residual stream are its own."""
+    norms_itself: ClassVar[bool] = False
+    """It reads the residual stream itself, where norms stand before sublayers."""
 
     @abstractmethod
     def build(self, d_model: int, layer: int) -> nn.Module:

@@ -19,10 +19,9 @@ from lm.ops.routing import agreement, capacity_of, loads, squares_of_log_z, toke
 from lm.schema import MOST, Tree
 
 
-class MoEConfig(FFNConfig):
-    """Top-k routing to experts; some layers may stay dense."""
+class MixtureConfig(FFNConfig):
+    """What kinds with experts are configured by."""
 
-    kind: Literal["moe"] = "moe"
     n_experts: int = Field(gt=1, le=MOST)
     """Experts of a layer."""
     top_k: int = Field(gt=0)
@@ -171,10 +170,16 @@ class MoEConfig(FFNConfig):
         return self.dense if self.is_dense(layer) else None
 
 
+class MoEConfig(MixtureConfig):
+    """Top-k routing to experts; some layers may stay dense."""
+
+    kind: Literal["moe"] = "moe"
+
+
 class MoE(Mixture):
     """sum over a token's experts of weight * expert(x), plus the shared experts."""
 
-    def __init__(self, cfg: MoEConfig, d_model: int, layer: int) -> None:
+    def __init__(self, cfg: MixtureConfig, d_model: int, layer: int) -> None:
         super().__init__()
         self.cfg, self.layer = cfg, layer
         self.router = cfg.router.build(d_model, cfg.n_experts, cfg.top_k)
@@ -206,14 +211,17 @@ class MoE(Mixture):
         weights = routing.weights
         if capacity is not None:
             weights = weights * within_capacity(routing.experts, real, cfg.n_experts, capacity)
-        read = x if self.latent_down is None else self.latent_down(x)  # (b, s, d) -> (b, s, l)
-        out = (self._weigh_inputs if cfg.weigh_inputs else self._weigh_outputs)(read, routing.experts, weights.to(x.dtype))
+        out = (self._weigh_inputs if cfg.weigh_inputs else self._weigh_outputs)(self.read(x), routing.experts, weights.to(x.dtype))
         out = out if self.latent_up is None else self.latent_up(out)  # (b, s, l) -> (b, s, d)
         self._report(routing, real, ctx)
         if self.shared is None:
             return out
         shared: Tensor = self.shared(x, ctx)
         return out + (shared if self.shared_gate is None else shared * self.shared_gate(x).sigmoid())
+
+    def read(self, x: Tensor) -> Tensor:
+        """Returns what experts read, (b, s, d) -> (b, s, l)."""
+        return x if self.latent_down is None else self.latent_down(x)
 
     def _weigh_outputs(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
         """(b, s, d) and twice (b, s, k) -> (b, s, d)."""
@@ -244,7 +252,7 @@ class MoE(Mixture):
 class NormedMoE(MoE):
     """norm(MoE(x))."""
 
-    def __init__(self, cfg: MoEConfig, norm: NormConfig, d_model: int, layer: int) -> None:
+    def __init__(self, cfg: MixtureConfig, norm: NormConfig, d_model: int, layer: int) -> None:
         super().__init__(cfg, d_model, layer)
         self.out_norm = norm.build(d_model)
 

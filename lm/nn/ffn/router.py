@@ -9,7 +9,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lm.nn.init import Declares, into_scores
+from lm.nn.init import Declares, into_scores, ones
+from lm.ops.norm import fast_rms_norm
 from lm.ops.precision import without_autocast
 from lm.ops.routing import within_groups
 from lm.schema import Slot
@@ -67,6 +68,18 @@ class SoftmaxRouterConfig(GroupedRouterConfig):
 
     def build(self, d_model: int, n_experts: int, top_k: int) -> "Router":
         return SoftmaxRouter(self, d_model, n_experts, top_k)
+
+
+class NormedSoftmaxRouterConfig(RouterConfig):
+    """The top k of a softmax that reads x / rms(x) times a learned factor of each channel and 1 / sqrt(d), with a learned factor on each
+    expert's weights (Gemma 4, Google 2026)."""
+
+    kind: Literal["normed_softmax"] = "normed_softmax"
+    eps: float = Field(1e-6, ge=1e-30)
+    """Added to the mean square before the root."""
+
+    def build(self, d_model: int, n_experts: int, top_k: int) -> "Router":
+        return NormedSoftmaxRouter(self, d_model, n_experts, top_k)
 
 
 class PlainSigmoidRouterConfig(RouterConfig):
@@ -150,6 +163,26 @@ class SoftmaxRouter(Router):
         if self.cfg.normalize:
             weights = weights / weights.sum(-1, keepdim=True)
         return Routing(experts, weights * self.cfg.scale, probabilities, logits)
+
+
+class NormedSoftmaxRouter(Router):
+    """softmax(W (x / rms(x) * gain / sqrt(d))), each weight times the gain of its expert; gains are 1 at first."""
+
+    initializers = {**Router.initializers, "gain": ones, "expert_gain": ones}
+
+    def __init__(self, cfg: NormedSoftmaxRouterConfig, d_model: int, n_experts: int, top_k: int) -> None:
+        super().__init__(d_model, n_experts, bias=False)
+        self.cfg, self.top_k = cfg, top_k
+        self.gain, self.expert_gain = nn.Parameter(torch.empty(d_model)), nn.Parameter(torch.empty(n_experts))
+
+    def route(self, x: Tensor) -> Routing:
+        normed = fast_rms_norm(x.float(), self.gain.float(), self.cfg.eps) * x.shape[-1] ** -0.5
+        logits = _logits(self, normed)
+        probabilities = logits.softmax(-1)
+        weights, experts = probabilities.topk(self.top_k, dim=-1)
+        if self.cfg.normalize:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return Routing(experts, weights * self.expert_gain[experts], probabilities, logits)
 
 
 class PlainSigmoidRouter(Router):

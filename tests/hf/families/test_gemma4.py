@@ -22,6 +22,7 @@ SMALL = LARGE | {
 CASES: dict[str, dict[str, Any]] = {
     "large": LARGE,
     "small": SMALL,
+    "experts": LARGE | {"enable_moe_block": True, "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 20},
     "small, narrow": SMALL | {"use_double_wide_mlp": False, "num_kv_shared_layers": 2, "tie_word_embeddings": False},
     "no windows": LARGE | {"layer_types": ["full_attention"] * 6, "final_logit_softcapping": None},
     "values of their own": LARGE | {"attention_k_eq_v": False, "attention_bias": True},
@@ -29,6 +30,6 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", cases(CASES, quick=2))
+@pytest.mark.parametrize("case", cases(CASES, quick=3))
 def test_gemma4(case: str, tmp_path: Path) -> None:
     verify(transformers.Gemma4ForCausalLM(transformers.Gemma4TextConfig(**CASES[case])), tmp_path)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from typing import ClassVar
 
 from lm.errors import ConfigError
 from lm.hf.families.gemma2 import Gemma2
@@ -17,6 +18,11 @@ _GLOBAL = {"head_dim": "global_head_dim", "n_kv_heads": "num_global_key_value_he
 _EXPERTS = {"n_experts": "num_experts", "top_k": "top_k_experts", "expert.hidden": "moe_intermediate_size"}
 _THEIRS = {"head_dim": "head_dim", "n_kv_heads": "num_key_value_heads"}
 
+KEYS = (
+    *WINDOW_KEYS, *_GLOBAL.values(), "per_layer_config", "attention_k_eq_v", "use_double_wide_mlp", "use_bidirectional_attention",
+    "intermediate_size", "hidden_activation",
+)  # fmt: skip
+
 
 class Gemma4(Gemma2):
     """Gemma 3 with norms on values; without a window, other heads, whose keys may be their values; layers that read an earlier one's keys;
@@ -31,17 +37,15 @@ class Gemma4(Gemma2):
         FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
     }
     pattern = 6
+    window: ClassVar[int] = 512
+    channels: ClassVar[int] = 256  # of layers' vectors, where the file says nothing; 0: the class has neither these nor experts
     unadapted = ("experts.gate_up_proj", "experts.down_proj")  # parameters, not modules
     fields = {
         **{ours: theirs for ours, theirs in Gemma3.fields.items() if not ours.startswith("ffn.")},
         "attention.n_kv_heads": ("num_key_value_heads", 4),
         "attention.shared_layers": ("num_kv_shared_layers", 0),
     }
-    further = (
-        *WINDOW_KEYS, *_GLOBAL.values(), "per_layer_config", "attention_k_eq_v", "use_double_wide_mlp", "hidden_size_per_layer_input",
-        "vocab_size_per_layer_input", "use_bidirectional_attention", "enable_moe_block", "intermediate_size",
-        "hidden_activation", *_EXPERTS.values(),
-    )  # fmt: skip
+    further = (*KEYS, "hidden_size_per_layer_input", "vocab_size_per_layer_input", "enable_moe_block", *_EXPERTS.values())
     respelled = (
         "layer_types", *_GLOBAL.values(), *_THEIRS.values(), "use_double_wide_mlp", "vocab_size_per_layer_input",
         "use_bidirectional_attention",
@@ -62,11 +66,11 @@ class Gemma4(Gemma2):
         n, shared = hf["num_hidden_layers"], hf.get("num_kv_shared_layers", 0)
         types = [*(hf.get("layer_types") or layer_types(n, self.pattern))]
         types[-1:] = [FULL]  # as transformers does
-        windows = read_windows({**hf, "layer_types": types}, types, 512)
+        windows = read_windows({**hf, "layer_types": types}, types, self.window)
         others = self._heads(hf, types)
         heads = {"attention.global_heads": others} if SLIDING in types else {f"attention.{key}": each for key, each in others.items()}
-        channels, vocabulary = hf.get("hidden_size_per_layer_input", 256), hf.get("vocab_size_per_layer_input", 262144)
-        if shared and not channels:
+        channels, vocabulary = hf.get("hidden_size_per_layer_input", self.channels), hf.get("vocab_size_per_layer_input", 262144)
+        if shared and self.channels and not channels:
             raise ConfigError(
                 f"config.json: num_kv_shared_layers={shared} with hidden_size_per_layer_input=0 is what transformers' class cannot compute."
                 " Restore the file."
@@ -129,6 +133,12 @@ class Gemma4(Gemma2):
             "intermediate_size": hidden,
             "hidden_activation": hf_activation(ours.get(f"{dense}.activation")),
             "use_double_wide_mlp": last == (shared, 2 * hidden),
+            **(self._write_others(ours) if self.channels else {}),
+        }
+
+    def _write_others(self, ours: Tree) -> Tree:
+        """Returns the keys of experts and of layers' vectors."""
+        return {
             "enable_moe_block": ours["ffn.kind"] == "beside",
             **{theirs: ours.get(f"ffn.{key}") for key, theirs in _EXPERTS.items()},
             "hidden_size_per_layer_input": ours.get("embed.per_layer.channels") or 0,

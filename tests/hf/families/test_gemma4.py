@@ -33,3 +33,12 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", cases(CASES, quick=3))
 def test_gemma4(case: str, tmp_path: Path) -> None:
     verify(transformers.Gemma4ForCausalLM(transformers.Gemma4TextConfig(**CASES[case])), tmp_path)
+
+
+PARTS = ("hidden_size_per_layer_input", "vocab_size_per_layer_input", "enable_moe_block")  # which the class of the 12 B lacks
+UNIFIED = {name: {key: value for key, value in CASES[name].items() if key not in PARTS} for name in ("large", "keys of others")}
+
+
+@pytest.mark.parametrize("case", cases(UNIFIED))
+def test_gemma4_unified(case: str, tmp_path: Path) -> None:
+    verify(transformers.Gemma4UnifiedForCausalLM(transformers.Gemma4UnifiedTextConfig(**UNIFIED[case])), tmp_path)

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from lm.errors import CheckpointError, ConfigError
 from lm.hf.io.classifier import known_task
-from lm.hf.io.family import Family, Pair, resolved
+from lm.hf.io.family import Family, Pair, families, resolved
 from lm.hf.io.files import Files
-from lm.hf.io.packed import PackedFiles, packing_of
+from lm.hf.io.packed import PackedFiles, Packing, packing_of
 from lm.hf.io.unread import refusal
+from lm.hf.io.within import TextFiles, text_of
 from lm.hf.options.context import changes_at, shortened, stretched_beyond
 from lm.hf.options.keys import unheard
 from lm.nn.stack import ModelConfig
@@ -43,13 +44,17 @@ def read_hf(folder: Path, max_seq_len: int | None = None) -> Imported:
     CheckpointError for files that do not fit the config.  max_seq_len: a shorter context; None: the model's own."""
     if not (folder / CONFIG).exists():
         raise CheckpointError(f"{folder}: {CONFIG} is missing{_beside(folder)}.")
-    hf = read_json(folder / CONFIG, foreign=True)
+    whole = read_json(folder / CONFIG, foreign=True)
+    text = text_of(whole, families())
+    hf = whole if text is None else text
     family = _family(folder, hf)
     packing = packing_of(packed, str(folder / CONFIG)) if (packed := hf.pop("quantization_config", None)) else None
     hf = {family.renamed.get(key, key): value for key, value in hf.items()}
     for key in ("rope_parameters", "rope_scaling"):  # which families take apart before they read them
         if not isinstance(hf.get(key), dict | None):
             raise ConfigError(f"{folder}: config.json: a value does not fit {family.name} ({key}={hf[key]!r}). Restore the file.")
+    within = None if text is None else TextFiles(_files(folder, packing))
+    hf = hf if within is None else within.tied(hf)
     try:
         cfg = family.config(hf)
     except ConfigError as error:
@@ -63,7 +68,9 @@ def read_hf(folder: Path, max_seq_len: int | None = None) -> Imported:
         )
     if hf.get("auto_map"):
         notes.append(f"{CONFIG}: auto_map names code of the model's own, which is not run")
-    files = Files(folder) if packing is None else PackedFiles(folder, packing)
+    files = within or _files(folder, packing)
+    if within is not None:
+        notes += within.notes(whole, cfg.head)
     _require_unwrapped(folder, files.names)
     if (tie := _ties_no_head(family, cfg, _architecture(hf), files.names)) is not None:
         hf |= {tie: True}
@@ -100,6 +107,10 @@ def _family(folder: Path, hf: Tree) -> Family:
     return known[kind]
 
 
+def _files(folder: Path, packing: Packing | None) -> Files:
+    return Files(folder) if packing is None else PackedFiles(folder, packing)
+
+
 def _beside(folder: Path) -> str:
     """Returns what a folder without config.json holds that is, or could be, a model, and the remedy."""
     saved = [one for one in folder.glob("checkpoint-*") if one.name.rpartition("-")[2].isdecimal() and (one / CONFIG).is_file()]
@@ -126,7 +137,7 @@ def _architecture(hf: Tree) -> str | None:
 
 
 def _weights(
-    folder: Path, files: Files, family: Family, cfg: ModelConfig, ignored: tuple[str, ...], architecture: str | None
+    folder: Path, files: Files | TextFiles, family: Family, cfg: ModelConfig, ignored: tuple[str, ...], architecture: str | None
 ) -> dict[str, Tensor]:
     """Returns every tensor of the model, checked by name and shape, all in the dtype that most numbers have; but `self_updated` ones (the
     correction bias of a router, float32 beside bf16 matrices) stay as they are.  architecture: the class in config.json."""
@@ -197,7 +208,7 @@ def _left_out(family: Family, pair: Pair, names: set[str]) -> bool:
     return all(key.endswith(family.zero_if_missing) and key not in names for key in pair.theirs)
 
 
-def _constants(folder: Path, constants: Mapping[str, Tensor], files: Files) -> set[str]:
+def _constants(folder: Path, constants: Mapping[str, Tensor], files: Files | TextFiles) -> set[str]:
     """Returns the keys of those that the file has. Raises CheckpointError where one holds anything else, up to the rounding of bf16."""
     stored = {key: files.read(key).float() for key in constants if key in files.names}
     for key, tensor in stored.items():
@@ -206,7 +217,7 @@ def _constants(folder: Path, constants: Mapping[str, Tensor], files: Files) -> s
     return set(stored)
 
 
-def _tied_copy(folder: Path, stored: list[Pair], ours: Collection[str], files: Files) -> set[str]:
+def _tied_copy(folder: Path, stored: list[Pair], ours: Collection[str], files: Files | TextFiles) -> set[str]:
     """Returns the key of a head that the file stores although the model's is tied to the embedding, or no key. Raises CheckpointError where
     head and embedding differ."""
     keys = {pair.ours[0]: pair.theirs[0] for pair in stored}

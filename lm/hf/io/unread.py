@@ -45,6 +45,7 @@ WHY: dict[str, str] = {
     "minimax_m3_vl_text": _CHOSEN,
     "mpnet": "it has learned positions and a bias of distances at once",
     "nllb-moe": "the class of transformers sends every token to the first two of its experts, whatever its router says",
+    "paligemma": "prompts are read in both directions",
     "pegasus_x": _SPARSE,
     "phimoe": "its router scores each of a token's experts against those that are left (SparseMixer)",
     "qwen4_exp": _STREAMS,
@@ -66,6 +67,5 @@ def refusal(hf: Tree, known: Collection[str]) -> str:
     if name := next((name for name in (kind, inner) if isinstance(name, str) and name in WHY), None):
         return f"model_type={name!r} has no form in lm: {WHY[name]}. Import another model."
     if isinstance(text, dict) and text:
-        alone = f", of model_type={inner!r}" if isinstance(inner, str) and inner in known else ""
-        return f"model_type={kind!r} has a text_config beside other inputs, and lm reads models of text. Save that one alone{alone}."
+        return f"model_type={kind!r} has a text_config beside other inputs, and lm reads models of text. {did_you_mean(str(inner), known)}"
     return f"model_type={kind!r} is not known. {did_you_mean(str(kind), known)}"

@@ -1,0 +1,65 @@
+"""The text model within a model of several kinds of inputs."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from lm.hf.io.family import Family
+from lm.hf.io.files import Files
+from lm.hf.io.unread import WHY
+from lm.nn.head import HeadConfig
+from lm.schema import Tree
+from lm.units import counted
+
+_ROOTS = ("language_model.", "text_model.")
+"""What stands before, or within, the names of its tensors."""
+_HEAD = "lm_head.weight"
+
+
+def text_of(hf: Tree, families: Mapping[str, Family]) -> Tree | None:
+    """Returns the config.json of the text model within this one; None where it has none of a known family, or is one itself."""
+    text, kind = hf.get("text_config"), str(hf.get("model_type"))
+    if kind in families or kind in WHY or not isinstance(text, dict) or str(text.get("model_type")) not in families:
+        return None
+    shared = {key: hf[key] for key in ("tie_word_embeddings", "quantization_config", "auto_map") if hf.get(key) is not None}
+    return {**text, **shared, "architectures": [families[text["model_type"]].architecture]}
+
+
+class TextFiles:
+    """Its tensors, by the names that they have in the file of a text model."""
+
+    def __init__(self, files: Files) -> None:
+        self._files, self._where = files, {text: name for name in files.names if (text := _within(name)) is not None}
+        self.names = set(self._where)
+
+    def read(self, key: str) -> Tensor:
+        """As `Files.read`."""
+        return self._files.read(self._where[key])
+
+    def tied(self, hf: Tree) -> Tree:
+        """Returns config.json, which says whether the head is the embedding where only the tensors tell."""
+        if _HEAD not in self.names:
+            return {**hf, "tie_word_embeddings": True}
+        return {"tie_word_embeddings": False, **hf}
+
+    def notes(self, whole: Tree, head: HeadConfig) -> list[str]:
+        """Returns what was left out, and what may differ there, for the user.  whole: config.json; head: of the text model."""
+        kind, others = whole.get("model_type"), sorted(self._files.names - set(self._where.values()))
+        parts = ", ".join(dict.fromkeys(".".join(name.split(".")[:2]) for name in others))
+        left = f"{counted(len(others), 'tensor')} of other inputs" + (f" ({parts[:200]})" if others else "")
+        found = [f"config.json: model_type={kind!r}: its text model alone is read; left out: {left}"]
+        changed = {"scale": head.scale if head.scale != 1.0 else None, "softcap": head.softcap}
+        found += [
+            f"config.json: logits have model.head.{name}={value:g}, which the class of {kind} in transformers may leave out"
+            for name, value in changed.items()
+            if value is not None
+        ]
+        return found
+
+
+def _within(name: str) -> str | None:
+    """Returns the name that a tensor of the text model has there; None for any other tensor."""
+    for root in _ROOTS:
+        if name.startswith(root) or f".{root}" in name:
+            return name.replace(root, "", 1)
+    return name if name == _HEAD else None

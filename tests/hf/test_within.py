@@ -1,0 +1,110 @@
+"""The text model within one of images too."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+transformers = pytest.importorskip("transformers")
+
+import torch  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
+
+from lm.errors import CheckpointError  # noqa: E402
+from lm.hf.io.reading import read_hf  # noqa: E402
+from lm.testing.models import Doubles, same  # noqa: E402
+from tests.hf.harness import cases, in_doubles, ours_of, redraw  # noqa: E402
+
+VOCAB, IMAGE = 61, {"image_token_id": 60}
+TEXT: dict[str, Any] = {
+    "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64,
+}  # fmt: skip
+VISION: dict[str, Any] = {
+    "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14,
+}  # fmt: skip
+LAYERS, EXPERTS = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2}, {"num_local_experts": 2}
+MADE: dict[str, Callable[[], Any]] = {
+    "Gemma 3": lambda: transformers.Gemma3ForConditionalGeneration(
+        transformers.Gemma3Config(
+            text_config=TEXT | {"sliding_window": 8}, vision_config=VISION, mm_tokens_per_image=4, image_token_index=60
+        )
+    ),
+    "Gemma 4": lambda: transformers.Gemma4ForConditionalGeneration(
+        transformers.Gemma4Config(
+            text_config=TEXT | LAYERS | {"global_head_dim": 16, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB}
+            | {"num_kv_shared_layers": 2}, audio_config=None, **IMAGE,
+            vision_config=VISION | {"num_key_value_heads": 2, "head_dim": 8, "patch_size": 4},
+        )
+    ),
+    "Llama 4": lambda: transformers.Llama4ForConditionalGeneration(
+        transformers.Llama4Config(
+            text_config=TEXT | EXPERTS | {"intermediate_size_mlp": 48, "attention_chunk_size": 16, "pad_token_id": 0}, image_token_index=60,
+            vision_config=VISION | {"intermediate_size": 64, **dict.fromkeys(
+                ("vision_output_dim", "projector_input_dim", "projector_output_dim"), 32)},
+        )
+    ),
+    "Mistral 3": lambda: transformers.Mistral3ForConditionalGeneration(
+        transformers.Mistral3Config(
+            text_config=TEXT | {"model_type": "mistral"}, vision_config=VISION | {"model_type": "pixtral", "head_dim": 8},
+            tie_word_embeddings=False, **IMAGE,
+        )
+    ),
+    "Qwen 3.5": lambda: transformers.Qwen3_5ForConditionalGeneration(
+        transformers.Qwen3_5Config(
+            text_config=TEXT | {"linear_num_value_heads": 2, "linear_num_key_heads": 2}
+            | {"linear_key_head_dim": 8, "linear_value_head_dim": 8},
+            vision_config={"hidden_size": 16, "intermediate_size": 24, "depth": 1, "num_heads": 2, "out_hidden_size": 32}, **IMAGE,
+        )
+    ),
+    "LFM2-VL": lambda: transformers.Lfm2VlForConditionalGeneration(
+        transformers.Lfm2VlConfig(
+            text_config=TEXT | {"model_type": "lfm2", "layer_types": ["conv", "full_attention"] * 2, "block_auto_adjust_ff_dim": False},
+            vision_config=VISION | {"model_type": "siglip2_vision_model", "num_patches": 16}, **IMAGE,
+        )
+    ),
+    "SmolVLM": lambda: transformers.SmolVLMForConditionalGeneration(
+        transformers.SmolVLMConfig(
+            text_config=TEXT | {"model_type": "llama"}, vision_config=VISION, scale_factor=2, pad_token_id=0, **IMAGE
+        )
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", cases(MADE, quick=2))
+@torch.no_grad()
+def test_the_text_model_within_gives_the_logits_of_the_whole(name: str, tmp_path: Path) -> None:
+    theirs = MADE[name]()
+    redraw(theirs, 1.0)
+    theirs.save_pretrained(tmp_path)
+    found = read_hf(tmp_path)
+    assert f"model_type={theirs.config.model_type!r}: its text model alone is read; left out: " in found.notes[-1]
+    ids = torch.randint(2, 50, (2, 20))
+    with Doubles():
+        expected = in_doubles(theirs)(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+        assert expected.std() > 0.5
+        same(ours_of(found)(ids), expected)
+
+
+def test_the_names_of_older_files_are_read_too(tmp_path: Path) -> None:
+    """And a head that the file has is one of its own where config.json does not say."""
+    MADE["Mistral 3"]().save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    expected, older = read_hf(tmp_path).weights, {}
+    for name, tensor in load_file(file).items():
+        root, _, rest = name.partition("language_model.")
+        older[f"language_model.{root}{rest}" if rest else name.replace("lm_head", "language_model.lm_head")] = tensor
+    assert {"language_model.model.norm.weight", "language_model.lm_head.weight"} <= older.keys()
+    save_file(older, file)
+    found = read_hf(tmp_path)
+    assert not found.config.head.tied and found.weights.keys() == expected.keys()
+    assert all(torch.equal(found.weights[name], tensor) for name, tensor in expected.items())
+
+
+def test_a_file_without_its_text_model_is_refused(tmp_path: Path) -> None:
+    MADE["Mistral 3"]().save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    save_file({name: tensor for name, tensor in load_file(file).items() if "language_model" not in name}, file)
+    with pytest.raises(CheckpointError, match="tensors are missing"):
+        read_hf(tmp_path)

@@ -127,7 +127,8 @@ class _Carried:
     def __init__(self, model: LM, own: Weights, layers: Sequence[int], n_before: int, folder: Path) -> None:
         self.model, self.own, self.layers, self.n_before, self.folder = model, own, layers, n_before, folder
         self.kept, self.made, self.drawn, self.used = 0, 0, dict[str, int](), set[str]()
-        heads = {id(each): at.head_dim for at in model.modules() if isinstance(at, GQA) for each in (at.k, at.v, at.k_norm)}
+        attending = [(at, dict(at.named_children())) for at in model.modules() if isinstance(at, GQA)]
+        heads = {id(parts[name]): at.head_dim for at, parts in attending for name in ("k", "v", "k_norm") if name in parts}
         for prefix, module in model.named_modules():
             for name, p in module.named_parameters(recurse=False):
                 if not (model.cfg.head.tied and p is model.embed.weight and prefix == "head"):

@@ -81,6 +81,15 @@ def test_heads_of_keys_and_values(save: Save) -> None:
     assert made(same, "model.attention.n_kv_heads=1")[0].agrees  # of heads that are alike the mean is each of them
 
 
+def test_heads_of_layers_that_read_the_keys_of_another_or_have_keys_for_values(save: Save) -> None:
+    """Seen to fail: each layer was asked for keys and values of its own."""
+    folder = save("a", 1, attention={"n_heads": 4, "n_kv_heads": 2, "values": "keys", "shared_layers": 1})
+    found, new, _ = made(folder, "model.attention.n_kv_heads=4")
+    assert found.agrees and new["blocks.1.attention.k.weight"].shape == (32, 32) and "blocks.2.attention.k.weight" not in new
+    found, _, _ = made(folder, "model.attention.shared_layers=0", "model.attention.values=own")
+    assert "blocks.*.attention.k.weight" in found.drawn and "blocks.*.attention.v.weight" in found.drawn and not found.left
+
+
 def test_layers_are_repeated_left_out_and_reordered(save: Save) -> None:
     folder = save("a", 1)
     found, new, old = made(folder, layers=[2, 0, 0])

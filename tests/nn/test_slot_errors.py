@@ -14,7 +14,7 @@ from lm.nn.stack import ModelConfig, model_config
 from lm.nn.transformer import build_model
 from lm.schema import Config, Tree, variants
 from lm.testing.models import BASE, tokens
-from tests.nn.models import CONV, DELTA, EXPERT, MAMBA2, MIXTURES, MLA, RG_LRU, with_kinds
+from tests.nn.models import BESIDE, CONV, DELTA, EXPERT, MAMBA2, MIXTURES, MLA, RG_LRU, with_kinds
 
 MOE = MIXTURES[0]
 DENSE = {"kind": "mlp", "hidden": 24}
@@ -55,6 +55,41 @@ MISTAKES: list[tuple[Tree, str]] = [
     (attention(value_embedding={"every": 4}), "value_embedding.every=4 is of no layer that attends. Lower it, or set at."),
     (attention(value_embedding={"channels": 33}), "value_embedding.channels=33 is above d_model=32. Lower it."),
     (attention(value_embedding={}) | {"mtp": {"depth": 1}}, "value_embedding looks up the token of a place, and the blocks of mtp read tw"),
+    (attention(global_heads={"head_dim": 8}), "global_heads are of layers that ignore the window, and none does. Set global_every, or dro"),
+    (
+        attention(window=8, global_every=2, global_heads={"n_kv_heads": 3}),
+        "global_heads: n_heads=4 is not a multiple of n_kv_heads=3. Make that a divisor.",
+    ),
+    (
+        attention(window=8, global_every=2, global_heads={"n_heads": 8, "head_dim": 4}) | {"position": {"kind": "alibi"}},
+        "position=alibi has a bias for each of 4 heads, and global_heads.n_heads=8. Make them alike, or use position=rope.",
+    ),
+    (attention(window=8, global_every=2, global_heads={"head_dim": 7}), "position.fraction=1.0 of head_dim=7 rotates 7 dimensions. Choose"),
+    (attention(shared_layers=3), "shared_layers=3 leaves none of 3 layers its own keys. Lower it."),
+    (
+        attention(window=8, global_every=2, shared_layers=2),
+        "shared_layers=2 leaves layer 1 no earlier one of its own keys that sees as far. Lower it.",
+    ),
+    (attention(shared_layers=1, forget=True), "forget=true has no form with shared_layers=1. Leave one of them out."),
+    (attention(value_norm=True, value_residual=True), "value_residual=true has no form with value_norm=true. Leave one of them out."),
+    (attention(values="keys", value_embedding={}), "value_embedding has no form with values=keys. Leave one of them out."),
+    (
+        attention(window=8, global_every=2, global_heads={"head_dim": 8}, value_residual=True),
+        "value_residual=true mixes values of heads that are alike, and global_heads are not. Leave one out.",
+    ),
+    ({"embed": {"per_layer": {"channels": 4}}, "block": {"kind": "parallel"}}, "embed.per_layer is read behind the feed-forward, and bloc"),
+    ({"embed": {"per_layer": {"channels": 4}}, "residual": {"kind": "hyper"}}, "embed.per_layer adds to one residual stream, and residual"),
+    ({"embed": {"per_layer": {"channels": 4}}, "mtp": {"depth": 1}}, "embed.per_layer has a vector for each layer, and blocks of mtp are"),
+    (ENCODER_DECODER | {"embed": {"per_layer": {"channels": 4}}}, "embed.per_layer has no form in layers with cross-attention. Set it to"),
+    (
+        ENCODER_DECODER | {"block": {"kind": "sequential", "stream_gain": True}},
+        "block.stream_gain=true has no form in layers with cross-attention. Set it to false in an encoder-decoder.",
+    ),
+    ({"ffn": {"kind": "mlp", "last": {"layers": 3, "hidden": 8}}}, "ffn.last.layers=3 is not less than 3 layers. Lower it, or set ffn.hi"),
+    (moe(expert=EXPERT | {"last": {"layers": 1, "hidden": 8}}), "expert.last is of layers that all have one feed-forward. Set expert.las"),
+    ({"ffn": BESIDE | {"n_shared": 1}}, "n_shared has no form in ffn=beside, whose mlp every token passes. Leave it out, or use ffn=moe."),
+    ({"ffn": BESIDE, "norm": {"kind": "rms", "place": "post"}}, "ffn=beside has norms before its parts, and norm.place=post none. Use pl"),
+    ({"ffn": BESIDE, "block": {"kind": "parallel"}}, "ffn=beside reads the residual stream itself, and in block=parallel what a norm"),
     (attention(kind="differential", qk_norm="rotated"), "qk_norm=rotated has no form in attention=differential. Use qk_norm=head."),
     (attention(window=8, keep_first=4) | {"position": {"kind": "learned"}}, "position=learned has told already where they stand."),
     (attention(window=8, keep_first=4, chunked=True), "keep_first=4 has no form with chunked=true. Leave one of them out."),

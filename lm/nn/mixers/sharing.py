@@ -83,6 +83,9 @@ class SharingConfig(GroupedConfig):
     def rotary_width(self, d_model: int) -> int:
         return self.of(True).width(d_model)
 
+    def whence(self, d_model: int) -> str:
+        return "" if self.of(True).head_dim is not None else super().whence(d_model)
+
     def require(self, d_model: int, position: PositionConfig) -> None:
         super().require(d_model, position)
         if self.global_heads is not None and self.global_heads.n_heads not in (None, self.n_heads) and position.acts == "bias":

@@ -66,6 +66,7 @@ def test_an_effect_is_found_as_often_as_the_power_says_in_groups_of_real_pairs(m
         assert (line["low"], line["high"]) == exact(line["found"], 1000 // line["seeds"])
 
 
+@pytest.mark.slow
 def test_both_read_the_runs_of_a_study(study: NewStudy, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alarms, "STUDIES", 100)
     made, draw = study(seeds=6), random.Random(0)

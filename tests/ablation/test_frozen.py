@@ -131,6 +131,7 @@ def tuned_so_far(study: Study, variant: str, runs: int) -> None:
             end(study, job, 2 - job.tuned)
 
 
+@pytest.mark.slow
 def test_tuning_that_has_not_ended_chooses_nothing_and_says_how_far_it_is(study: NewStudy) -> None:
     made = study(seeds=2, tune="optim.lr", tune_seeds=[7])
     tuned_so_far(made, "gelu", 4)
@@ -162,6 +163,7 @@ def test_a_tuned_rate_is_the_best_of_a_parabola_and_near_the_best_that_was_tried
     assert found is not None and found.best == pytest.approx(best * middle, rel=0.005)
 
 
+@pytest.mark.slow
 def test_a_variant_that_is_no_better_by_the_look_gets_no_more_seeds(study: NewStudy) -> None:
     made = study(seeds=4, give_up_after=2, variants={ffn: [f"model/ffn={ffn}"] for ffn in ("swiglu", "gelu", "relu2")})
     made.freeze()
@@ -191,6 +193,7 @@ def test_where_all_are_given_up_the_baseline_gets_no_more_seeds_either(study: Ne
     assert not any("same command" in warning for warning in found["warnings"])
 
 
+@pytest.mark.slow
 def test_differences_are_told_in_tokens_once_the_baseline_ran_at_other_lengths(study: NewStudy) -> None:
     made = study(seeds=3, exchange=True, variants={ffn: [f"model/ffn={ffn}", "trainer.max_steps=8"] for ffn in ("swiglu", "gelu")})
     assert "+ 2 x 3 of swiglu at 0.5 and 2 times its tokens" in plan(made, {})

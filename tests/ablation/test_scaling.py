@@ -152,6 +152,7 @@ def test_a_size_is_a_width_a_preset_or_overrides(base: TrainConfig) -> None:
     assert deep == {"n_layers-2": ["model.n_layers=2"], "d_model-48+n_layers-4": ["model.n_layers=4", "model.d_model=48"]}
 
 
+@pytest.mark.slow
 def test_a_ladder_takes_more_seeds_and_nothing_else(climbed: Climbed, ablate: Ablate, lm: Lm) -> None:
     climbed(seeds=2)
     assert "18 runs: 3 sizes x 3 lengths x 2 seeds" in ablate("plan", *CLIMB)[1], "those of the ladder, where the command says none"

@@ -224,6 +224,7 @@ def test_a_plan_that_is_tried_tells_time_and_memory_and_leaves_nothing(python: N
     assert {path.name for path in tmp_path.iterdir()} <= {"python"}
 
 
+@pytest.mark.slow
 def test_a_study_is_asked_once_more_from_the_folder_of_another(
     python: None, ablate: Ablate, lm: Lm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

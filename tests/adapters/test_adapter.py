@@ -80,6 +80,7 @@ def test_merged_weights_compute_what_the_adapter_computes_beside_them(name: str,
     assert (logits(plain, False) - logits(model, False)).abs().max() > 0.1
 
 
+@pytest.mark.slow
 def test_without_its_adapter_a_model_is_its_parent_in_eval_mode() -> None:
     """And afterwards what it was before, also where something has failed meanwhile."""
     cases: list[tuple[str, bool, Base]] = [("dense", False, "int8"), ("dense", True, "int8")]

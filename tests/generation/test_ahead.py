@@ -55,6 +55,7 @@ def test_tokens_are_those_of_forwards_that_wait(
     assert heard[0] == heard[1]
 
 
+@pytest.mark.slow
 def test_rows_go_to_the_end_of_a_context_of_fixed_length_and_beyond_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
     for position in POSITIONS:
         model = redrawn(config(position=position, max_seq_len=16))

@@ -65,6 +65,7 @@ def test_a_step_in_pieces_gives_the_logits_of_the_whole(changes: dict[str, Any])
     agree(redrawn(config(**changes)))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_pieces", "doubles")
 def test_layers_that_run_again_read_what_they_have_cached_the_same_time() -> None:
     """Of three passes each has keys, values and a window, and those of a recurrent layer a state. Seen to fail: values of the first layer

@@ -243,6 +243,7 @@ def test_what_is_recorded_goes_on_where_a_row_takes_the_place_of_another(changes
     assert recorder.recorded <= 3 and recorder.replayed > 30
 
 
+@pytest.mark.slow
 def test_a_long_row_looks_at_twice_as_many_slots_when_it_has_filled_them() -> None:
     model = redrawn(config(max_seq_len=1024)).double()
     made, recorder = replaying(model)

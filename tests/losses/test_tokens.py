@@ -229,6 +229,7 @@ def peak_bytes(run: Callable[[], None]) -> int:
     return peak
 
 
+@pytest.mark.slow
 def test_peak_memory_is_that_of_a_chunk_of_logits() -> None:
     """Not of the whole batch's, and in bf16 few of them in float32 beside."""
     head, hidden = Head(HeadConfig(), RMSNormConfig(), 8, 5000), torch.randn(4096, 8, requires_grad=True)

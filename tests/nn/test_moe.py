@@ -312,6 +312,7 @@ def test_jitter_acts_in_training_only() -> None:
     assert not torch.allclose(moved, still) and (moved - still).abs().max() < 0.3 * (x.abs() @ layer.router.weight.abs().t()).max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [pytest.param(0.0, marks=pytest.mark.slow), 0.004])
 def test_moving_the_bias_evens_out_a_skewed_router_in_real_steps(rate: float) -> None:
     """Embeddings share a direction that two experts of each router like: without the bias they keep most of the load."""

@@ -81,6 +81,7 @@ def test_products_that_torch_leaves_to_mkl_are_of_an_experts_own_rows(monkeypatc
     assert experts._span(torch.empty(64, 512, dtype=torch.float64), 0, 33, 512) == (0, 33)
 
 
+@pytest.mark.slow
 def test_a_product_by_expert_loads_no_compiler() -> None:
     """Which would take a second and a half."""
     program = (

@@ -39,6 +39,7 @@ def test_a_client_that_sends_no_whole_request_is_closed(serve: Serve, name: str)
         assert 0.9 < time.monotonic() - began < 10
 
 
+@pytest.mark.slow
 def test_a_stream_that_nobody_reads_leaves_its_place(serve: Serve, tokenizer: Tokenizer) -> None:
     """The answer is larger than what the system holds for it. Seen to fail: all others got 429 until the client left."""
     no_end = {str(tokenizer.eos): -100}
@@ -53,6 +54,7 @@ def test_a_stream_that_nobody_reads_leaves_its_place(serve: Serve, tokenizer: To
         assert "lm_requests_cancelled_total 1" in client.get("/metrics").text
 
 
+@pytest.mark.slow
 def test_an_answer_may_take_longer_than_a_client(serve: Serve, tokenizer: Tokenizer) -> None:
     """Its time begins anew with each request, and none runs while it is answered."""
     with serve(patience_s=1) as client:

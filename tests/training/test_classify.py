@@ -104,6 +104,7 @@ def test_pairs_are_measured_as_they_are_told_apart(of_labels: Labelled, tmp_path
     assert max(nats) > 1.01 * min(nats)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [(), pytest.param(ENCODER, marks=pytest.mark.slow)], ids=["decoder", "encoder"])
 def test_a_resumed_classifier_is_the_one_that_was_left_alone(
     of_labels: Labelled, goes_on_to_the_bit: Callable[[TrainConfig], None], model: tuple[str, ...]

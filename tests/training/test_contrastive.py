@@ -201,6 +201,7 @@ def test_cosines_are_not_rounded_where_the_model_computes_in_bf16() -> None:
     assert each[:, 0].tolist() == pytest.approx(exact.tolist(), abs=1e-3)
 
 
+@pytest.mark.slow
 def test_vectors_of_two_texts_that_belong_together_find_each_other(of_pairs: Told, tmp_path: Path) -> None:
     train_rank(of_pairs(*LONG))
     net, tokenizer = lm.load(tmp_path / "run")
@@ -210,6 +211,7 @@ def test_vectors_of_two_texts_that_belong_together_find_each_other(of_pairs: Tol
     assert float(first @ same) > 0.8 > float(first @ other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [(), pytest.param(ENCODER, marks=pytest.mark.slow)], ids=["decoder", "encoder"])
 def test_a_resumed_run_is_the_one_that_was_left_alone(
     of_pairs: Told, goes_on_to_the_bit: Callable[[TrainConfig], None], model: tuple[str, ...]

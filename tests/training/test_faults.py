@@ -345,6 +345,7 @@ def test_a_batch_that_does_not_fit_in_memory_is_exit_code_5_with_its_size(config
     require_unharmed(tmp_path / "run", [])
 
 
+@pytest.mark.slow
 def test_a_killed_loader_worker_is_named_and_the_next_start_goes_on(
     configure: Configure, at_each_step: Watch, stopped_at_five: Path
 ) -> None:
@@ -363,6 +364,7 @@ def test_a_killed_loader_worker_is_named_and_the_next_start_goes_on(
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.slow
 def test_a_signal_that_ends_the_compiler_too_is_no_error(configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cluster sends SIGTERM to all processes of a job, so the C++ compiler dies of it as well."""
     killed = tmp_path / "killed"

@@ -159,6 +159,7 @@ def test_the_last_answer_alone_is_rated(of_rated: Made, tmp_path: Path) -> None:
     assert "two" in text and "one" not in text
 
 
+@pytest.mark.slow
 def test_it_tells_good_from_bad_and_is_evaluated_as_validated(of_rated: Made, tmp_path: Path) -> None:
     train_rank(of_rated("optim=adamw", "optim.lr=0.003", "trainer.max_steps=20", "trainer.val_every=20", "data.global_batch=16"))
     first, *_, last = [line for line in read(tmp_path / "run" / "metrics.jsonl") if "val_loss" in line]

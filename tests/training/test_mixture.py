@@ -54,6 +54,7 @@ def wait_for(metrics: Path, step: int) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_the_report_and_the_summary_show_what_was_read_of_each_source(mixed: list[str], tmp_path: Path) -> None:
     """Seen to fail with rows told as tokens."""
     summary = train_rank(compose_config(mixed))

@@ -78,6 +78,7 @@ def test_it_learns_what_is_better_and_is_measured_as_it_is_used(of_pairs: Made, 
     )
 
 
+@pytest.mark.slow
 def test_chats_are_judged_as_training_reads_them(of_pairs: Made, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """In all forms in which a line of a file may have them, from the command line and from Python."""
     given = ("data.record.template=chatml", "tokenizer=bpe", "tokenizer.vocab_size=300", "tokenizer.specials=[<|im_start|>,<|im_end|>]")
@@ -247,6 +248,7 @@ def test_what_is_no_reward_model_is_refused(by_judge: Made, parent: Path, tmp_pa
         by_judge("objective.reward_model=x", "objective.rewards={ended:{}}")
 
 
+@pytest.mark.slow
 def test_an_evaluation_tells_rewards_of_a_reward_model_that_is_there(by_judge: Made, judge: Path, parent: Path) -> None:
     cfg, said = by_judge(f"objective.reward_model={judge}"), list[str]()
     found = [

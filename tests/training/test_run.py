@@ -102,6 +102,7 @@ def test_a_closed_terminal_finishes_the_step_and_saves(tiny: list[str], tmp_path
     verify(checkpoints(tmp_path / "run" / "checkpoints")[0])
 
 
+@pytest.mark.slow
 def test_a_second_signal_exits_at_once(lm_process: Start, tiny: list[str], tmp_path: Path) -> None:
     """With steps of a quarter of a second, no checkpoint can be there yet. Seen to fail with the exit left out."""
     process = lm_process("train", *tiny, *ENDLESS, "data.global_batch=4096", "trainer.micro_batch=64")

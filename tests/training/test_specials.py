@@ -134,6 +134,7 @@ def test_what_was_trained_with_them_is_merged_by_its_changes_to_a_parent_without
         torch.testing.assert_close(found[name], weight, atol=1e-6, rtol=0)
 
 
+@pytest.mark.slow
 def test_the_model_that_a_preference_is_compared_with_has_rows_for_them_too(child: Configure, parents: Path, tmp_path: Path) -> None:
     """Seen to fail: an index beyond its embedding."""
     more = ("data=preferences", "objective=dpo", f"data.files={parents / 'pairs.jsonl'}", "model.dropout=0", "trainer.max_steps=1")

@@ -70,6 +70,7 @@ def test_a_larger_teacher_is_come_closer_to_and_labels_have_their_part(made: Mad
     assert runs[0.5][0] == runs[1.0][0] and runs[0.5][-1] != runs[1.0][-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     [
@@ -96,6 +97,7 @@ def test_ranks_and_micro_batches_are_taught_as_one(
     torch.testing.assert_close(told(tmp_path / "run"), told(tmp_path / "alone"), rtol=1e-5, atol=0)
 
 
+@pytest.mark.slow
 def test_a_teacher_that_was_made_anew_is_noticed(made: Made, configure: Configure, killed: Callable[..., None], tmp_path: Path) -> None:
     teacher = made("teacher")
     cfg = configure(f"objective.teacher={teacher}")

@@ -209,6 +209,7 @@ def test_mistakes_meet_one_sentence(lm: Lm, args: list[str], expected: str) -> N
     assert expected in err.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_base_in_fewer_bits_takes_the_memory_that_training_gives_it(lm: Lm) -> None:
     """Seen to fail: show told 4 bytes of each of its weights. All of them are counted, also those of which two share a byte."""
 

@@ -39,6 +39,7 @@ def test_noise_is_as_dense_and_as_long_as_said_within_a_percent_over_a_million_t
     assert not masks[:, 0].any() and masks[:, -1].all()
 
 
+@pytest.mark.slow
 def test_spans_fall_everywhere_alike() -> None:
     draw = np.random.default_rng(1)
     masks = np.stack([noise_mask(40, 0.2, 2.0, draw.random((2, 40))) for _ in range(20_000)])

@@ -86,6 +86,7 @@ def test_a_run_that_saves_in_the_background_is_bitwise_the_same(configure: Confi
         assert (ours / file).read_bytes() == (theirs / file).read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ["optimizer", "rename"])
 def test_a_kill_while_writing_in_the_background_leaves_the_checkpoint_before(
     tiny: list[str], configure: Configure, lm_process: Callable[..., Process], tmp_path: Path, point: str

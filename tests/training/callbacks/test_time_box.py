@@ -66,6 +66,7 @@ def test_a_rate_that_depends_on_the_length_from_the_start_is_refused(configure: 
         configure(*MANY, *given, "trainer.max_minutes=5")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("seconds")
 def test_what_the_clock_has_decided_stands_where_the_run_goes_back(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -379,6 +379,7 @@ def wait_for_steps(run: Path, process: Process, steps: int = 3) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_no_matter(configure: Configure, launch: Launch) -> None:
     """Those that torch uses where it is told nothing."""
     with socket.socket() as first, socket.socket() as second:

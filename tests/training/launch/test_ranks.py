@@ -102,6 +102,7 @@ def test_a_leap_of_the_loss_takes_all_ranks_back_together(
     assert (counters["rolled_back"], counters["rows_from"]) == (1, 3)
 
 
+@pytest.mark.slow
 def test_ranks_share_a_validation_and_find_what_one_process_finds(configure: Configure, launch: Launch, tmp_path: Path) -> None:
     """Of 5 rows in batches of 2 one rank has two batches and the other one. With a rate of nothing the weights are the same. Seen
     to fail with the sums of one rank."""

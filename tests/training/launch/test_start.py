@@ -57,6 +57,7 @@ def test_a_port_where_a_run_meets_already_and_a_free_one_are_fine() -> None:
     rendezvous.require_place(f"127.0.0.1:{port}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "option", "said"),
     [

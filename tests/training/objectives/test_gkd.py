@@ -159,6 +159,7 @@ def told(run: Path) -> list[tuple[str, float]]:
     return [(key, value or 0.0) for line in read(run / "metrics.jsonl") for key, value in sorted(line.items()) if key in names]
 
 
+@pytest.mark.slow
 def test_a_run_comes_closer_to_its_teacher(taught: Callable[..., TrainConfig], tmp_path: Path) -> None:
     """All at once: its metrics, and a teacher whose hash is kept."""
     summary = train_rank(taught("objective.on_policy=1", "trainer.max_steps=12", "trainer.val_every=12"))

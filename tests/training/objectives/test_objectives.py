@@ -246,6 +246,7 @@ def lines_of(run: Path, key: str) -> dict[str, Any]:
     return [line for line in read(run / "metrics.jsonl") if key in line][-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("objective", "data"),
     [
@@ -350,6 +351,7 @@ def test_a_resumed_run_compares_with_the_same_model_bit_for_bit(small: Callable[
     assert losses(tmp_path / "run")[5:] == losses(tmp_path / "whole")[5:]
 
 
+@pytest.mark.slow
 def test_a_run_that_compares_with_its_parent_refuses_another_one(small: Callable[..., TrainConfig], parent: str, tmp_path: Path) -> None:
     given = ({"kind": "dpo"}, "decoder", "preferences")
     train_rank(small(*given, "trainer.max_steps=5", parent=parent))

@@ -46,6 +46,7 @@ def test_singular_values_land_near_one_with_the_same_singular_vectors(
     assert (rotated - torch.diag_embed(diagonal)).abs().max() < tolerance
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [8, 16, 64, 256])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_polar_express_is_not_carried_away_by_rounding(width: int, dtype: torch.dtype) -> None:

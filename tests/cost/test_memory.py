@@ -160,7 +160,7 @@ NORMED, WINDOWED = "model.attention.qk_norm=head", "model.attention.window=8 mod
         ("", "block.stream_gain=true"), ("", "embed.per_layer.channels=16"), ("", "attention.value_norm=true"),
         (NORMED, "attention.values=keys"), (f"{NORMED} model.attention.value_norm=true", "attention.values=keys"),
         ("", "attention.shared_layers=2"), (f"{NORMED} model.attention.value_norm=true", "attention.shared_layers=2"),
-        (WINDOWED, "attention.global_heads.head_dim=48"), ("", "ffn.last.layers=1 model.ffn.last.hidden=320"),
+        (WINDOWED, "attention.global_heads.head_dim=48"), ("", "ffn.last.n=1 model.ffn.last.hidden=320"),
     ],
 )  # fmt: skip
 def test_what_some_layers_alone_have_is_kept(given: str, option: str, preset: str) -> None:

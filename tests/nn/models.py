@@ -83,7 +83,7 @@ FFNS: list[dict[str, Any]] = [
         itertools.cycle([False, True]),
     )
 ] + [{"kind": "mlp", "hidden": 40, "inner_norm": {"kind": "rms"}, "gate_scale": 0.6}]
-FFNS += [{"kind": "mlp", "hidden": 40, "last": {"layers": 1, "hidden": 56}}]
+FFNS += [{"kind": "mlp", "hidden": 40, "last": {"n": 1, "hidden": 56}}]
 CONV: dict[str, Any] = {"kind": "short_conv", "kernel": 3}
 DELTA: dict[str, Any] = {"kind": "gated_delta", "n_heads": 4, "n_k_heads": 2, "k_dim": 6, "v_dim": 10, "kernel": 3}
 MAMBA2: dict[str, Any] = {"kind": "mamba2", "n_heads": 4, "head_dim": 12, "state_dim": 6, "groups": 2, "kernel": 3}

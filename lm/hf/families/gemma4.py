@@ -94,7 +94,7 @@ class Gemma4(Gemma2):
         shared = hf.get("num_kv_shared_layers", 0)
         mlp: Tree = {"kind": "mlp", "gated": True, "hidden": hf["intermediate_size"], "activation": act}
         if shared and hf.get("use_double_wide_mlp", False):
-            mlp["last"] = {"layers": shared, "hidden": 2 * hf["intermediate_size"]}
+            mlp["last"] = {"n": shared, "hidden": 2 * hf["intermediate_size"]}
         if not hf.get("enable_moe_block", False):
             return mlp
         sizes = {ours: hf[theirs] for ours, theirs in _EXPERTS.items()}
@@ -124,7 +124,7 @@ class Gemma4(Gemma2):
 
     def write(self, ours: Tree) -> Tree:
         dense, shared = "ffn" if ours["ffn.kind"] == "mlp" else "ffn.mlp", ours.get("attention.shared_layers")
-        hidden, last = ours.get(f"{dense}.hidden", 0), (ours.get("ffn.last.layers"), ours.get("ffn.last.hidden"))
+        hidden, last = ours.get(f"{dense}.hidden", 0), (ours.get("ffn.last.n"), ours.get("ffn.last.hidden"))
         there = {key: ours.get(f"attention.global_heads.{key}") or ours.get(f"attention.{key}") for key in (*_GLOBAL, "values")}
         return {
             **write_windows(ours),

@@ -25,7 +25,7 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "quick_gelu", "silu", "relu2",
 class LastLayers(Config):
     """The last layers of a stack have another inner width (Gemma 4: those that read other layers' keys, twice as wide)."""
 
-    layers: int = Field(gt=0, le=MOST_LAYERS)
+    n: int = Field(gt=0, le=MOST_LAYERS)
     """How many there are."""
     hidden: int = Field(gt=0, le=MOST)
     """Their inner width."""
@@ -67,11 +67,11 @@ class MLPConfig(FFNConfig):
     def in_layer(self, layer: int, n_layers: int) -> Self:
         if self.last is None:
             return self
-        return self.replace(last=None, **({"hidden": self.last.hidden} if layer >= n_layers - self.last.layers else {}))
+        return self.replace(last=None, **({"hidden": self.last.hidden} if layer >= n_layers - self.last.n else {}))
 
     def require(self, layers: Sequence[int]) -> None:
-        if self.last is not None and self.last.layers >= len(layers):
-            raise ValueError(f"ffn.last.layers={self.last.layers} is not less than {len(layers)} layers. Lower it, or set ffn.hidden.")
+        if self.last is not None and self.last.n >= len(layers):
+            raise ValueError(f"ffn.last.n={self.last.n} is not less than {len(layers)} layers. Lower it, or set ffn.hidden.")
 
     def width(self, d_model: int) -> int:
         """Inner width f."""

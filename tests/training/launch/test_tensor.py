@@ -44,7 +44,7 @@ MODELS: dict[str, Tree] = {
     "vectors of layers": {"embed": {"per_layer": {"channels": 8}}, "attention": HEADS, "n_layers": 2},
     "keys of an earlier layer, a last one that is wide": {
         "attention": HEADS | {"shared_layers": 1, "qk_norm": "head"},
-        "ffn": {"kind": "mlp", "hidden": 24, "last": {"layers": 1, "hidden": 40}},
+        "ffn": {"kind": "mlp", "hidden": 24, "last": {"n": 1, "hidden": 40}},
     },
     "first tokens behind a window": {"attention": HEADS | {"window": 5, "keep_first": 2}},
     "chunks, and heads that forget": {"attention": HEADS | {"window": 5, "chunked": True, "forget": True}},

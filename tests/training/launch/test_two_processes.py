@@ -119,7 +119,7 @@ APART: Tree = {
 }  # fmt: skip
 EARLIER: Tree = {
     "attention": {"kind": "gqa", "n_heads": 2, "n_kv_heads": 1, "shared_layers": 1}, "embed": {"per_layer": {"channels": 4}},
-    "ffn": {"kind": "mlp", "hidden": 40, "last": {"layers": 1, "hidden": 56}},
+    "ffn": {"kind": "mlp", "hidden": 40, "last": {"n": 1, "hidden": 56}},
 }  # fmt: skip
 KEPT = {
     "products kept": Job(SLOW_ADAMW, 2, trainer=PRODUCTS),

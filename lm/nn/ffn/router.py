@@ -57,20 +57,25 @@ class GroupedRouterConfig(RouterConfig):
         return within_groups(scores, self.n_groups, self.top_groups, counted)
 
 
-class SoftmaxRouterConfig(GroupedRouterConfig):
-    """The top k of a softmax over all experts (Mixtral, Switch, gpt-oss; with groups DeepSeek-V2, arXiv:2405.04434, section 2.2.2)."""
+class SoftmaxConfig(GroupedRouterConfig):
+    """What kinds are configured by that take the top k of a softmax over all experts."""
 
-    kind: Literal["softmax"] = "softmax"
     bias: bool = False
     """Bias on the scores (gpt-oss)."""
     jitter: float = Field(0.0, ge=0, lt=1)
     """Switch: in training, inputs are multiplied by numbers from 1 - jitter to 1 + jitter (Fedus et al. 2021, arXiv:2101.03961, 2.4)."""
 
+
+class SoftmaxRouterConfig(SoftmaxConfig):
+    """The top k of a softmax over all experts (Mixtral, Switch, gpt-oss; with groups DeepSeek-V2, arXiv:2405.04434, section 2.2.2)."""
+
+    kind: Literal["softmax"] = "softmax"
+
     def build(self, d_model: int, n_experts: int, top_k: int) -> "Router":
         return SoftmaxRouter(self, d_model, n_experts, top_k)
 
 
-class NormedSoftmaxRouterConfig(RouterConfig):
+class NormedSoftmaxRouterConfig(SoftmaxConfig):
     """The top k of a softmax that reads x / rms(x) times a learned factor of each channel and 1 / sqrt(d), with a learned factor on each
     expert's weights (Gemma 4, Google 2026)."""
 
@@ -149,7 +154,7 @@ class Router(Declares, nn.Linear):
 class SoftmaxRouter(Router):
     """Logits, softmax and weights in float32."""
 
-    def __init__(self, cfg: SoftmaxRouterConfig, d_model: int, n_experts: int, top_k: int) -> None:
+    def __init__(self, cfg: SoftmaxConfig, d_model: int, n_experts: int, top_k: int) -> None:
         super().__init__(d_model, n_experts, bias=cfg.bias)
         self.cfg, self.top_k = cfg, top_k
 
@@ -165,24 +170,18 @@ class SoftmaxRouter(Router):
         return Routing(experts, weights * self.cfg.scale, probabilities, logits)
 
 
-class NormedSoftmaxRouter(Router):
-    """softmax(W (x / rms(x) * gain / sqrt(d))), each weight times the gain of its expert; gains are 1 at first."""
+class NormedSoftmaxRouter(SoftmaxRouter):
+    """SoftmaxRouter of x / rms(x) * gain / sqrt(d), each weight times the gain of its expert; gains are 1 at first."""
 
-    initializers = {**Router.initializers, "gain": ones, "expert_gain": ones}
+    initializers = {**SoftmaxRouter.initializers, "gain": ones, "expert_gain": ones}
 
     def __init__(self, cfg: NormedSoftmaxRouterConfig, d_model: int, n_experts: int, top_k: int) -> None:
-        super().__init__(d_model, n_experts, bias=False)
-        self.cfg, self.top_k = cfg, top_k
-        self.gain, self.expert_gain = nn.Parameter(torch.empty(d_model)), nn.Parameter(torch.empty(n_experts))
+        super().__init__(cfg, d_model, n_experts, top_k)
+        self.eps, self.gain, self.expert_gain = cfg.eps, nn.Parameter(torch.empty(d_model)), nn.Parameter(torch.empty(n_experts))
 
     def route(self, x: Tensor) -> Routing:
-        normed = fast_rms_norm(x.float(), self.gain.float(), self.cfg.eps) * x.shape[-1] ** -0.5
-        logits = _logits(self, normed)
-        probabilities = logits.softmax(-1)
-        weights, experts = probabilities.topk(self.top_k, dim=-1)
-        if self.cfg.normalize:
-            weights = weights / weights.sum(-1, keepdim=True)
-        return Routing(experts, weights * self.expert_gain[experts], probabilities, logits)
+        found = super().route(fast_rms_norm(x.float(), self.gain.float(), self.eps) * x.shape[-1] ** -0.5)
+        return found._replace(weights=found.weights * self.expert_gain[found.experts])
 
 
 class PlainSigmoidRouter(Router):

@@ -1,5 +1,6 @@
 """The text model within one of images too."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,19 @@ MADE: dict[str, Callable[[], Any]] = {
             vision_config={"hidden_size": 16, "intermediate_size": 24, "depth": 1, "num_heads": 2, "out_hidden_size": 32}, **IMAGE,
         )
     ),
+    "Qwen 2.5 VL": lambda: transformers.Qwen2_5_VLForConditionalGeneration(
+        transformers.Qwen2_5_VLConfig(
+            text_config=TEXT | {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5, "mrope_section": [1, 1, 2]}}, **IMAGE,
+            vision_config={"hidden_size": 16, "intermediate_size": 24, "depth": 1, "num_heads": 2, "out_hidden_size": 32},
+        )
+    ),
+    "Qwen 3 VL": lambda: transformers.Qwen3VLForConditionalGeneration(
+        transformers.Qwen3VLConfig(
+            text_config=TEXT | {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5, "mrope_section": [2, 1, 1]}}, **IMAGE,
+            vision_config={"hidden_size": 16, "intermediate_size": 24, "depth": 1, "num_heads": 2, "out_hidden_size": 32}
+            | {"deepstack_visual_indexes": []},
+        )
+    ),
     "LFM2-VL": lambda: transformers.Lfm2VlForConditionalGeneration(
         transformers.Lfm2VlConfig(
             text_config=TEXT | {"model_type": "lfm2", "layer_types": ["conv", "full_attention"] * 2, "block_auto_adjust_ff_dim": False},
@@ -108,3 +122,21 @@ def test_a_file_without_its_text_model_is_refused(tmp_path: Path) -> None:
     save_file({name: tensor for name, tensor in load_file(file).items() if "language_model" not in name}, file)
     with pytest.raises(CheckpointError, match="tensors are missing"):
         read_hf(tmp_path)
+
+
+def test_options_beside_others_in_an_older_file_are_those_of_the_text(tmp_path: Path) -> None:
+    """As Qwen 2.5 VL was published."""
+    MADE["Qwen 2.5 VL"]().save_pretrained(tmp_path)
+    expected, file, config = read_hf(tmp_path), tmp_path / "model.safetensors", json.loads((tmp_path / "config.json").read_text())
+    text = config.pop("text_config")
+    text["rope_scaling"] = {"type": "mrope", "mrope_section": text.pop("rope_parameters")["mrope_section"]}
+    flat = {key: value for key, value in text.items() if key != "layer_types"} | config | {"rope_theta": 5e5}
+    (tmp_path / "config.json").write_text(json.dumps(flat))
+    tensors = {
+        name.replace("model.language_model.", "model.").replace("model.visual.", "visual."): tensor
+        for name, tensor in load_file(file).items()
+    }
+    save_file(tensors, file)
+    found = read_hf(tmp_path)
+    assert found.config == expected.config and found.weights.keys() == expected.weights.keys()
+    assert all(torch.equal(found.weights[name], tensor) for name, tensor in expected.weights.items())

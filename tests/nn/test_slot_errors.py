@@ -65,6 +65,7 @@ MISTAKES: list[tuple[Tree, str]] = [
         "position=alibi has a bias for each of 4 heads, and global_heads.n_heads=8. Make them alike, or use position=rope.",
     ),
     (attention(window=8, global_every=2, global_heads={"head_dim": 7}), "position.fraction=1.0 of head_dim=7 rotates 7 dimensions. Choose"),
+    (attention(window=8, global_every=2, global_heads={"n_heads": 3, "n_kv_heads": 3}), "d_model=32 is not a multiple of n_heads=3. Chan"),
     (attention(shared_layers=3), "shared_layers=3 leaves none of 3 layers its own keys. Lower it."),
     (
         attention(window=8, global_every=2, shared_layers=2),

@@ -1,6 +1,7 @@
 """The text model within a model of several kinds of inputs."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -14,22 +15,42 @@ from lm.units import counted
 _ROOTS = ("language_model.", "text_model.")
 """What stands before, or within, the names of its tensors."""
 _HEAD = "lm_head.weight"
+_SAME = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
+"""Text models -> the family that they are of: in a text, the three numbers of their positions are one."""
+_FLAT = {"qwen2_vl": "qwen2_vl_text", "qwen2_5_vl": "qwen2_5_vl_text"}
+"""Whole models -> their text models, whose options older files have beside the others."""
+_GRID = ("mrope_section", "mrope_interleaved")
 
 
 def text_of(hf: Tree, families: Mapping[str, Family]) -> Tree | None:
     """Returns the config.json of the text model within this one; None where it has none of a known family, or is one itself."""
-    text, kind = hf.get("text_config"), str(hf.get("model_type"))
-    if kind in families or kind in WHY or not isinstance(text, dict) or str(text.get("model_type")) not in families:
+    kind = str(hf.get("model_type"))
+    text = hf.get("text_config", hf | {"model_type": _FLAT[kind]} if kind in _FLAT else None)
+    if kind in families or kind in WHY or not isinstance(text, dict):
+        return None
+    family = families.get(_SAME.get(str(text.get("model_type")), str(text.get("model_type"))))
+    if family is None:
         return None
     shared = {key: hf[key] for key in ("tie_word_embeddings", "quantization_config", "auto_map") if hf.get(key) is not None}
-    return {**text, **shared, "architectures": [families[text["model_type"]].architecture]}
+    beside = {key for key in text if key.endswith(("_config", "image_token_id", "video_token_id")) and key != "quantization_config"}
+    own = {key: _in_text(value) if key.startswith("rope_") else value for key, value in text.items() if key not in beside}
+    return {**own, **shared, "model_type": family.name, "architectures": [family.architecture]}
+
+
+def _in_text(rope: Any) -> Any:
+    """Returns rotary parameters without what tells how dimensions are divided among places in an image."""
+    if not isinstance(rope, dict) or not {*_GRID} & {*rope}:
+        return rope
+    kinds = {key: "default" if rope[key] == "mrope" else rope[key] for key in ("type", "rope_type") if key in rope}
+    return {key: value for key, value in (rope | kinds).items() if key not in _GRID}
 
 
 class TextFiles:
     """Its tensors, by the names that they have in the file of a text model."""
 
     def __init__(self, files: Files) -> None:
-        self._files, self._where = files, {text: name for name in files.names if (text := _within(name)) is not None}
+        self._files, apart = files, any(root in name for name in files.names for root in _ROOTS)
+        self._where = {text: name for name in files.names if (text := _within(name, apart)) is not None}
         self.names = set(self._where)
 
     def read(self, key: str) -> Tensor:
@@ -57,9 +78,10 @@ class TextFiles:
         return found
 
 
-def _within(name: str) -> str | None:
-    """Returns the name that a tensor of the text model has there; None for any other tensor."""
+def _within(name: str, apart: bool) -> str | None:
+    """Returns the name that a tensor of the text model has there; None for any other tensor.  apart: they have a root of their own."""
     for root in _ROOTS:
         if name.startswith(root) or f".{root}" in name:
             return name.replace(root, "", 1)
-    return name if name == _HEAD else None
+    beside = not apart and name.startswith("model.") and not name.startswith("model.visual.")
+    return name if name == _HEAD or beside else None

@@ -88,7 +88,10 @@ class SharingConfig(GroupedConfig):
 
     def require(self, d_model: int, position: PositionConfig) -> None:
         super().require(d_model, position)
-        if self.global_heads is not None and self.global_heads.n_heads not in (None, self.n_heads) and position.acts == "bias":
+        if self.global_heads is None:
+            return
+        self.of(True).require(d_model, position)
+        if self.global_heads.n_heads not in (None, self.n_heads) and position.acts == "bias":
             raise ValueError(f"position={position.kind} has a bias for each of {self.n_heads} heads, and global_heads.n_heads="
                              f"{self.global_heads.n_heads}. Make them alike, or use position=rope.")  # fmt: skip
 

@@ -130,19 +130,22 @@ def logits_agree(theirs: Any, ours: LM, lefts: tuple[bool, ...] = (False, False,
         same(found, expected)
 
 
+@torch.no_grad()
 def greedy_agrees(theirs: Any, ours: LM, n: int = 50) -> None:
-    """Token for token, both with their caches."""
+    """Ours decodes with its cache, and finds what is likeliest in theirs without one; and theirs begins alike with its own cache."""
     theirs = in_doubles(theirs)
-    prompt = tokens(1, 9, seed=5)
-    options = {"max_new_tokens": n, "do_sample": False, "use_cache": True}
+    prompt, both = tokens(1, 9, seed=5), ours.cfg.kind == "encoder_decoder"
+    options = {"max_new_tokens": 6, "do_sample": False, "use_cache": True}
     for name in ("eos_token_id", "forced_bos_token_id", "forced_eos_token_id"):
         setattr(theirs.generation_config, name, None)
     with Doubles():
-        expected = theirs.generate(prompt, **options)[0].tolist()
+        begun = theirs.generate(prompt, **options)[:, 0 if both else 9 :]
         [found] = generate(ours, prompt.tolist(), SamplingConfig(max_tokens=n, temperature=0.0))
-    expected = expected[1 : n + 1] if ours.cfg.kind == "encoder_decoder" else expected[9:]
-    assert len(found) == n
-    assert found == expected
+        row = torch.tensor([[int(begun[0, 0]), *found[:-1]]] if both else [[*prompt[0].tolist(), *found[:-1]]])
+        read = {"input_ids": prompt, "decoder_input_ids": row} if both else {"input_ids": row}
+        likeliest = theirs(**read).logits[0, 0 if both else 8 :].argmax(-1).tolist()
+    assert len(found) == n and found == likeliest
+    assert begun[0, both:].tolist() == found[:6]
 
 
 @torch.no_grad()

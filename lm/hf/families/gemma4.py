@@ -11,7 +11,6 @@ from lm.hf.io.family import Pair, activation, hf_activation, module, same
 from lm.hf.io.transforms import Halves
 from lm.hf.options.windows import FULL, SLIDING, WINDOW_KEYS, layer_types, read_windows, write_windows
 from lm.nn.ffn.mlp import Activation
-from lm.nn.stack import ModelConfig
 from lm.schema import Tree
 
 _GLOBAL = {"head_dim": "global_head_dim", "n_kv_heads": "num_global_key_value_heads"}
@@ -32,6 +31,7 @@ class Gemma4(Gemma2):
     architecture = "Gemma4ForCausalLM"
     theta = 1000000.0
     local_theta = 10000.0
+    older_ropes = False
     usual_rope = {
         SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
         FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
@@ -55,10 +55,6 @@ class Gemma4(Gemma2):
         "attention.value_norm": True, "attention.scale": 1.0, "block.stream_gain": True,
     }  # fmt: skip
     fixed_there = {"use_bidirectional_attention": None}
-
-    def hf(self, cfg: ModelConfig) -> Tree:
-        """As `Family.hf`, without the rotary keys of transformers 4, which its class takes for those of both kinds of layers."""
-        return {key: value for key, value in super().hf(cfg).items() if key not in ("rope_theta", "rope_scaling", "rope_local_base_freq")}
 
     def read(self, hf: Tree) -> Tree:
         if (both := hf.get("use_bidirectional_attention")) not in (None, False, "vision"):  # of images, where there are some

@@ -25,6 +25,7 @@ class LFM3(LFM2):
     name = "lfm3"
     architecture = "Lfm3ForCausalLM"
     local_theta = 10000.0
+    older_ropes = False
     renamed = {}
     built = {".self_attn.gate_proj.": ".self_attn.g_proj."}
     fields = {
@@ -47,10 +48,6 @@ class LFM3(LFM2):
         base = {"rope_theta": hf.get("rope_theta", self.theta)}
         told = {kind: base | rope if kind in (FULL, SLIDING) and isinstance(rope, dict) else rope for kind, rope in ropes.items()}
         return super().config({**hf, "rope_parameters": told})
-
-    def hf(self, cfg: ModelConfig) -> Tree:
-        """As `Family.hf`, without the rotary keys of transformers 4, which its class takes for those of both kinds of layers."""
-        return {key: value for key, value in super().hf(cfg).items() if key not in ("rope_theta", "rope_scaling", "rope_local_base_freq")}
 
     def read(self, hf: Tree) -> Tree:
         n, gated = hf["num_hidden_layers"], hf.get("use_attention_gate", True)

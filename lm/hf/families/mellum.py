@@ -5,7 +5,6 @@ from lm.hf.families.qwen3_moe import Qwen3MoE
 from lm.hf.io.family import activation
 from lm.hf.options.pattern import read_first_dense, write_first_dense
 from lm.hf.options.windows import FULL, SLIDING, WINDOW_KEYS, read_windows, write_windows
-from lm.nn.stack import ModelConfig
 from lm.schema import Tree
 
 
@@ -16,6 +15,7 @@ class Mellum(Qwen3MoE):
     architecture = "MellumForCausalLM"
     theta = 500000.0
     local_theta = 10000.0
+    older_ropes = False
     ignored = (*Qwen3MoE.ignored, r"mtp\..*")  # predicts a further token; transformers leaves it out, too
     fields = {
         **{ours: theirs for ours, theirs in Qwen3MoE.fields.items() if ours != "ffn.every"},
@@ -27,10 +27,6 @@ class Mellum(Qwen3MoE):
     renamed = {"num_experts": "num_local_experts"}
     further = (*WINDOW_KEYS, "mlp_layer_types", "intermediate_size")
     idle = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_layer_types", "mtp_mlp_layer_types", "use_sliding_window")
-
-    def hf(self, cfg: ModelConfig) -> Tree:
-        """As `Family.hf`, without the rotary keys of transformers 4, which its class takes for those of both kinds of layers."""
-        return {key: value for key, value in super().hf(cfg).items() if key not in ("rope_theta", "rope_scaling", "rope_local_base_freq")}
 
     def read(self, hf: Tree) -> Tree:
         if (part := ((hf.get("rope_parameters") or {}).get(SLIDING) or {}).get("partial_rotary_factor")) not in (None, 1.0):

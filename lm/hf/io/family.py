@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lm.errors import ConfigError
 from lm.hf.io.transforms import Copies, Same, Stack, Transform
-from lm.hf.options.rope import ROPE_KEYS, read_ropes, write_ropes
+from lm.hf.options.rope import OLDER_KEYS, ROPE_KEYS, read_ropes, write_ropes
 from lm.nn.ffn.mlp import Activation
 from lm.nn.parts import ATTENDING
 from lm.nn.stack import ModelConfig, model_config
@@ -103,6 +103,7 @@ class Family(ABC):
     fields: ClassVar[dict[str, str | tuple[str, Any]]] = {}  # ours -> theirs, or (theirs, the value where it is missing)
     theta: ClassVar[float | None] = None  # of rotary positions, where the file names none; None: positions do not rotate
     local_theta: ClassVar[float | None] = None  # the same of layers with a window, which no scaling changes; None: all have one base
+    older_ropes: ClassVar[bool] = True  # config.json has the rotary keys of transformers 4 too, beside those by kind of layer
     partial: ClassVar[float | None] = None  # part of each head that rotates, where the file names none; None: whole heads alone can
     unadapted: ClassVar[tuple[str, ...]] = ()  # ends of the paths of modules there to which peft adds no adapter
     built: ClassVar[dict[str, str]] = {}  # parts of names in the file -> in the modules that transformers builds, where these differ
@@ -207,6 +208,7 @@ class Family(ABC):
         ours = resolved(cfg)
         mapped = {key: hf_activation(ours.get(n)) if n.endswith("activation") else ours.get(n) for n, key, _ in self.places()}
         rope = write_ropes(ours | {"position.fraction": 1.0} if self.partial is None else ours, self.local_theta) if self.theta else {}
+        rope = {key: value for key, value in rope.items() if self.older_ropes or key not in OLDER_KEYS}
         if self.partial not in (None, 1.0):  # without it another part is meant
             rope["partial_rotary_factor"] = ours.get("position.fraction")
         pad = {} if self.pad is None else {"pad_token_id": self.pad}

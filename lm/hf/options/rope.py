@@ -9,6 +9,8 @@ from lm.schema import Tree
 ROPE_KEYS = (
     "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "original_max_position_embeddings", "rope_local_base_freq",
 )  # fmt: skip
+OLDER_KEYS = ("rope_theta", "rope_scaling", "rope_local_base_freq")
+"""Those of transformers 4."""
 _OF_ALL_KINDS = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings", "finetuned")
 """The last has no effect: it says that a model was trained with the scaling."""
 _THEIRS = {"position.scaling.kind": "rope_type", "position.scaling.original_len": "original_max_position_embeddings"}

@@ -223,6 +223,10 @@ MISTAKES: list[tuple[Tree, str]] = [
     ({"kind": "encoder_decoder", "attention": {"kind": "differential", "n_heads": 4}}, "attention=differential has no form for cross-"),
     ({"kind": "encoder_decoder", "attention": MLA}, "attention=mla has no form for cross-attention. Use attention=gqa"),
     ({"kind": "encoder_decoder", "start_token": 61}, "start_token=61 is not below vocab_size=61. Choose a token of the vocabulary."),
+    (
+        attention(shared_layers=2) | {"kind": "encoder_decoder", "n_encoder_layers": 2},
+        "in an encoder of 2 layers, shared_layers=2 leaves none of 2 layers its own keys. Lower it.",
+    ),
     ({"kind": "encoder_decoder", "n_encoder_layers": 0}, "n_encoder_layers: 0 does not fit. The value must be greater than 0."),
     ({"kind": "prefix_lm"}, "model.kind: 'prefix_lm' is not an option."),
 ]  # fmt: skip

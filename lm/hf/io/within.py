@@ -16,13 +16,30 @@ _ROOTS = ("language_model.", "text_model.")
 _HEAD = "lm_head.weight"
 
 
+def _usual(vocab: int, longest: int, d_model: int, n_layers: int, n_heads: int, hidden: int) -> Tree:
+    return {
+        "vocab_size": vocab, "max_position_embeddings": longest, "hidden_size": d_model, "num_hidden_layers": n_layers,
+        "num_attention_heads": n_heads, "intermediate_size": hidden,
+    }  # fmt: skip
+
+
+USUAL: dict[str, Tree] = {
+    "gemma3_text": _usual(262208, 131072, 2304, 26, 8, 9216),
+    "llama": _usual(32000, 2048, 4096, 32, 32, 11008),
+    "mistral": _usual(32000, 131072, 4096, 32, 32, 14336),
+    "qwen2": _usual(151936, 32768, 4096, 32, 32, 22016),
+    "qwen3": _usual(151936, 32768, 4096, 32, 32, 22016),
+}
+"""What transformers takes where a text_config does not say: files of transformers 4 have in it what is other alone (Gemma 3, LLaVA)."""
+
+
 def text_of(hf: Tree, families: Mapping[str, Family]) -> Tree | None:
     """Returns the config.json of the text model within this one; None where it has none of a known family, or is one itself."""
     text, kind = hf.get("text_config"), str(hf.get("model_type"))
     if kind in families or kind in WHY or not isinstance(text, dict) or str(text.get("model_type")) not in families:
         return None
     shared = {key: hf[key] for key in ("tie_word_embeddings", "quantization_config", "auto_map") if hf.get(key) is not None}
-    return {**text, **shared, "architectures": [families[text["model_type"]].architecture]}
+    return {**USUAL.get(text["model_type"], {}), **text, **shared, "architectures": [families[text["model_type"]].architecture]}
 
 
 class TextFiles:

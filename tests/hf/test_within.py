@@ -118,6 +118,15 @@ def test_the_names_of_older_files_are_read_too(tmp_path: Path) -> None:
     assert all(torch.equal(found.weights[name], tensor) for name, tensor in expected.items())
 
 
+def test_a_file_without_a_head_says_what_takes_its_place(tmp_path: Path) -> None:
+    """Where config.json says that there is one."""
+    MADE["Mistral 3"]().save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    save_file({name: tensor for name, tensor in load_file(file).items() if not name.endswith("lm_head.weight")}, file)
+    found = read_hf(tmp_path)
+    assert found.config.head.tied and "tie_word_embeddings=False, and no tensor is a head" in found.notes[-1]
+
+
 def test_a_file_without_its_text_model_is_refused(tmp_path: Path) -> None:
     MADE["Mistral 3"]().save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"

@@ -71,6 +71,9 @@ class TextFiles:
             for name, value in changed.items()
             if value is not None
         ]
+        told = [each.get("tie_word_embeddings") for each in (whole, whole["text_config"])]
+        if _HEAD not in self.names and False in told and True not in told:
+            found.append("config.json: tie_word_embeddings=False, and no tensor is a head: the embedding takes its place")
         return found
 
 

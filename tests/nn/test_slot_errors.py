@@ -89,6 +89,10 @@ MISTAKES: list[tuple[Tree, str]] = [
     (moe(expert=EXPERT | {"last": {"layers": 1, "hidden": 8}}), "expert.last is of layers that all have one feed-forward. Set expert.las"),
     ({"ffn": BESIDE | {"n_shared": 1}}, "n_shared has no form in ffn=beside, whose mlp every token passes. Leave it out, or use ffn=moe."),
     ({"ffn": BESIDE, "norm": {"kind": "rms", "place": "post"}}, "ffn=beside has norms before its parts, and norm.place=post none. Use pl"),
+    (
+        {"ffn": BESIDE, "block": {"kind": "sequential", "recurrent_place": "post"}, "recurrent": CONV, "pattern": ["recurrent"]},
+        "ffn=beside has norms before its parts, and recurrent_place=post none. Use place=pre or sandwich.",
+    ),
     ({"ffn": BESIDE, "block": {"kind": "parallel"}}, "ffn=beside reads the residual stream itself, and in block=parallel what a norm"),
     (attention(kind="differential", qk_norm="rotated"), "qk_norm=rotated has no form in attention=differential. Use qk_norm=head."),
     (attention(window=8, keep_first=4) | {"position": {"kind": "learned"}}, "position=learned has told already where they stand."),

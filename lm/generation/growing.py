@@ -7,11 +7,11 @@ from torch import Tensor
 
 from lm.data.tokenizer.fitting import new_ids
 from lm.data.tokenizer.tokenizer import Tokenizer
-from lm.nn.mixers.token_values import TABLE
+from lm.nn.embed import OF_TOKENS
 from lm.nn.transformer import LM, build_model
 from lm.storage.model_folder import copy_weights
 
-ROWS = ("embed.weight", "head.weight", "head.bias", TABLE)
+ROWS = (*OF_TOKENS, "head.weight", "head.bias")
 """How the names of weights end that have a row for each entry of the vocabulary."""
 
 

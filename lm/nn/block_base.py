@@ -129,8 +129,10 @@ class InTurnConfig(BranchConfig):
         return alone
 
     def require(self, norm: NormConfig, ffn: FFNConfig, recurrent: bool) -> None:
-        if ffn.norms_itself and norm.place not in ("pre", "sandwich"):
-            raise ValueError(f"ffn={ffn.kind} has norms before its parts, and norm.place={norm.place} none. Use place=pre or sandwich.")
+        places = {"norm.place": norm.place, "recurrent_place": (self.recurrent_place if self.feeds("recurrent") else None) or "pre"}
+        behind = [f"{name}={place}" for name, place in places.items() if place not in ("pre", "sandwich")]
+        if ffn.norms_itself and behind:
+            raise ValueError(f"ffn={ffn.kind} has norms before its parts, and {behind[0]} none. Use place=pre or sandwich.")
         if self.recurrent_place is not None and not recurrent:
             raise ValueError(f"recurrent_place={self.recurrent_place} is of recurrent layers, and there are none. Use norm.place.")
         if self.ffn_scale != 1.0 and not ffn.sublayers:

@@ -5,11 +5,13 @@ from pydantic import Field
 from lm.nn.activation_memory import Activations, sum_activations
 from lm.nn.mixers.token_values import TABLE
 from lm.nn.ngrams import NGramsConfig
-from lm.nn.per_layer import PerLayerConfig
+from lm.nn.per_layer import LAYERS_TABLE, PerLayerConfig
 from lm.nn.smear import SmearConfig
 from lm.schema import MOST, Config
 
-TABLES = ("embed.weight", TABLE, "ngrams.table.weight", "per_layer.rows.table.weight")
+OF_TOKENS = ("embed.weight", TABLE, LAYERS_TABLE)
+"""How the names of the weights end of which each token of the vocabulary has a row."""
+TABLES = (*OF_TOKENS, "ngrams.table.weight")
 """How the names of the weights end whose rows are looked up by tokens."""
 
 

@@ -12,6 +12,9 @@ from lm.nn.linear import Embedding, Linear, Out
 from lm.nn.norm import Branch, NormConfig
 from lm.schema import MOST, Config
 
+LAYERS_TABLE = "per_layer.rows.table.weight"
+"""How the name of the table ends whose rows hold each token's vectors."""
+
 
 class PerLayerConfig(Config):
     """Behind its feed-forward each layer adds what a gated vector of the token's gives; all layers' vectors are looked up at once (Gemma

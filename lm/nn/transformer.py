@@ -76,8 +76,7 @@ class EncoderDecoderConfig(ModelConfig):
         self.residual.require(self.norm, self.block.kind, self.drafts(), self.n_encoder_layers or self.n_layers)
         if said := self.block.why_not_cross():
             raise ValueError(f"{said} in an encoder-decoder.")
-        if self.attention.cross() is None:
-            raise ValueError(f"attention={self.attention.kind} has no form for cross-attention. Use attention=gqa in an encoder-decoder.")
+        self.attention.require_both_stacks(self.n_encoder_layers or self.n_layers)
         tokens = {"start_token": self.start_token, "first_token": self.first_token}
         if self.vocab_size is not None and (beyond := [f"{key}={i}" for key, i in tokens.items() if (i or 0) >= self.vocab_size]):
             raise ValueError(f"{beyond[0]} is not below vocab_size={self.vocab_size}. Choose a token of the vocabulary.")

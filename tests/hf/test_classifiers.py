@@ -26,6 +26,7 @@ from lm.hf.io.tokenizer import save_tokenizer  # noqa: E402
 from lm.hf.io.writing import family_for, write_hf  # noqa: E402
 from lm.nn.stack import ModelConfig  # noqa: E402
 from lm.nn.transformer import build_model  # noqa: E402
+from lm.testing.models import random_model  # noqa: E402
 from tests.conftest import Lm  # noqa: E402
 from tests.hf.draws import held  # noqa: E402
 from tests.hf.harness import change  # noqa: E402
@@ -57,7 +58,7 @@ def test_transformers_tells_the_same_and_the_way_back_leads_to_the_same_weights(
     cfg = drawn(name)
     family = family_for(cfg, name)
     assert family.homeless(cfg) == [] and family.architecture == classifiers()[name].architecture
-    model = build_model(cfg, seed=1)
+    model = random_model(cfg, seed=1)
     weights = {key: p.detach() for key, p in model.named_parameters()}
     write_hf(tmp_path, family, cfg, weights, None)
     if family.pad is None:

@@ -13,7 +13,9 @@ import torch  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from lm.errors import CheckpointError  # noqa: E402
+from lm.hf.io.family import families  # noqa: E402
 from lm.hf.io.reading import read_hf  # noqa: E402
+from lm.hf.io.within import USUAL, text_of  # noqa: E402
 from lm.testing.models import Doubles, same  # noqa: E402
 from tests.hf.harness import cases, in_doubles, ours_of, redraw  # noqa: E402
 
@@ -101,6 +103,20 @@ def test_the_text_model_within_gives_the_logits_of_the_whole(name: str, tmp_path
         same(ours_of(found)(ids), expected)
 
 
+def test_what_a_text_config_leaves_out_is_what_transformers_takes() -> None:
+    """transformers 4 saved what is not usual alone. This is that of google/gemma-3-4b-it."""
+    text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
+    text["rope_scaling"] = {"factor": 8.0, "rope_type": "linear"}
+    found = text_of({"model_type": "gemma3", "text_config": text}, families())
+    assert found is not None
+    cfg = families()["gemma3_text"].config(found)
+    assert (cfg.vocab_size, cfg.max_seq_len, cfg.attention.n_heads) == (262208, 131072, 8)
+    for name, usual in USUAL.items():
+        needed = {theirs for theirs in families()[name].fields.values() if isinstance(theirs, str)}
+        theirs = transformers.AutoConfig.for_model(name)
+        assert usual == {key: getattr(theirs, key) for key in needed}, name
+
+
 def test_the_names_of_older_files_are_read_too(tmp_path: Path) -> None:
     """And a head that the file has is one of its own where config.json does not say."""
     MADE["Mistral 3"]().save_pretrained(tmp_path)
@@ -114,6 +130,15 @@ def test_the_names_of_older_files_are_read_too(tmp_path: Path) -> None:
     found = read_hf(tmp_path)
     assert not found.config.head.tied and found.weights.keys() == expected.keys()
     assert all(torch.equal(found.weights[name], tensor) for name, tensor in expected.items())
+
+
+def test_a_file_without_a_head_says_what_takes_its_place(tmp_path: Path) -> None:
+    """Where config.json says that there is one."""
+    MADE["Mistral 3"]().save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    save_file({name: tensor for name, tensor in load_file(file).items() if not name.endswith("lm_head.weight")}, file)
+    found = read_hf(tmp_path)
+    assert found.config.head.tied and "tie_word_embeddings=False, and no tensor is a head" in found.notes[-1]
 
 
 def test_a_file_without_its_text_model_is_refused(tmp_path: Path) -> None:

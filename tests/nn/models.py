@@ -144,7 +144,7 @@ MIXTURES: list[dict[str, Any]] = [
     },
 ]  # fmt: skip
 BESIDE: dict[str, Any] = {
-    "kind": "beside", "n_experts": 4, "top_k": 2, "expert": EXPERT, "mlp": {"kind": "mlp", "hidden": 24}, "norm": {"kind": "rms"},
+    "kind": "beside", "n_experts": 4, "top_k": 2, "expert": EXPERT, "mlp": {"kind": "mlp", "hidden": 24}, "norms": {"kind": "rms"},
     "router": {"kind": "normed_softmax"},
 }  # fmt: skip
 FFNS += [GPT_OSS | {"hidden": 40}, *MIXTURES, BESIDE, {"kind": "none"}]

@@ -90,6 +90,10 @@ MISTAKES: list[tuple[Tree, str]] = [
     (moe(expert=EXPERT | {"last": {"n": 1, "hidden": 8}}), "expert.last is of layers that all have one feed-forward. Set expert.las"),
     ({"ffn": BESIDE | {"n_shared": 1}}, "n_shared has no form in ffn=beside, whose mlp every token passes. Leave it out, or use ffn=moe."),
     ({"ffn": BESIDE, "norm": {"kind": "rms", "place": "post"}}, "ffn=beside has norms before its parts, and norm.place=post none. Use pl"),
+    (
+        {"ffn": BESIDE, "block": {"kind": "sequential", "recurrent_place": "post"}, "recurrent": CONV, "pattern": ["recurrent"]},
+        "ffn=beside has norms before its parts, and recurrent_place=post none. Use place=pre or sandwich.",
+    ),
     ({"ffn": BESIDE, "block": {"kind": "parallel"}}, "ffn=beside reads the residual stream itself, and in block=parallel what a norm"),
     (attention(kind="differential", qk_norm="rotated"), "qk_norm=rotated has no form in attention=differential. Use qk_norm=head."),
     (attention(window=8, keep_first=4) | {"position": {"kind": "learned"}}, "position=learned has told already where they stand."),
@@ -224,6 +228,10 @@ MISTAKES: list[tuple[Tree, str]] = [
     ({"kind": "encoder_decoder", "attention": {"kind": "differential", "n_heads": 4}}, "attention=differential has no form for cross-"),
     ({"kind": "encoder_decoder", "attention": MLA}, "attention=mla has no form for cross-attention. Use attention=gqa"),
     ({"kind": "encoder_decoder", "start_token": 61}, "start_token=61 is not below vocab_size=61. Choose a token of the vocabulary."),
+    (
+        attention(shared_layers=2) | {"kind": "encoder_decoder", "n_encoder_layers": 2},
+        "in an encoder of 2 layers, shared_layers=2 leaves none of 2 layers its own keys. Lower it.",
+    ),
     ({"kind": "encoder_decoder", "n_encoder_layers": 0}, "n_encoder_layers: 0 does not fit. The value must be greater than 0."),
     ({"kind": "prefix_lm"}, "model.kind: 'prefix_lm' is not an option."),
 ]  # fmt: skip

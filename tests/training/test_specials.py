@@ -17,6 +17,7 @@ from lm.generation.merging import merge
 from lm.hf.io.export import export, export_adapter
 from lm.hf.io.import_ import import_adapter
 from lm.nn.mixers.token_values import TABLE
+from lm.nn.per_layer import LAYERS_TABLE
 from lm.storage.reading import read_json
 from lm.training.config import TrainConfig
 from lm.training.plan import plan
@@ -25,7 +26,7 @@ from tests.training.conftest import TINY, Before, Configure, read, results, sett
 
 CHATML = "tokenizer.specials=[<|im_start|>,<|im_end|>]"
 LORA = ("adapter=lora", "adapter.rank=4")
-TABLES = ["model.vocab_size=259", "model.attention.value_embedding.every=1"]
+TABLES = ["model.vocab_size=259", "model.attention.value_embedding.every=1", "model.embed.per_layer.channels=4"]
 
 
 @pytest.fixture(scope="module")
@@ -75,14 +76,14 @@ def test_new_tokens_start_as_the_mean_of_those_that_there_are(
     assert before.keys() == after.keys()
     for name, old in before.items():
         expected = old
-        if name in ("embed.weight", "head.weight", "head.bias", f"blocks.0.attention.{TABLE}"):
+        if name in ("embed.weight", "head.weight", "head.bias", f"blocks.0.attention.{TABLE}", LAYERS_TABLE):
             expected = torch.cat([old[:259], old[:259].mean(0).expand(2, *old.shape[1:]), old[261:]])
         torch.testing.assert_close(after[name], expected, atol=1e-7, rtol=0)
 
 
-def test_an_adapter_trains_their_rows_in_tables_of_values_too(child: Configure, parents: Path, tmp_path: Path) -> None:
+def test_an_adapter_trains_their_rows_in_tables_of_layers_too(child: Configure, parents: Path, tmp_path: Path) -> None:
     cfg = child("tables", *LORA)
-    assert cfg.adapter is not None and "token_values.table.weight" in str(cfg.adapter.tree()["whole"])
+    assert cfg.adapter is not None and {TABLE, LAYERS_TABLE} <= {*cfg.adapter.tree()["whole"]}
     train_rank(cfg)
     model, name = load(tmp_path / "run", "cpu")[0], f"blocks.0.attention.{TABLE}"
     before = load_file(parents / "tables" / "model" / "model.safetensors")[name]

@@ -111,11 +111,12 @@ def _with_rows(values: Tree, folder: Path, specials: list[Any]) -> Tree:
     from lm.data.tokenizer.fitting import grown  # brings the library, which other configs need not wait for
     from lm.data.tokenizer.tokenizer import load_tokenizer
     from lm.nn.mixers.token_values import TABLE
+    from lm.nn.per_layer import LAYERS_TABLE
 
     before = load_tokenizer(folder)
     found = grown(before, [str(name) for name in specials])
     if found is before:
         return {}
     rows = ["embed.weight"] + ["head.weight"] * (not values["model.head.tied"]) + ["head.bias"] * bool(values["model.head.bias"])
-    rows += [TABLE] * ("model.attention.value_embedding.every" in values)
+    rows += [TABLE] * ("model.attention.value_embedding.every" in values) + [LAYERS_TABLE] * ("model.embed.per_layer.channels" in values)
     return {"model.vocab_size": max(values["model.vocab_size"], found.vocab_size), "adapter.whole": rows}

@@ -96,20 +96,20 @@ class Gemma4(Gemma2):
         sizes = {ours: hf[theirs] for ours, theirs in _EXPERTS.items()}
         eps = hf.get("rms_norm_eps", 1e-6)
         expert = {"gated": True, "activation": act, "hidden": sizes.pop("expert.hidden")}
-        norms = {"norm": {"kind": "rms", "eps": eps}, "router": {"kind": "normed_softmax", "eps": eps}}
+        norms = {"norms": {"kind": "rms", "eps": eps}, "router": {"kind": "normed_softmax", "eps": eps}}
         return {"kind": "beside", "mlp": mlp, "expert": expert, **norms, **sizes}
 
     def _heads(self, hf: Tree, types: list[str]) -> Tree:
         """Returns the heads of layers without a window, by our options."""
         keys = hf.get("attention_k_eq_v", False)
-        told = {int(layer): each for layer, each in (hf.get("per_layer_config") or {}).items()}
         found = {ours: hf.get(theirs, usual) for (ours, theirs), usual in zip(_GLOBAL.items(), (512, None), strict=True)}
         if not keys:
             found["n_kv_heads"] = None
-        if told:
+        if "per_layer_config" in hf:  # then transformers looks at nothing else
+            told = {int(layer): each for layer, each in (hf["per_layer_config"] or {}).items() if each}
             whole = [layer for layer, kind in enumerate(types) if kind == FULL]
             first = told.get(whole[0], {})
-            if {*told} != {*whole} or any(each != first for each in told.values()) or not {*first} <= {*_THEIRS.values()}:
+            if told != (dict.fromkeys(whole, first) if first else {}) or not {*first} <= {*_THEIRS.values()}:
                 raise ConfigError(
                     f"config.json: per_layer_config={hf['per_layer_config']} is not of heads that all layers without a window share."
                     " Import another model."

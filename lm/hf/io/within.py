@@ -19,7 +19,25 @@ _SAME = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": 
 """Text models -> the family that they are of: in a text, the three numbers of their positions are one."""
 _FLAT = {"qwen2_vl": "qwen2_vl_text", "qwen2_5_vl": "qwen2_5_vl_text"}
 """Whole models -> their text models, whose options older files have beside the others."""
+_BESIDE = ("vision_config", "image_token_id", "video_token_id")
 _GRID = ("mrope_section", "mrope_interleaved")
+
+
+def _usual(vocab: int, longest: int, d_model: int, n_layers: int, n_heads: int, hidden: int) -> Tree:
+    return {
+        "vocab_size": vocab, "max_position_embeddings": longest, "hidden_size": d_model, "num_hidden_layers": n_layers,
+        "num_attention_heads": n_heads, "intermediate_size": hidden,
+    }  # fmt: skip
+
+
+USUAL: dict[str, Tree] = {
+    "gemma3_text": _usual(262208, 131072, 2304, 26, 8, 9216),
+    "llama": _usual(32000, 2048, 4096, 32, 32, 11008),
+    "mistral": _usual(32000, 131072, 4096, 32, 32, 14336),
+    "qwen2": _usual(151936, 32768, 4096, 32, 32, 22016),
+    "qwen3": _usual(151936, 32768, 4096, 32, 32, 22016),
+}
+"""What transformers takes where a text_config does not say: files of transformers 4 have in it what is other alone (Gemma 3, LLaVA)."""
 
 
 def text_of(hf: Tree, families: Mapping[str, Family]) -> Tree | None:
@@ -32,9 +50,9 @@ def text_of(hf: Tree, families: Mapping[str, Family]) -> Tree | None:
     if family is None:
         return None
     shared = {key: hf[key] for key in ("tie_word_embeddings", "quantization_config", "auto_map") if hf.get(key) is not None}
-    beside = {key for key in text if key.endswith(("_config", "image_token_id", "video_token_id")) and key != "quantization_config"}
-    own = {key: _in_text(value) if key.startswith("rope_") else value for key, value in text.items() if key not in beside}
-    return {**own, **shared, "model_type": family.name, "architectures": [family.architecture]}
+    own = {key: _in_text(value) if key.startswith("rope_") else value for key, value in text.items() if key not in _BESIDE}
+    named = {"model_type": family.name, "architectures": [family.architecture]}
+    return {**USUAL.get(str(text.get("model_type")), {}), **own, **shared, **named}
 
 
 def _in_text(rope: Any) -> Any:
@@ -75,6 +93,9 @@ class TextFiles:
             for name, value in changed.items()
             if value is not None
         ]
+        told = [each.get("tie_word_embeddings") for each in (whole, whole.get("text_config", {}))]
+        if _HEAD not in self.names and False in told and True not in told:
+            found.append("config.json: tie_word_embeddings=False, and no tensor is a head: the embedding takes its place")
         return found
 
 

@@ -21,12 +21,12 @@ class BesideConfig(MixtureConfig):
     norms_itself = True
     mlp: MLPConfig
     """The dense feed-forward."""
-    norm: NormConfig
+    norms: NormConfig
     """The four norms. That of the block in front of them is left out; the router reads the residual stream itself."""
 
     @model_validator(mode="after")
     def _stands_alone(self) -> Self:
-        require_within(norm=self.norm)
+        require_within(norms=self.norms)
         if self.mlp.last is not None:
             raise ValueError("mlp.last has no form beside experts. Set it to null.")
         others = {"n_shared": self.n_shared, "latent_dim": self.latent_dim, "out_norm": self.out_norm, "dense": self.dense}
@@ -43,7 +43,7 @@ class BesideConfig(MixtureConfig):
         return sum_activations([*parts, Activations(d_model, 2 * d_model)])
 
     def why_not_tensor_parallel(self, d_model: int, n: int) -> str | None:
-        return "model.ffn.norm reads what all experts give, of which a rank has some. Use ffn=moe"
+        return "model.ffn.norms read what all experts give, of which a rank has some. Use ffn=moe"
 
     def implied(self, d_model: int) -> Tree:
         return super().implied(d_model) | {f"mlp.{name}": value for name, value in self.mlp.implied(d_model).items()}
@@ -55,7 +55,7 @@ class BesideMoE(MoE):
     def __init__(self, cfg: BesideConfig, d_model: int, layer: int) -> None:
         super().__init__(cfg, d_model, layer)
         self.mlp = cfg.mlp.build(d_model, layer)
-        self.mlp_norm, self.mlp_norm_out, self.experts_norm, self.experts_norm_out = (cfg.norm.build(d_model) for _ in range(4))
+        self.mlp_norm, self.mlp_norm_out, self.experts_norm, self.experts_norm_out = (cfg.norms.build(d_model) for _ in range(4))
 
     def read(self, x: Tensor) -> Tensor:
         out: Tensor = self.experts_norm(x)

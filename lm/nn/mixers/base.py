@@ -177,8 +177,18 @@ class AttentionConfig(SlotMixerConfig, Slot, group="model/attention"):
         return f"attention={self.kind} has matrices that no rank can hold a slice of. Use attention=gqa"
 
     def in_layer(self, layer: int, layers: Sequence[int]) -> MixerConfig:
-        """Returns the mixer of this layer, where these attend."""
+        """Returns the mixer of this layer, where these attend. Raises ValueError where it can have none."""
         return self
+
+    def require_both_stacks(self, n_encoder_layers: int) -> None:
+        """Raises ValueError where this kind has no cross-attention, or a layer of an encoder, in which all attend, can have no mixer."""
+        if self.cross() is None:
+            raise ValueError(f"attention={self.kind} has no form for cross-attention. Use attention=gqa in an encoder-decoder.")
+        try:
+            for layer in range(n_encoder_layers):
+                self.in_layer(layer, range(n_encoder_layers))
+        except ValueError as error:
+            raise ValueError(f"in an encoder of {n_encoder_layers} layers, {error}") from None
 
     def rotary_width(self, d_model: int) -> int:
         """Returns how many dimensions of a head may rotate: all, where the heads together are as wide as the model."""

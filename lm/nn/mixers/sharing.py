@@ -71,11 +71,10 @@ class SharingConfig(GroupedConfig):
 
     def in_layer(self, layer: int, layers: Sequence[int]) -> MixerConfig:
         alone = self.of_layer(layer)
-        source = self._source(layer, layers) if self.shared_layers else None
+        if not self.shared_layers:
+            return alone
+        source = source_of(layer, [(each, self.layer_window(each) is None) for each in layers], self.shared_layers)
         return alone if source is None else SharedConfig(attention=alone, source=source)
-
-    def _source(self, layer: int, layers: Sequence[int]) -> int | None:
-        return source_of(layer, [(each, self.layer_window(each) is None) for each in layers], self.shared_layers)
 
     def windowed_width(self, d_model: int) -> int:
         return self.width(d_model)
@@ -97,10 +96,8 @@ class SharingConfig(GroupedConfig):
 
     def require_layers(self, layers: Sequence[int], drafts: bool) -> None:
         super().require_layers(layers, drafts)
-        if self.shared_layers and self.shared_layers >= len(layers):
-            raise ValueError(f"shared_layers={self.shared_layers} leaves none of {len(layers)} layers its own keys. Lower it.")
         for layer in layers:
-            self._source(layer, layers)
+            self.in_layer(layer, layers)
 
     def heads(self) -> dict[str, int]:
         """Returns how many heads of queries, and of keys, there are, by option, those of layers that ignore the window last."""
@@ -248,6 +245,8 @@ def source_of(layer: int, sees_all: Sequence[tuple[int, bool]], shared: int) -> 
     sees_all: the layers that attend, in order, and whether each has no window; shared: how many of the last of them read others' keys.
     Raises ValueError where there is no layer that sees as far.
     """
+    if shared >= len(sees_all):
+        raise ValueError(f"shared_layers={shared} leaves none of {len(sees_all)} layers its own keys. Lower it.")
     makers, readers = sees_all[: len(sees_all) - shared], dict(sees_all[len(sees_all) - shared :])
     last = {whole: at for at, whole in makers}
     if layer in readers:

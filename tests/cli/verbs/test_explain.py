@@ -74,7 +74,7 @@ def test_of_a_value_that_several_settings_have_all_are_named(lm: Lm) -> None:
 def test_a_section_lists_its_options_and_every_field(lm: Lm) -> None:
     code, out, _ = lm("explain", "model/ffn")
     assert code == 0
-    assert "model/ffn=swiglu; options: deepseek_moe, geglu" in out
+    assert "model/ffn=swiglu; options: beside, deepseek_moe, geglu" in out
     for field in ["model.ffn.hidden", "model.ffn.activation", "model.ffn.gated", "model.ffn.bias", "model.ffn.dropout"]:
         assert field in out
 

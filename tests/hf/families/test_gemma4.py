@@ -26,6 +26,7 @@ CASES: dict[str, dict[str, Any]] = {
     "small, narrow": SMALL | {"use_double_wide_mlp": False, "num_kv_shared_layers": 2, "tie_word_embeddings": False},
     "no windows": LARGE | {"layer_types": ["full_attention"] * 6, "final_logit_softcapping": None},
     "values of their own": LARGE | {"attention_k_eq_v": False, "attention_bias": True},
+    "heads alike": SMALL | {"global_head_dim": 10},
     "keys of others": SMALL | {"num_kv_shared_layers": 2, "global_head_dim": 12, "num_global_key_value_heads": None},
 }
 

@@ -14,6 +14,7 @@ from lm.nn.batch import Batch
 from lm.nn.ffn.experts import Experts
 from lm.nn.init import initializer_of, into_residual
 from lm.nn.mixers.grouped import GQA
+from lm.nn.mixers.sharing import SharedConfig
 from lm.nn.stack import ModelConfig, model_config
 from lm.nn.transformer import LM, build_model
 from lm.plugins import used
@@ -82,7 +83,7 @@ def remodel(
     before = model_config(tree["model"], str(folder))
     cfg = _checked(cfg, before, layers, silent, folder)
     built = build_model(cfg, seed)
-    found = _Carried(built, own, [*range(before.n_layers)] if layers is None else [*layers], before.n_layers, folder)
+    found = _Carried(built, own, [*range(before.n_layers)] if layers is None else [*layers], before, folder)
     if silent and layers is not None:
         found.silence({i for i, layer in enumerate(layers) if layer in layers[:i]})
     probed = min(_PROBE, before.max_seq_len or _PROBE, cfg.max_seq_len or _PROBE)
@@ -124,8 +125,10 @@ def _checked(cfg: ModelConfig | None, before: ModelConfig, layers: Sequence[int]
 class _Carried:
     """Fills a model, whose weights are drawn, with those of another one, and counts."""
 
-    def __init__(self, model: LM, own: Weights, layers: Sequence[int], n_before: int, folder: Path) -> None:
-        self.model, self.own, self.layers, self.n_before, self.folder = model, own, layers, n_before, folder
+    def __init__(self, model: LM, own: Weights, layers: Sequence[int], before: ModelConfig, folder: Path) -> None:
+        self.model, self.own, self.layers, self.n_before, self.folder = model, own, layers, before.n_layers, folder
+        mixers = {layer: before.parts(layer).mixer for layer in range(before.n_layers)}
+        self.sources = {layer: mixer.source for layer, mixer in mixers.items() if isinstance(mixer, SharedConfig)}
         self.kept, self.made, self.drawn, self.used = 0, 0, dict[str, int](), set[str]()
         attending = [(at, dict(at.named_children())) for at in model.modules() if isinstance(at, GQA)]
         heads = {id(parts[name]): at.head_dim for at, parts in attending for name in ("k", "v", "k_norm") if name in parts}
@@ -140,7 +143,7 @@ class _Carried:
 
     @torch.no_grad()
     def _fill(self, name: str, module: nn.Module, local: str, p: nn.Parameter, head_dim: int | None) -> None:
-        for source in (name, *_others(name, module, local)):
+        for source in (name, *self._of_source(name), *_others(name, module, local)):
             if source not in self.own:
                 continue
             weight = _fitting(self.own[source], p.shape, head_dim)
@@ -159,6 +162,11 @@ class _Carried:
         if initializer_of(module, local, p) is into_residual:
             p.zero_()
         self.drawn[_starred(name)] = self.drawn.get(_starred(name), 0) + p.numel()
+
+    def _of_source(self, name: str) -> list[str]:
+        """Returns the name of the keys' or values' weight of the old layer that this one read."""
+        found = re.fullmatch(r"blocks\.(\d+)\.(attention\.(?:[kv]|k_norm)\..*)", name)
+        return [f"blocks.{self.sources[int(found[1])]}.{found[2]}"] if found and int(found[1]) in self.sources else []
 
     @torch.no_grad()
     def silence(self, layers: set[int]) -> None:

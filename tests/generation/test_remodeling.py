@@ -86,8 +86,10 @@ def test_heads_of_layers_that_read_the_keys_of_another_or_have_keys_for_values(s
     folder = save("a", 1, attention={"n_heads": 4, "n_kv_heads": 2, "values": "keys", "shared_layers": 1})
     found, new, _ = made(folder, "model.attention.n_kv_heads=4")
     assert found.agrees and new["blocks.1.attention.k.weight"].shape == (32, 32) and "blocks.2.attention.k.weight" not in new
-    found, _, _ = made(folder, "model.attention.shared_layers=0", "model.attention.values=own")
-    assert "blocks.*.attention.k.weight" in found.drawn and "blocks.*.attention.v.weight" in found.drawn and not found.left
+    found, new, old = made(folder, "model.attention.shared_layers=0")
+    assert not found.drawn and not found.left  # each begins with the matrices of what it has read, of its own input
+    assert torch.equal(new["blocks.2.attention.k.weight"], old["blocks.1.attention.k.weight"])
+    assert "blocks.*.attention.v.weight" in made(folder, "model.attention.shared_layers=0", "model.attention.values=own")[0].drawn
 
 
 def test_layers_are_repeated_left_out_and_reordered(save: Save) -> None:

@@ -159,6 +159,7 @@ def test_a_model_of_a_loop_of_ones_own_is_saved_and_loaded(folder: Path) -> None
         lm.save(loaded, tokenizer, folder / "other")
 
 
+@pytest.mark.slow
 @on_linux
 def test_a_training_leaves_the_process_as_it_was(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen to fail: each call of a notebook kept the model, the optimizer and five open files of the one before."""

@@ -261,6 +261,7 @@ def test_what_variants_have_in_common_is_told_once(ablate: Ablate) -> None:
     assert err.count("tokenizer=bytes: left out") == 1
 
 
+@pytest.mark.slow
 def test_what_a_file_tunes_is_not_tuned_where_the_command_says_null(lm: Lm) -> None:
     _, out, _ = lm("ablate", "plan", "study=ablation/ffn", "seeds=2")
     assert "3 variants x (5 to tune optim.lr + 2 seeds)" in out
@@ -281,6 +282,7 @@ def test_noise_is_that_of_nine_runs_and_takes_them_once(python: None, ablate: Ab
     assert code == 0 and err.count(": 9 runs to go") == 1 and "gelu less swiglu: spreads by " in out, "those of the baseline are there"
 
 
+@pytest.mark.slow
 def test_a_branch_is_bitwise_the_run_of_its_length(corpus: list[str], tmp_path: Path) -> None:
     shared = [arg for arg in corpus if not arg.startswith("trainer.max_steps")]
 

@@ -144,6 +144,7 @@ def test_the_help_of_every_verb_needs_no_torch(tmp_path: Path) -> None:
     assert codes == str([0] * len(VERBS)) and len(VERBS) >= 16
 
 
+@pytest.mark.slow
 def test_asking_for_the_real_classes_leaves_what_is_young_young() -> None:
     known.real()
     gc.collect()  # so that none is due within the next lines

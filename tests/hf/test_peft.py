@@ -335,6 +335,7 @@ def test_what_peft_has_trained_whole_computes_its_logits_here(preset: str, more:
     torch.testing.assert_close(load(tmp_path / "back", "cpu")[0](ids), wanted, rtol=0.0, atol=1e-5 * max(1.0, wanted.std().item()))
 
 
+@pytest.mark.slow
 def test_what_was_trained_whole_and_has_no_place_is_refused(tmp_path: Path) -> None:
     """In peft: a bias beside an adapted matrix, experts, an embedding that several modules read. Here: an embedding that was trained apart
     from the head, which it is."""

@@ -173,6 +173,7 @@ def test_means_that_leave_prompts_out_are_told(tmp_path: Path) -> None:
         assert any("its means leave prompts out" in line for line in told) == (len(prompts) > 2)
 
 
+@pytest.mark.slow
 def test_prompts_and_lengths_of_vectors_go_out_and_come_back(tmp_path: Path) -> None:
     """By a run that was trained with them; transformers and sentence-transformers read the file that has them."""
     run = RunFolder(tmp_path / "runs" / "x")

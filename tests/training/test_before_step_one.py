@@ -124,6 +124,7 @@ def test_what_a_mac_cannot_do_is_told(tiny: list[str], capsys: pytest.CaptureFix
         assert why in capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_cpu_without_products_in_bf16_says_what_is_faster(
     tiny: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -274,6 +274,7 @@ def test_a_split_of_too_few_pairs_is_refused(of_pairs: Told) -> None:
         train_rank(of_pairs("objective.among=200"))
 
 
+@pytest.mark.slow
 def test_sources_of_a_mixture_whose_negatives_differ_stand_side_by_side(of_pairs: Told, tiny: list[str], tmp_path: Path) -> None:
     """Seen to fail: every row of a mixture had to become equally many rows of a batch."""
     lines = [json.dumps({"anchor": f"{word} {other}", "positive": f"{other} {word}"}) for word in WORDS for other in WORDS]
@@ -312,6 +313,7 @@ def test_a_model_keeps_the_prompts_of_a_mixture_where_its_sources_agree(
         assert (differ in said) == (prompts is None) and "are not set" not in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pooling", ["mean", "token"])
 def test_samples_are_left_aside(of_pairs: Told, tmp_path: Path, capsys: pytest.CaptureFixture[str], pooling: str) -> None:
     """Seen to fail: a decoder that reads the mean of a text was refused at its start by the default prompts; another wrote nonsense."""

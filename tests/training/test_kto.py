@@ -130,6 +130,7 @@ def test_each_answer_is_also_one_to_another_prompt(of_rated: Made) -> None:
     assert [labels[text.removesuffix("</s>").strip()] for text in own] == good and 0 < sum(good) < len(good)
 
 
+@pytest.mark.slow
 def test_an_answer_that_just_fits_is_kept_and_with_another_prompt_it_is_cut(of_rated: Made, tmp_path: Path) -> None:
     lines = [line | {"prompt": "?" * (1 + i % 9)} for i, line in enumerate(rated())]
     (tmp_path / "rated.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

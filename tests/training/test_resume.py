@@ -101,6 +101,7 @@ def test_a_run_that_was_stopped_four_times_is_bitwise_the_run_left_alone(
         assert (tmp_path / "run" / "samples.md").read_bytes() == (tmp_path / "whole" / "samples.md").read_bytes()
 
 
+@pytest.mark.slow
 def test_loader_workers_change_nothing_in_a_resumed_run(configure: Configure, stop: Stop, tmp_path: Path) -> None:
     train_rank(configure("run.name=whole"))
     stop(configure("data.workers=2"), 3)
@@ -123,6 +124,7 @@ def test_early_stopping_counts_on_after_a_resume_and_does_not_train_past_its_end
     assert train_rank(configure(*still, "trainer.early_stop=3"))["steps"] == 16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", [["trainer.ema_decay=0.9"], ["trainer.precision=bf16-true"]], ids=["average", "bf16"])
 @pytest.mark.parametrize("lost", [("model", "summary.json"), ("summary.json",), ("model",)], ids=" and ".join)
 def test_a_model_that_was_not_written_in_time_is_written_by_the_next_start(

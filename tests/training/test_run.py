@@ -163,6 +163,7 @@ def test_a_second_process_in_a_run_folder_is_refused_with_pid_and_host(
     train_rank(configure())
 
 
+@pytest.mark.slow
 def test_a_report_that_cannot_be_written_does_not_fail_the_run(tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run" / "report.html").mkdir(parents=True)
     assert main(["train", *tiny]) == 0

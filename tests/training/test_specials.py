@@ -124,6 +124,7 @@ def test_they_are_learned_and_kept_by_all_that_is_made_of_the_run(
         torch.testing.assert_close(found(ids), model(ids), atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parent", ["exact", "padded"])
 def test_what_was_trained_with_them_is_merged_by_its_changes_to_a_parent_without(
     parent: str, child: Configure, parents: Path, tmp_path: Path

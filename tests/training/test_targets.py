@@ -105,6 +105,7 @@ def test_several_labels_are_learned_and_measured_as_sklearn_does(of_targets: Tol
     assert abs(found["wet"] + found["hot"] - 1) > 0.05, "each has a probability of its own"
 
 
+@pytest.mark.slow
 @both
 @pytest.mark.parametrize("model", [(), pytest.param(ENCODER, marks=pytest.mark.slow)], ids=["decoder", "encoder"])
 def test_a_resumed_run_is_the_one_that_was_left_alone(

@@ -196,6 +196,7 @@ def test_the_config_of_a_run_names_its_teacher_from_elsewhere_too(configure: Con
     assert flatten(cfg.tree())["objective.teacher"] == "runs/a" and cfg.objective.learns_from() == ("objective.teacher", "runs/a")
 
 
+@pytest.mark.slow
 def test_a_teacher_may_have_more_tokens_and_another_end_but_no_token_less(made: Made, configure: Configure, tmp_path: Path) -> None:
     """As an instruction-tuned model has beside the base model that is to learn from it."""
     base = made("base")

@@ -164,6 +164,7 @@ def test_a_step_and_its_memory_count_every_text_of_a_row(default_run: Path) -> N
         assert config.step_tokens == 6 * texts * 64 and config.setting().micro_batch == 6 * texts
 
 
+@pytest.mark.slow
 def test_jobs_of_an_ablation_have_folders_of_their_own() -> None:
     for recipe in [name for name in RECIPES if name.startswith("ablation/")]:
         names = [config.run.name for config in run_line(recipe)]

@@ -79,6 +79,7 @@ def of(made: Path, tmp_path: Path) -> Callable[..., TrainConfig]:
     return config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_experts_are_balanced_alike_however_a_step_is_split(of: Callable[..., TrainConfig], tmp_path: Path, objective: str) -> None:
     """The router learns of the loss of balance, and its biases move by the loads of the whole step; blocks of multi-token prediction, which

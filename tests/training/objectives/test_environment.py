@@ -112,6 +112,7 @@ def test_a_reply_is_what_the_template_makes_of_it(
     assert rollout.tokens[start:end] == together(chatml, spelt)[0].tolist()
 
 
+@pytest.mark.slow
 def test_the_last_answer_stands_where_it_is_cut_or_nothing_more_fits_or_it_was_the_last(
     chatml: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

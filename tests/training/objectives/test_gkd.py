@@ -171,6 +171,7 @@ def test_a_run_comes_closer_to_its_teacher(taught: Callable[..., TrainConfig], t
     assert summary["teacher_hash"] and "val_loss" in summary and "val_reward" not in summary
 
 
+@pytest.mark.slow
 def test_held_out_answers_are_written(taught: Callable[..., TrainConfig], tmp_path: Path) -> None:
     train_rank(taught("trainer.sample_prompts=held_out", "trainer.max_steps=3", "trainer.val_every=3"))
     blocks = (tmp_path / "run" / "samples.md").read_text().rpartition("## step 3")[2].split("```\n")[1::2]

@@ -23,7 +23,7 @@ DOCUMENTS, SOURCES = [9, 5, 7], [4, 6, 3]
 def check_model(cfg: ModelConfig) -> None:
     """Puts models of this config through what holds for every forward, in float64."""
     assert model_config(cfg.tree()) == cfg, "a config does not come back from its tree"
-    gradient_reaches_every_parameter(random_model(cfg))
+    gradient_reaches_every_parameter(random_model(cfg).double())
     with torch.no_grad(), Doubles():
         model = random_model(cfg).double()
         checks = [no_token_sees_the_future, cached_equals_full] if model.causal else [tokens_see_both_sides]
@@ -137,15 +137,10 @@ def padding_changes_nothing(model: LM) -> None:
 
 
 def gradient_reaches_every_parameter(model: LM) -> None:
-    """Of those that learn, but for a gain of the last layer's stream, which the norm behind it takes back."""
+    """Of those that learn; in float64, as what the norm behind it nearly takes back is rounded to nothing in float32."""
     with torch.enable_grad():
         model(a_batch(model, b=4)).square().sum().backward()
-    learning = {
-        name: p.grad
-        for name, p in model.named_parameters()
-        if p.requires_grad and not name.endswith(f"blocks.{len(model.blocks) - 1}.gain")
-    }
-    wanting = [name for name, grad in learning.items() if grad is None or not grad.abs().sum() > 0]
+    wanting = [name for name, p in model.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.abs().sum() > 0)]
     assert not wanting, f"no gradient reaches {wanting}"
 
 

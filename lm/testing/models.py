@@ -34,10 +34,11 @@ def random_model(cfg: ModelConfig, seed: int = 0) -> LM:
 
 @torch.no_grad()
 def redraw(model: torch.nn.Module, seed: int = 0) -> None:
-    """Makes every tensor random."""
+    """Makes every tensor random; a single number, which may be a factor on all there is, by no more than 1/2."""
     source = torch.Generator().manual_seed(seed)
     for _, p in sorted(model.named_parameters()):
         noise = torch.randn(p.shape, generator=source)
+        noise = noise.clamp(-1, 1) if p.numel() == 1 else noise
         p.copy_(noise * 0.9 / p.shape[-1] ** 0.5 * 1.6 if p.ndim >= 2 else p + 0.5 * noise)
     for name, p in model.named_parameters():
         if "embed.weight" in name or "wte" in name or "embed_tokens" in name or "head" in name:

@@ -91,6 +91,7 @@ def test_a_text_shorter_than_a_row_can_be_evaluated(folder: Path, seq_len: int) 
     assert found["tokens"] == logp.numel() < 64 and found["val_loss"] == pytest.approx(-logp.mean().item(), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_what_a_program_has_set_in_torch_is_nothing_of_the_run_and_stays(folder: Path) -> None:
     """Seen to fail: float64 trained to the end, to be written by nobody, and bfloat16 without a word; under autocast, which keeps its casts
     of the weights, no step after the first one changed what was computed; inference mode and a device were errors of torch."""

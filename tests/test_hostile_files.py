@@ -124,6 +124,7 @@ def reseal(folder: Path) -> None:
         (folder / MANIFEST).write_text(json.dumps(listed))
 
 
+@pytest.mark.slow
 def test_a_broken_line_of_metrics_is_named(place: Path, lm: Call) -> None:
     for line in (DEEP, '{"step": NaN}', "[]", '{"step": 1.5}'):
         (place / "run/metrics.jsonl").write_text(f'{{"step": 1}}\n{line}\n')

@@ -300,6 +300,7 @@ def test_a_study_that_asks_for_something_else_is_refused_with_the_difference(cha
     assert (tmp_path / "ffn/study.json").read_bytes() == whole
 
 
+@pytest.mark.slow
 def test_a_square_of_noise_is_of_one_config_and_one_number_of_threads(corpus: list[str], tmp_path: Path) -> None:
     def square(threads: int = 1, *overrides: str) -> NoiseRuns:
         return noise_runs(tmp_path, {"baseline": compose_config([*corpus, *overrides])}, threads, "val_loss")["baseline"]
@@ -319,6 +320,7 @@ def test_a_square_of_noise_is_of_one_config_and_one_number_of_threads(corpus: li
     assert len(square(1, "optim.lr=0.5").missing()) == 9, "what is noted of one config says nothing of another"
 
 
+@pytest.mark.slow
 def test_tuning_reads_validation_and_what_judges_is_a_test_set_aside(study: NewStudy) -> None:
     """Seen to fail with the report's figure for the tuning runs."""
     tuned = study(tune="optim.lr", seeds=2)

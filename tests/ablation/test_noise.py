@@ -28,6 +28,7 @@ def spread(square: Square) -> float:
     return math.sqrt((3 * (rows**2).sum() / 2 + 3 * (columns**2).sum() / 2 + (left**2).sum() / 4) / 3)
 
 
+@pytest.mark.slow
 def test_pairing_is_measured_on_the_square_of_differences(lm: Lm, corpus: list[str], tmp_path: Path) -> None:
     """Seen to fail with the variant's square in place of the differences."""
     draw = np.random.default_rng(2)

@@ -73,6 +73,7 @@ def scaling(folder: Path) -> Tree:
     return dict(json.loads((folder / "ffn/scaling.json").read_text()))
 
 
+@pytest.mark.slow
 def test_a_ladder_that_has_run_is_a_law_with_intervals_in_words_numbers_and_curves(
     climbed: Climbed, ablate: Ablate, lm: Lm, tmp_path: Path
 ) -> None:

@@ -106,6 +106,7 @@ def test_a_rate_is_tuned_for_every_variant_alike(python: None, ablate: Ablate, t
     assert {path.name.rpartition("-")[2] for path in tmp_path.glob("ffn/tune-*")} == {"1000"}
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_is_an_outcome(python: None, ablate: Ablate, tmp_path: Path) -> None:
     code, *_ = ablate("optim.lr=0.001,1e30", "optim=sgd", "seeds=2")
     assert code == 0
@@ -217,6 +218,7 @@ def test_a_plan_matches_the_parameters_and_runs_nothing(ablate: Ablate, tmp_path
     assert not (tmp_path / "ffn").exists()
 
 
+@pytest.mark.slow
 def test_a_plan_that_is_tried_tells_time_and_memory_and_leaves_nothing(python: None, ablate: Ablate, tmp_path: Path) -> None:
     code, out, err = ablate("plan", FFN, "seeds=2", "check=true")
     assert code == 0 and re.search(r"^gelu takes 0\.\d+ s a step, measured, and 0\.\d+ GiB at its peak$", out, re.MULTILINE), err

@@ -152,6 +152,7 @@ def test_what_a_plugin_has_open_is_written(tmp_path: Path) -> None:
     assert done.returncode == 0 and (tmp_path / "written").read_text() == "held back", done
 
 
+@pytest.mark.slow
 def test_closed_pipe_is_no_error() -> None:
     read, write = os.pipe()
     os.close(read)

@@ -344,6 +344,7 @@ class BrokenConfig(NormConfig):
 """
 
 
+@pytest.mark.slow
 def test_what_a_plugin_raises_is_told_with_its_file_and_line(own: Callable[[str, str], str], tmp_path: Path) -> None:
     found = lm_process(tmp_path, "show", f"plugins={own('broken.py', BROKEN)}", "model/norm=broken")
     assert found.returncode == 1

@@ -139,6 +139,7 @@ def test_what_is_mistyped_is_told_by_the_list_as_by_the_schema(lm: Lm, monkeypat
     assert by_schema[0] == TYPOS[command] and by_schema[2].strip()
 
 
+@pytest.mark.slow
 def test_the_help_of_every_verb_needs_no_torch(tmp_path: Path) -> None:
     *_, codes = without_torch(tmp_path, f"print([main([verb, '--help']) for verb in {[*VERBS]}])")
     assert codes == str([0] * len(VERBS)) and len(VERBS) >= 16
@@ -211,6 +212,7 @@ def ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     return folder
 
 
+@pytest.mark.slow
 def test_a_run_that_has_ended_is_told_so_without_torch(ended: RunFolder, tmp_path: Path) -> None:
     told = [f"{ended.path}: finished already at step 4; nothing to do.", f"report: {ended.path / 'report.html'}"]
     assert without_torch(tmp_path, "assert main(sys.argv[1:]) == 0", "train", *RUN)[:2] == told

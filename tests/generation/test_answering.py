@@ -180,6 +180,7 @@ def test_messages_are_asked_in_the_chat_template(lm: Lm, tmp_path: Path, model: 
     assert [each["answers"][0]["text"] for each in read(tmp_path / "d.jsonl")] == alone
 
 
+@pytest.mark.slow
 def test_a_message_of_the_assistant_at_the_end_is_gone_on_with_where_that_is_asked(lm: Lm, tmp_path: Path, model: DecoderLM) -> None:
     chat_model(tmp_path / "chat", model, "plain")
     ask = {"role": "user", "content": "Hi"}

@@ -25,6 +25,7 @@ PROMPTS = [tokens(1, 10)[0].tolist(), tokens(1, 60, seed=2)[0].tolist()]  # of 4
 GREEDY = SamplingConfig(temperature=0, max_tokens=90)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("position", ENDLESS, ids=lambda position: position["kind"])
 def test_generation_slides_as_a_model_whose_every_layer_has_the_context_as_its_window(position: dict[str, Any]) -> None:
     """One whose context would have been long enough, with the same weights."""

@@ -83,6 +83,7 @@ def test_every_pair_of_slots_gives_the_logits_of_the_whole(start: int) -> None:
         agree(random_model(model_config(tree)))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_pieces", "doubles")
 @pytest.mark.parametrize("n_layers", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 6))])
 def test_layers_that_are_alike_are_one_function(n_layers: int) -> None:

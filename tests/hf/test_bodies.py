@@ -56,6 +56,7 @@ def test_transformers_computes_the_same_states_both_ways(name: str, tmp_path: Pa
     assert all(torch.equal(again.weights[key], weight) for key, weight in weights.items())
 
 
+@pytest.mark.slow
 def test_a_published_model_of_vectors_is_trained_on_and_written_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As BGE and MiniLM are published: BertModel with the files of sentence-transformers."""
     config = transformers.BertConfig(

@@ -76,6 +76,7 @@ def test_sentence_transformers_gives_the_same_vectors(tmp_path: Path) -> None:
         torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_run_tells_whether_its_model_is_for_vectors(tmp_path: Path) -> None:
     """And so does a mean, of which nothing is predicted; asked otherwise the files are left out."""
     saved(tmp_path / "runs" / "x" / "model", "llama")

@@ -210,6 +210,7 @@ def test_what_ends_an_answer_there_ends_it_here(tmp_path: Path, lm: Run, theirs:
     assert json.loads((tmp_path / "again/generation_config.json").read_text())["eos_token_id"] == [tokenizer.eos, special[0], plain]
 
 
+@pytest.mark.slow
 def test_how_tokens_are_drawn_stays_with_a_model_that_is_trained_on(tmp_path: Path, lm: Run, theirs: Path) -> None:
     """By generation_config.json: numbers and tokens, and no key that this program does not know. Seen to fail: tokens that are never drawn
     and the most tokens were lost, so that an export of OPUS-MT wrote 20."""

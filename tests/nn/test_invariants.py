@@ -27,6 +27,7 @@ from tests.nn.grid import (
     pairwise,
     parts,
     refused,
+    some,
     trees,
 )  # fmt: skip
 from tests.nn.models import CONV, MIXTURES, with_kinds
@@ -45,7 +46,15 @@ def hold_all(start: int, models: list[tuple[str, Choice]]) -> None:
         hold(tree)
 
 
-@pytest.mark.parametrize("start", [pytest.param(at, marks=[pytest.mark.slow] if at // PART % 8 else []) for at in PARTS])
+@pytest.mark.parametrize("kind", ["decoder", "encoder_decoder"])
+@torch.no_grad()
+def test_the_invariants_hold_for_some_random_models(kind: str) -> None:
+    for tree in some(kind, 8):
+        hold(tree)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", PARTS)
 @torch.no_grad()
 def test_the_invariants_hold_for_every_pair_of_slot_values(start: int) -> None:
     hold_all(start, pairwise())
@@ -90,6 +99,7 @@ def test_an_attention_that_does_not_heed_a_position_is_found(
         check_positions(cfg)
 
 
+@pytest.mark.slow
 def test_every_pair_of_slot_values_that_may_meet_does() -> None:
     sizes = [len(values) for values in SLOTS.values()]
     everything: set[Any] = set()

@@ -69,6 +69,7 @@ def test_seeds_of_before_and_after_an_option_came_about_share_a_row(tmp_path: Pa
     assert [(row["run"], row["model.embed.norm"]) for row in json.loads(out)["rows"]] == [("a +1", False), ("c", True)]
 
 
+@pytest.mark.slow
 def test_how_often_runs_are_right_is_compared_where_all_tell_it(tmp_path: Path, write_run: WriteRun, lm: Lm) -> None:
     told = ({"val_accuracy": 0.75, "val_macro_f1": 0.625}, {"val_accuracy": 0.5, "val_macro_f1": 0.375})
     runs = [str(write_run(tmp_path / name, ffn=name, **each)) for name, each in zip(("relu", "gelu"), told, strict=True)]

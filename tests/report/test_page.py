@@ -98,6 +98,7 @@ def test_report_escapes_what_the_run_wrote(tmp_path: Path, write_run: WriteRun) 
     assert "<img src=x>" in page.text and "why </table>&" in page.text
 
 
+@pytest.mark.slow
 def test_newest_samples_come_first_and_open(tmp_path: Path, write_run: WriteRun) -> None:
     folder = write_run(tmp_path / "tiny")
     html = write_report(folder).read_text()

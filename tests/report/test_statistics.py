@@ -226,6 +226,7 @@ def test_what_p_tells_of_a_worse_variant_its_verdict_tells_too() -> None:
     assert found.near[0] < 0 < found.interval[0] and 0.035 < found.p < 0.05 and found.verdict == "no better"
 
 
+@pytest.mark.slow
 def test_an_early_look_lets_no_study_call_better_what_it_would_not_have_called_so() -> None:
     """Whatever the truth. Seen to fail where what is given up leaves Holm's procedure."""
     draw, given_up, alarms = random.Random(5), 0, 0

@@ -38,6 +38,7 @@ def close(vectors: list[list[float]], expected: torch.Tensor) -> None:
     torch.testing.assert_close(torch.tensor(vectors), expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_vectors_are_those_of_embed_while_text_is_drawn(client: httpx.Client, model: DecoderLM, tokenizer: Tokenizer) -> None:
     """From texts, ids, either form of numbers, and beside a completion, which is as it is alone."""
     asked = {"prompt": "abc", "max_tokens": 200, "seed": 3, "logit_bias": {"258": -100, "257": -100, "256": -100}}

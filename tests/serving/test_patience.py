@@ -28,6 +28,7 @@ def request(body: bytes, size: int | None = None) -> bytes:
     return b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (size or len(body)) + body
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAYS)
 def test_a_client_that_sends_no_whole_request_is_closed(serve: Serve, name: str) -> None:
     """Seen to fail: it was waited for until it left."""

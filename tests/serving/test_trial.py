@@ -18,6 +18,7 @@ BOMBS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_grammar_that_breaks_its_library_does_not_end_the_server(client: httpx.Client, name: str) -> None:
     """Seen to fail: SIGSEGV ended the process of all requests, or no request was read for minutes."""

@@ -103,6 +103,7 @@ def test_what_no_verb_has_written_is_never_removed(what: str, place: Path, lm: C
     assert "user" not in what or (out / "notes.txt").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_a_kill_of_an_export_that_replaces_leaves_the_old_one_or_the_new_one(
     place: Path, lm: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -288,7 +288,13 @@ def of_answers(path: Path, objective: str) -> tuple[str, ...]:
     return (f"data={kind}", f"data.files={path}", "data.val_frac=0.1", f"objective={objective}", "objective.beta=0.5")
 
 
-@pytest.mark.parametrize(("objective", "how"), [("dpo", ()), ("kto", ()), ("dpo", ("adapter.base=int8", "adapter.dora=true"))])
+@pytest.mark.parametrize(
+    ("objective", "how"),
+    [
+        ("dpo", ()),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("kto", ()), ("dpo", ("adapter.base=int8", "adapter.dora=true")))),
+    ],
+)
 def test_a_loss_compares_with_the_model_without_its_adapter(
     lora: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: str, how: tuple[str, ...]
 ) -> None:
@@ -311,6 +317,7 @@ def test_a_loss_compares_with_the_model_without_its_adapter(
         assert mine == pytest.approx(theirs, rel=1e-3, abs=2e-5)
 
 
+@pytest.mark.slow
 def test_a_parent_of_which_a_part_is_trained_is_compared_with_as_a_copy(
     lora: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

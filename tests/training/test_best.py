@@ -74,6 +74,7 @@ def test_a_test_of_other_weights_than_those_handed_on_is_refused(configure: Conf
         train_rank(configure("checkpoint.best=true", "data.test_frac=0.5"))
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_without_wanting_the_best_hands_the_last_on(configure: Configure, tmp_path: Path) -> None:
     train_rank(configure(*WORSENS))
     summary = train_rank(configure(*WORSENS, "checkpoint.best=false", "trainer.max_steps=22"))

@@ -125,6 +125,7 @@ def parent(configure: Configure, tmp_path: Path) -> Path:
     return tmp_path / "parent"
 
 
+@pytest.mark.slow
 def test_a_language_model_gets_a_new_head_and_keeps_the_rest(of_labels: Labelled, parent: Path, tmp_path: Path) -> None:
     """Its softcap is of the logits of tokens."""
     still = ("optim=sgd", "optim.lr=1e-9", "trainer.max_steps=2", "schedule.warmup_steps=0")

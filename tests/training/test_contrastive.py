@@ -85,7 +85,15 @@ def one_by_one(net: LM, batch: Batch, among: int, temperature: float) -> tuple[l
     return found
 
 
-@pytest.mark.parametrize("model", [(), ENCODER, (*ENCODER, *MEAN), MEAN], ids=["decoder", "encoder", "mean", "decoder_mean"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param((), id="decoder"),
+        pytest.param(ENCODER, id="encoder", marks=pytest.mark.slow),
+        pytest.param((*ENCODER, *MEAN), id="mean", marks=pytest.mark.slow),
+        pytest.param(MEAN, id="decoder_mean", marks=pytest.mark.slow),
+    ],
+)
 def test_what_it_learns_is_what_texts_one_by_one_tell(of_pairs: Told, tmp_path: Path, model: tuple[str, ...]) -> None:
     cfg, folder = of_pairs(*model, *LONG), tmp_path / "run"
     summary = train_rank(cfg)
@@ -294,6 +302,7 @@ def test_sources_of_a_mixture_whose_negatives_differ_stand_side_by_side(of_pairs
     train_rank(cfg)
 
 
+@pytest.mark.slow
 def test_a_model_keeps_the_prompts_of_a_mixture_where_its_sources_agree(
     of_pairs: Told, tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -325,6 +334,7 @@ def test_samples_are_left_aside(of_pairs: Told, tmp_path: Path, capsys: pytest.C
     assert said[-1].endswith("saved, resumed, validated and exported; the run can start")
 
 
+@pytest.mark.slow
 def test_each_group_is_tested(of_pairs: Told, tmp_path: Path) -> None:
     """Seen to fail: an internal error, of groups that were taken for texts, where several were tested at once."""
     summary = train_rank(of_pairs("data.test_frac=0.5", "data.val_rows=null", "trainer.micro_batch=2"))

@@ -381,6 +381,7 @@ def test_a_signal_that_ends_the_compiler_too_is_no_error(configure: Configure, t
     assert stopped.value.exit_code == 128 + signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_a_secret_of_the_environment_is_nowhere_in_the_run_folder(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -430,6 +431,7 @@ def test_a_process_that_is_cut_off_from_every_network_trains(tiny: list[str]) ->
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_run_needs_neither_a_network_nor_a_home(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen to fail with one connection to a server added."""
 

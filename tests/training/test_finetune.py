@@ -109,6 +109,7 @@ ONWARD = ("model.dropout=0", "data.train_rows=8", "schedule=constant", "schedule
 """Each step reads the same rows at the same rate, so that a run's second half can be had from a checkpoint too."""
 
 
+@pytest.mark.slow
 def test_a_run_that_takes_the_optimizers_state_over_goes_on_as_the_parent_did(tiny: list[str], tmp_path: Path) -> None:
     train_rank(compose_config(settled(*tiny, *ONWARD, "trainer.max_steps=12", "checkpoint.keep_steps=[6]", "run.name=parent")))
     half = tmp_path / "parent" / "checkpoints" / "step-00000006"

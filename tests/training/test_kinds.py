@@ -30,6 +30,7 @@ def of_kind(cfg: TrainConfig, kind: str, folder: Path, **changes: Tree) -> Train
     return cfg.replace(model=model, data=data, objective={"kind": OBJECTIVE[kind]})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", OBJECTIVE)
 def test_the_split_into_micro_batches_changes_nothing_under_sgd(configure: Configure, tmp_path: Path, kind: str) -> None:
     """Batches are as wide as their longest row, and experts take a part of each row's own tokens."""
@@ -44,6 +45,7 @@ def test_the_split_into_micro_batches_changes_nothing_under_sgd(configure: Confi
     assert lines[0] == pytest.approx(lines[1], rel=1e-5) and lines[0][-1] < lines[0][0] - 0.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [pytest.param("encoder", marks=pytest.mark.slow), "encoder_decoder"])
 def test_a_resumed_run_is_bitwise_the_run_left_alone(configure: Configure, tmp_path: Path, kind: str) -> None:
     train_rank(of_kind(configure("run.name=whole", "schedule=constant"), kind, tmp_path))

@@ -79,6 +79,7 @@ def gain_of(model: LM, start: LM, batch: Batch) -> torch.Tensor:
     return torch.stack(found)
 
 
+@pytest.mark.slow
 def test_a_step_has_one_reference_point_however_it_is_split(of_rated: Made, parent: Path) -> None:
     """The mean gain of all its prompts with answers to others, by another computation.  Seen to fail with that of each micro-batch."""
     cfg = of_rated("objective.good_weight=0.5")
@@ -212,6 +213,7 @@ def test_batches_of_several_sources_keep_answers_to_other_prompts(of_rated: Made
     assert whole.beside == [*parts[0].beside, *parts[1].beside] and [len(each.tokens) for each in whole.beside] == [2, 1]
 
 
+@pytest.mark.slow
 def test_what_is_not_rated_is_refused(of_rated: Made, tmp_path: Path) -> None:
     faults = {
         "field 'label' holds \"good\", and an answer is good or not: true or false": {"label": "good"},

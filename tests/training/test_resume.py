@@ -109,6 +109,7 @@ def test_loader_workers_change_nothing_in_a_resumed_run(configure: Configure, st
     assert results(tmp_path / "run") == results(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_early_stopping_counts_on_after_a_resume_and_does_not_train_past_its_end(configure: Configure, stop: Stop, tmp_path: Path) -> None:
     """With a rate of nothing every validation after the first, at step 4, is no better."""
     still = ["optim=sgd", "optim.lr=1e-30", "trainer.early_stop=2", "trainer.max_steps=40"]
@@ -298,6 +299,7 @@ def test_must_needs_a_checkpoint_and_auto_starts_and_says_so(configure: Configur
     assert "/run starts: " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_missing_optimizer_state_is_refused_unless_a_fresh_one_is_asked_for(configure: Configure, stop: Stop, tmp_path: Path) -> None:
     stop(configure("optim=adamw"), 5)
     rewrite(checkpoints(tmp_path / "run" / "checkpoints")[0], lambda kind: kind == "weight")
@@ -434,6 +436,7 @@ def test_a_warm_up_that_followed_from_a_short_runs_length_is_named_where_it_grow
     assert train_rank(longer)["steps"] == 12
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_and_is_examined_from_another_folder(
     tiny: list[str], stop: Stop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -465,6 +468,7 @@ def test_a_run_goes_on_and_is_examined_from_another_folder(
     assert found["val_loss"] == pytest.approx(json.loads((tmp_path / "run" / "summary.json").read_text())["val_loss"])
 
 
+@pytest.mark.slow
 def test_the_weights_before_the_first_step_are_kept_where_asked_for(configure: Configure, stop: Stop, tmp_path: Path) -> None:
     """As the first of the checkpoints of a course of training; the run goes on from it too."""
     kept = "checkpoint.keep_steps=[0,1,2]", "checkpoint.keep_last=1"

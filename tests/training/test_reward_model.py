@@ -207,6 +207,7 @@ def test_answers_are_judged_by_a_reward_model(
     assert results(tmp_path / "run") == results(tmp_path / "alone")
 
 
+@pytest.mark.slow
 def test_an_answer_is_judged_where_the_reward_model_learned_to(of_pairs: Made) -> None:
     """ChatML breaks the line behind the end of an answer, at which the model draws no more.  Seen to fail without what stands there."""
     given = ("data.record.template=chatml", "tokenizer=bpe", "tokenizer.vocab_size=300", "tokenizer.specials=[<|im_start|>,<|im_end|>]")
@@ -221,6 +222,7 @@ def test_an_answer_is_judged_where_the_reward_model_learned_to(of_pairs: Made) -
         assert sampler.whole(Rollout(Asked(text[:9], []), text[9:-2], [])) == text[:-2]  # cut at max_tokens
 
 
+@pytest.mark.slow
 def test_there_is_a_place_for_the_last_token_of_an_answer(by_judge: Made, tmp_path: Path) -> None:
     """Only the reward model reads it, which may have no more places than data.seq_len.  Seen to fail with the room of other rewards."""
     judged = f"objective.reward_model={tmp_path}"

@@ -141,6 +141,7 @@ def test_a_run_prints_its_own_lines_and_nothing_of_lightning(lm_process: Start, 
     ]
 
 
+@pytest.mark.slow
 def test_a_closed_stdout_does_not_end_a_run(lm_process: Start, tiny: list[str], tmp_path: Path) -> None:
     """As in `lm train | head -1`: the reader of the pipe is gone."""
     (tmp_path / "output").mkdir()

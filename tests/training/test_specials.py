@@ -81,6 +81,7 @@ def test_new_tokens_start_as_the_mean_of_those_that_there_are(
         torch.testing.assert_close(after[name], expected, atol=1e-7, rtol=0)
 
 
+@pytest.mark.slow
 def test_an_adapter_trains_their_rows_in_tables_of_layers_too(child: Configure, parents: Path, tmp_path: Path) -> None:
     cfg = child("tables", *LORA)
     assert cfg.adapter is not None and {TABLE, LAYERS_TABLE} <= {*cfg.adapter.tree()["whole"]}
@@ -90,7 +91,9 @@ def test_an_adapter_trains_their_rows_in_tables_of_layers_too(child: Configure, 
     assert (model.get_parameter(name)[259:] - before.mean(0)).abs().max() > 1e-4 and model.vocab_size == 261
 
 
-@pytest.mark.parametrize(("parent", "more"), [("exact", ()), ("exact", LORA), ("padded", LORA)])
+@pytest.mark.parametrize(
+    ("parent", "more"), [("exact", ()), *(pytest.param(name, LORA, marks=pytest.mark.slow) for name in ("exact", "padded"))]
+)
 def test_they_are_learned_and_kept_by_all_that_is_made_of_the_run(
     parent: str, more: tuple[str, ...], child: Configure, parents: Path, tmp_path: Path
 ) -> None:
@@ -158,6 +161,7 @@ def test_where_they_could_not_be_told_apart_the_run_is_refused(child: Configure,
     assert cfg.model.vocab_size == 259 and cfg.adapter is not None and cfg.adapter.tree()["whole"] == []
 
 
+@pytest.mark.slow
 def test_one_that_reads_as_another_value_is_the_text_that_was_typed(child: Configure) -> None:
     """Seen to fail: rows were made for 'True', which the tokenizer then had not, beside 'true'."""
     cfg = child("exact", "tokenizer.specials=[true,1.50]")

@@ -82,6 +82,7 @@ def test_a_regression_learns_its_number_and_is_measured_as_numpy_does(of_targets
     assert cold.keys() == {"score"} and cold["score"] < 1.5 < hot["score"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [(), ENCODER], ids=["decoder", "encoder"])
 def test_several_labels_are_learned_and_measured_as_sklearn_does(of_targets: Told, tmp_path: Path, model: tuple[str, ...]) -> None:
     measured = pytest.importorskip("sklearn.metrics")
@@ -123,6 +124,7 @@ def test_ranks_and_micro_batches_learn_as_one(
     learns_as_one(lambda *more: of_targets(*told, *more, "optim.lr=0.02"), *where)  # at 0.5 a regression diverges
 
 
+@pytest.mark.slow
 def test_a_head_is_kept_where_it_tells_the_same(of_targets: Told, tmp_path: Path) -> None:
     """Labels of which one is right are others than those of which several may be; a reward model's number is a number."""
     names = "objective.labels=[wet,hot]"

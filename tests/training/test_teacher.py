@@ -47,6 +47,7 @@ def told(run: Path) -> list[float]:
     return [line["teacher_kl"] for line in read(run / "metrics.jsonl") if "teacher_kl" in line]
 
 
+@pytest.mark.slow
 def test_a_model_taught_by_itself_stays_as_it_is(made: Made, configure: Configure) -> None:
     """So the teacher has no dropout, and the labels no part."""
     teacher = made("teacher")
@@ -208,6 +209,7 @@ def test_a_teacher_may_have_more_tokens_and_another_end_but_no_token_less(made: 
         train_rank(more.replace(init_from=str(base), run=more.run.replace(name="more")))
 
 
+@pytest.mark.slow
 def test_a_plan_counts_the_forward_of_a_teacher_and_its_weights_in_their_own_dtype(made: Made, configure: Configure) -> None:
     """Without these a teacher's forward was free, and one in bf16 took as much memory as in fp32."""
     wide, narrow = made("wide"), made("narrow", "trainer.precision=bf16-true")
@@ -231,6 +233,7 @@ def test_show_counts_a_teacher_only_where_there_is_one(made: Made, lm: Lm) -> No
     assert re.search(r"frozen +\d", lm("show", f"objective.teacher={teacher}")[1]) and "frozen" not in lm("show")[1]
 
 
+@pytest.mark.slow
 def test_a_taught_run_is_shown_from_elsewhere_and_when_its_teacher_is_gone(
     made: Made, configure: Configure, lm: Lm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,7 @@ def test_calls_are_learned_and_tools_and_their_answers_are_read(tokenizer: Token
     assert [part for part in runs[1].parts if isinstance(part, int)] == [tokenizer.special(["<|im_end|>"])]  # not the one that it spells
 
 
+@pytest.mark.slow
 def test_the_forms_of_one_record_are_one(tokenizer: Tokenizer) -> None:
     """Arguments as OpenAI has them, a call by its name alone, and lists as JSON."""
     function = CALL["function"]

@@ -398,6 +398,7 @@ def test_changed_code_is_another_cache_entry(prepare_text: Prepare, tmp_path: Pa
     assert len([found for found in (tmp_path / "cache" / "tokens").iterdir() if found.is_dir()]) == 2
 
 
+@pytest.mark.slow
 def test_long_preparation_tells_how_far_how_fast_and_how_long_off_a_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

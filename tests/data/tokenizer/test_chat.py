@@ -447,6 +447,7 @@ def test_other_spellings_of_a_chat_are_read(prepare_text: Prepare, tmp_path: Pat
         assert all(text[0] == "a" and text[1:].isdigit() for text in learned(found, rows.batch(np.arange(len(rows)))))
 
 
+@pytest.mark.slow
 def test_the_template_is_part_of_what_decides_the_tokens_and_goes_with_the_tokenizer(prepare_text: Prepare, tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", chats())
     (tmp_path / "own.jinja").write_text(UNMARKED)

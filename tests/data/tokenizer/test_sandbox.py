@@ -120,6 +120,7 @@ def test_a_template_that_takes_too_much_is_ended_and_its_process_with_it(tokeniz
     assert used.ru_utime + used.ru_stime - began < 4  # seconds of the processor, the start with them
 
 
+@pytest.mark.slow
 @on_linux
 def test_what_bombs_take_at_most_stays_below_200_megabytes() -> None:
     """Of the program and of the template's process, in a fresh one of each."""
@@ -152,6 +153,7 @@ def test_a_broken_template_is_refused_with_what_jinja_says(tokenizer: Tokenizer,
         ChatTemplate(template, "here", tokenizer).runs(TURNS)
 
 
+@pytest.mark.slow
 @on_linux
 def test_the_process_of_a_template_ends_with_it(tokenizer: Tokenizer) -> None:
     """Seen to fail behind tests of serving, whose templates have processes of their own for as long as their servers."""

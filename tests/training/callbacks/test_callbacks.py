@@ -71,6 +71,7 @@ def with_plugins(cfg: TrainConfig, **plugins: Tree) -> TrainConfig:
     return from_tree(TrainConfig, cfg.tree() | plugins)
 
 
+@pytest.mark.slow
 def test_lightnings_timer_ends_a_run_with_all_saved_and_it_goes_on_from_there(configure: Configure, tmp_path: Path) -> None:
     """As the run left alone but for a validation where it was ended. Seen to fail with nothing saved at the end."""
     train_rank(configure("run.name=whole"))
@@ -86,6 +87,7 @@ def test_lightnings_timer_ends_a_run_with_all_saved_and_it_goes_on_from_there(co
     assert [line for line in lines if (line["step"], "val_loss" in line) != (7, True)] == whole
 
 
+@pytest.mark.slow
 def test_lightnings_summary_and_hooks_of_ones_own_run_beside_ours(configure: Configure, tmp_path: Path) -> None:
     """Behind ours but that which saves: at the end of a step they find it counted, and what they keep is saved then."""
     seen: list[tuple[int, int]] = []

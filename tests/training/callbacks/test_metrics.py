@@ -92,6 +92,7 @@ def test_a_figure_of_the_objective_replaces_none_of_ours(
         train_rank(configure())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("waiting_s", [0.0, 0.3])
 def test_time_spent_waiting_for_batches_is_told(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], waiting_s: float

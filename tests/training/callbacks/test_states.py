@@ -61,6 +61,7 @@ def test_a_rollback_takes_the_states_of_callbacks_back(configure: Configure, tmp
     assert counting.seen["steps"] == [*range(1, 13)]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_without_states_is_as_before_and_one_with_the_state_of_another_callback_says_so(
     configure: Configure, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -151,6 +152,7 @@ def test_a_callback_that_comes_to_an_end_does_not_send_the_run_back_to_its_first
         train_rank(configure(), callbacks=[LambdaCallback(**{hook: lambda *args: next(notes)})])
 
 
+@pytest.mark.slow
 def test_a_callback_may_change_the_rate_where_it_has_an_effect_only(configure: Configure, tmp_path: Path) -> None:
     def halve(key: str) -> Callable[..., None]:
         def change(trainer: Any, module: Any, *args: Any) -> None:

@@ -62,6 +62,7 @@ def test_shares_add_up_and_take_equally_many_forwards(n: int, world: int, tmp_pa
     assert len(each) == world and set(each) == {"1" * -(-len(range(0, n, world)) // 2)}
 
 
+@pytest.mark.slow
 def test_a_run_is_tested_once_behind_its_last_step_and_a_later_end_is_another(configure: Configure, tmp_path: Path) -> None:
     """Seen to fail with the test at every validation, and with the held-out rows for it."""
     summaries = [

@@ -80,6 +80,7 @@ def processes_in(folder: Path) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("act", "code", "said"),
     [
@@ -203,6 +204,7 @@ def test_a_signal_to_all_processes_counts_once_however_late_the_launcher_hands_i
     verify(tmp_path / "run" / "checkpoints" / "step-00000006")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", [[], pytest.param(ranks("ddp"), marks=pytest.mark.slow)], ids=["one rank", "two ranks"])
 def test_a_second_signal_ends_the_run_at_once_and_says_what_is_lost(
     lm_process: Start, tiny: list[str], tmp_path: Path, strategy: list[str]
@@ -237,6 +239,7 @@ def test_a_rank_that_was_killed_is_told_before_one_that_has_not_noticed() -> Non
     assert "rank 0: the process was killed by SIGKILL" in str(died) and "rank 0: it did not answer the others" in str(hung)
 
 
+@pytest.mark.slow
 @on_linux
 def test_ranks_end_and_save_when_their_launcher_is_killed(lm_process: Start, tiny: list[str], tmp_path: Path) -> None:
     process = lm_process("train", *tiny, "optim=adamw", *ENDLESS, *ranks("ddp"))
@@ -247,6 +250,7 @@ def test_ranks_end_and_save_when_their_launcher_is_killed(lm_process: Start, tin
     verify(checkpoints(tmp_path / "run" / "checkpoints")[0])
 
 
+@pytest.mark.slow
 def test_a_config_that_differs_is_refused_before_any_rank_starts(
     configure: Configure, launch: Launch, killed: Callable[..., None], tmp_path: Path
 ) -> None:

@@ -77,6 +77,7 @@ def test_machines_that_would_train_different_runs_are_refused_on_each(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_machines_without_a_common_run_folder_are_refused_on_each(tiny: list[str], server: Path, tmp_path: Path) -> None:
     """Seen to train until the first save, and then to say that a folder cannot be written."""
     machines = two_machines(server, tmp_path, (0, 0), [*tiny, "run.dir=of_a_machine"], [])

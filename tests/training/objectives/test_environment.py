@@ -153,6 +153,7 @@ def test_each_answer_is_drawn_by_a_key_of_its_own(chatml: Tokenizer, monkeypatch
     assert len(seen) == len({*seen}) == 2 * 2 * 3 and [len(one.replies) for one in found] == [2] * 4
 
 
+@pytest.mark.slow
 def test_an_environment_that_fails_ends_with_a_sentence(chatml: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     for text, said in (
         ("odd", r"it broke on the answer 'odd' \(KeyError: 'odd'\)\. Mend it"),

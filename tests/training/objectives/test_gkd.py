@@ -178,6 +178,7 @@ def test_held_out_answers_are_written(taught: Callable[..., TrainConfig], tmp_pa
     assert len(blocks) == 8 and all("Assistant:" in prompt for prompt in blocks[::2]) and "Assistant:" not in "".join(blocks[1::2])
 
 
+@pytest.mark.slow
 def test_a_resumed_run_answers_the_same_to_the_bit(taught: Callable[..., TrainConfig], tmp_path: Path) -> None:
     train_rank(taught("schedule=constant", "run.name=whole"))
     train_rank(taught("schedule=constant", "trainer.max_steps=3", "checkpoint.every=3"))

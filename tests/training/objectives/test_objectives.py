@@ -334,6 +334,7 @@ def test_further_losses_learn_from_a_parent(small: Callable[..., TrainConfig], p
     assert last["val_pair_loss"] < first["val_pair_loss"]
 
 
+@pytest.mark.slow
 def test_preferences_learn_from_a_parent(small: Callable[..., TrainConfig], parent: str, tmp_path: Path) -> None:
     """Without dropout, which the parent beside it has not: the first loss is exactly log 2."""
     train_rank(small({"kind": "dpo"}, "decoder", "preferences", "optim.lr=1e-3", "model.dropout=0", parent=parent))
@@ -341,6 +342,7 @@ def test_preferences_learn_from_a_parent(small: Callable[..., TrainConfig], pare
     assert found[0] == pytest.approx(math.log(2), abs=1e-6) and found[-1] < 0.65
 
 
+@pytest.mark.slow
 def test_a_resumed_run_compares_with_the_same_model_bit_for_bit(small: Callable[..., TrainConfig], parent: str, tmp_path: Path) -> None:
     """With dropout 0.1."""
     given = ({"kind": "dpo"}, "decoder", "preferences", "optim.lr=1e-3", "schedule=constant")
@@ -390,6 +392,7 @@ def test_objectives_with_a_second_forward_train_on_two_ranks_as_on_one(
     assert told(tmp_path / "run") == pytest.approx(told(tmp_path / "one"), rel=1e-4, abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["seq2seq", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dpo", "causal"))])
 def test_objectives_with_a_second_forward_do_not_depend_on_micro_batches(
     small: Callable[..., TrainConfig], parent: str, tmp_path: Path, objective: str
@@ -403,6 +406,7 @@ def test_objectives_with_a_second_forward_do_not_depend_on_micro_batches(
     assert told(tmp_path / "rows2") == pytest.approx(told(tmp_path / "rows8"), rel=1e-4, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_step_without_a_label_ends_the_run_and_is_named(small: Callable[..., TrainConfig], tmp_path: Path) -> None:
     """Its loss is never 0 in silence. Seen to fail with the count of labels clamped to 1."""
     rows = ("data.seq_len=4", "data.global_batch=2", "data.val_rows=200")

@@ -43,6 +43,7 @@ def test_what_is_half_written_or_read_in_silence_is_told(tmp_path: Path) -> None
     assert wrong(Case("any", []), 0, False, "", "", tmp_path) == "half written: x/.tmp-made-1"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy", [pytest.param(overrides, marks=pytest.mark.slow), pytest.param(data, marks=pytest.mark.slow), environments]
 )

@@ -23,6 +23,7 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LM_PLUGINS", "")
 
 
+@pytest.mark.slow
 def test_a_kind_that_holds_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([f"plugins={SIGMOID}", "model/attention=sigmoid"]) == 0
     assert capsys.readouterr().out == "SigmoidConfig, kind=sigmoid: keeps what holds for every kind\n"

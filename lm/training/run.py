@@ -181,6 +181,8 @@ def _fit(module: "TrainModule", callbacks: Sequence["Callback"]) -> None:
         run.journal.console.say(imitated)
     if cfg.trainer.device == "auto" and why_not_mac() is None:
         run.journal.console.say("on the CPU; trainer.device=mps tries this Mac's GPU")
+    if cuda and cfg.trainer.precision == "fp32" and not cfg.trainer.compile:
+        run.journal.console.say("on CUDA in float32, uncompiled; trainer=gpu computes in bfloat16 and compiles, which pays in longer runs")
     if cfg.trainer.compile:
         module.model.compile()
     with warnings.catch_warnings(), worker_faults(), deterministic(cuda and cfg.trainer.deterministic):

@@ -338,6 +338,7 @@ def test_a_study_that_judges_by_what_it_tuned_on_says_so(study: NewStudy) -> Non
     assert "Validation text chose optim.lr and judges what it chose. Say metric=test_bits_per_byte." in verdict(asked)["warnings"]
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_a_study_in_one_sentence_and_the_same_command_goes_on(ablate: Ablate, study: NewStudy, tmp_path: Path) -> None:
     call = ("run", "model/ffn=swiglu,gelu", "seeds=2")
 

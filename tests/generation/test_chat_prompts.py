@@ -100,6 +100,7 @@ def talk(lm: Lm, folder: Path, monkeypatch: pytest.MonkeyPatch, lines: list[str]
     return out.split("\n")[:-1], err
 
 
+@pytest.mark.slow
 def test_without_a_prompt_a_model_of_chats_converses_and_knows_what_was_said(
     lm: Lm, chat_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

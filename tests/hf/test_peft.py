@@ -367,6 +367,7 @@ def test_what_was_trained_whole_and_has_no_place_is_refused(tmp_path: Path) -> N
             import_adapter(tmp_path / "out", tmp_path / "back", base=tmp_path / "tied" / "parent")
 
 
+@pytest.mark.slow
 def test_adapters_that_have_no_place_here_are_refused(tmp_path: Path) -> None:
     folder = adapted("gpt2", LoRAConfig(rank=2, targets=["attention.o"]), tmp_path)
     export_adapter(folder, tmp_path / "out", check=False)

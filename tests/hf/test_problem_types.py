@@ -45,6 +45,7 @@ def published(name: str, problem: str, folder: Path) -> Any:
     return theirs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OWN)
 @pytest.mark.parametrize("problem", [SEVERAL, NUMBER])
 def test_the_loss_and_the_answers_are_those_of_transformers(name: str, problem: str, tmp_path: Path) -> None:

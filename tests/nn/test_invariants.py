@@ -119,6 +119,7 @@ def named(part: Any) -> set[str]:
     return {NAMES[slot] for slot, _ in part}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "single", "pairs"), [("decoder", 0, 87), ("encoder", 17, 53), ("encoder_decoder", 9, 40)])
 def test_few_slot_values_may_not_meet(kind: str, single: int, pairs: int) -> None:
     """A parallel block with a norm that is not in front, or without a feed-forward; MLA with positions that are neither rotations nor

@@ -43,6 +43,7 @@ def sweep(tmp_path: Path, write_run: WriteRun) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_folder_of_runs_is_compared_and_what_cannot_be_read_is_left_out_by_name(sweep: Path, lm: Lm) -> None:
     names = ["b ", "a0 +2 ", "half (unfinished) "]
     for given in ([str(sweep)], [f"{sweep}/*"], [*map(str, sorted(sweep.iterdir())), f"{sweep}/gone"]):

@@ -53,6 +53,7 @@ def choices(client: httpx.Client, path: str, body: Tree) -> list[Tree]:
     return list(found.json()["choices"])
 
 
+@pytest.mark.slow
 def test_answers_among_sixteen_others_equal_those_of_generate(client: httpx.Client, model: DecoderLM, tokenizer: Tokenizer) -> None:
     asked = [{"prompt": prompt, **options} for options in SAMPLINGS for prompt in PROMPTS]
     expected = [
@@ -356,6 +357,7 @@ def test_without_max_tokens_an_answer_is_as_long_as_there_is_room(serve: Serve) 
         assert client.post(COMPLETIONS, json={"prompt": "abc", "max_tokens": 256}).status_code == 400
 
 
+@pytest.mark.slow
 def test_a_tokenizer_whose_library_panics_does_not_end_the_model_s_thread(serve: Serve) -> None:
     """Seen to fail: the thread ended, and no request behind that one was answered."""
     raw = RawTokenizer(models.BPE(vocab={"x": 0, "</s>": 1}, merges=[]))

@@ -258,6 +258,7 @@ def test_a_manifest_lists_exactly_what_the_folder_holds(what: str, tmp_path: Pat
         verify(tmp_path / "x")
 
 
+@pytest.mark.slow
 def test_flipped_bits_all_over_the_manifest_are_rejected(tmp_path: Path) -> None:
     write(tmp_path / "x", "one")
     path = tmp_path / "x" / MANIFEST

@@ -114,6 +114,7 @@ def test_no_step_moves_the_parent(trained: Path, lora: Configure) -> None:
     assert all(p.any() for name, p in found[0].items() if name.endswith("lora_b"))
 
 
+@pytest.mark.slow
 def test_what_a_run_hands_on_is_the_merged_model_to_all_who_read_it(
     lora: Configure, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -178,6 +178,7 @@ def test_a_finished_run_without_checkpoints_is_finished_but_cannot_go_on(configu
         train_rank(configure("seed=1"))
 
 
+@pytest.mark.slow
 def test_a_run_that_began_before_an_option_was_there_goes_on_with_its_default(configure: Configure, tmp_path: Path) -> None:
     train_rank(configure())
 
@@ -197,6 +198,7 @@ def _without_float8(meta: Tree) -> Tree:
     return meta
 
 
+@pytest.mark.slow
 def test_more_steps_go_on_and_less_are_refused(
     configure: Configure, stop: Stop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -61,6 +61,7 @@ def child(parents: Path, tmp_path: Path) -> Configure:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("parent", "n_rows"), [("exact", 261), ("padded", 320), ("biased", 320), ("tables", 261)])
 def test_new_tokens_start_as_the_mean_of_those_that_there_are(
     parent: str, n_rows: int, child: Configure, parents: Path, tmp_path: Path

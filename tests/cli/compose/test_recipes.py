@@ -180,6 +180,7 @@ def test_a_shakespeare_recipe_keeps_the_limits_of_the_comparison(recipe: str) ->
     assert config.data.global_batch * config.data.seq_len * config.trainer.max_steps <= 1_536_000
 
 
+@pytest.mark.slow
 def test_what_a_finetune_recipe_starts_from_is_the_run_of_another_recipe(default_run: Path) -> None:
     runs = {f"runs/{recipe.replace('/', '-')}": recipe for recipe in RECIPES}
     found = {recipe: runs[str(run_line(recipe)[0].init_from)] for recipe in RECIPES if recipe.startswith("finetune/")}

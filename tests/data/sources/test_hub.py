@@ -131,6 +131,7 @@ def test_a_csv_field_without_an_end_is_named(tmp_path: Path) -> None:
         texts(tmp_path / "a.csv")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1 << 17])
 def test_csv_is_read_alike_in_chunks_of_any_size(tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lm.data.sources.files._CHUNK", size)

@@ -330,6 +330,7 @@ def _read(folder: Path, url: str, told: Any) -> None:
         told.put(error)
 
 
+@pytest.mark.slow
 def test_of_two_processes_one_fetches_a_shard(prepared: Prepare, tmp_path: Path, server: Any) -> None:
     """Seen to fail without the lock."""
     (tmp_path / "slow").touch()

@@ -434,6 +434,7 @@ def test_a_named_template_needs_its_special_tokens(prepare_text: Prepare, tmp_pa
     assert found.tokenizer.special(CHATML[:1]) is not None and found.tokenizer.chat_template == source("chatml")
 
 
+@pytest.mark.slow
 def test_other_spellings_of_a_chat_are_read(prepare_text: Prepare, tmp_path: Path, decoder: ModelConfig) -> None:
     sharegpt = [{"conversations": [{"from": "human", "value": f"q{n}"}, {"from": "gpt", "value": f"a{n}"}]} for n in range(60)]
     record = ChatRecord(messages="conversations", role_field="from", content_field="value")

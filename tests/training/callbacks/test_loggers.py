@@ -431,6 +431,7 @@ def processes() -> list[list[str]]:
     return [line.split(maxsplit=2) for line in shown.splitlines()]
 
 
+@pytest.mark.slow
 def test_a_wandb_that_cannot_start_never_raises(tmp_path: Path, wandb_env: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "run").write_text("in the way of the folder")
     (logger,) = WandbLoggerConfig().build(tmp_path / "run", {}, 0)

@@ -77,6 +77,7 @@ def test_what_is_saved_is_hashed_once(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len(hashed) == 2 * len(atomic.listed_files(step_folder(tmp_path, 2)))
 
 
+@pytest.mark.slow
 def test_a_run_that_saves_in_the_background_is_bitwise_the_same(configure: Configure, tmp_path: Path) -> None:
     train_rank(configure("run.name=whole", "checkpoint.every=2"))
     train_rank(configure("checkpoint.every=2", "checkpoint.background=true"))

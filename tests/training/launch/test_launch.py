@@ -356,6 +356,7 @@ echo "$@" >> {log}
 ASKED = ["requeue 77"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "node", "asked"),
     [pytest.param([], "0", ASKED, marks=pytest.mark.slow), (ranks("ddp"), "0", ASKED), ([], "1", [])],

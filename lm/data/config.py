@@ -88,8 +88,9 @@ class DataConfig(Slot, group="data"):
         """Returns the names of the sources that are trained on, not only validated."""
         return set(self.parts())
 
-    def mixture(self, n_rows: Mapping[str, int], n_tokens: Mapping[str, int], seed: int) -> Mixture | None:
-        """Returns the order in which the sources' rows are read; None: there is only one source.  n_rows, n_tokens: by source."""
+    def mixture(self, n_rows: Mapping[str, int], n_tokens: Mapping[str, int], seed: int, updates: int) -> Mixture | None:
+        """Returns the order in which the sources' rows are read; None: there is only one source.  n_rows, n_tokens: by source; updates:
+        steps in a row that read the same rows."""
         return None
 
 

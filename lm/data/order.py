@@ -49,6 +49,12 @@ def spread(n_rows: int, wanted: int | None) -> Ids:
     return np.arange(count, dtype=np.int64) * n_rows // count
 
 
+def widest(n: int, *widths: Ids) -> Ids:
+    """Returns ids of n rows, repeated where there are fewer: the widest by each measure in turn.  widths: per measure, of all rows."""
+    by_turns = np.stack([np.argsort(-width, kind="stable")[:n] for width in widths], axis=1).ravel()
+    return np.resize(np.array(list(dict.fromkeys(by_turns.tolist())), np.int64), n)
+
+
 def uniforms(seed: int, draw: int, ids: Ids, n: int) -> NDArray[np.float64]:
     """Returns (b, n) numbers in [0, 1), each a function only of the seed, the draw (a step), the row id and the column."""
     rows = _mixed(ids.astype(np.uint64) ^ np.uint64(derived(derived(seed, draw), 0)))

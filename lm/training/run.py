@@ -205,7 +205,7 @@ def _describe(module: "TrainModule", rows: str) -> None:
     at = f"resumes at step {module.step:,}" if module.step else "starts"
     frozen = f" ({si(module.n_frozen)} frozen)" if module.n_frozen else ""
     n_rows = min(len(run.splits.train), cfg.data.train_rows or len(run.splits.train))
-    epochs = run.max_steps * cfg.data.global_batch / n_rows
+    epochs = run.max_steps * cfg.data.global_batch / n_rows / run.splits.train.updates
     texts = f" x {cfg.objective.texts} texts" if cfg.objective.texts > 1 else ""
     run.journal.console.say(
         f"{run.folder.path} {at}: {si(module.n_trained + module.n_frozen)} parameters{frozen},"

@@ -182,8 +182,8 @@ class RunState:
         return self.counters.done(step, self.cfg.trainer)
 
     def ends(self, step: int) -> bool:
-        """Says whether this process ends after this step: the run is done, or a signal has come."""
-        return self.stopped_by is not None or self.done(step)
+        """Says whether this process ends after this step: the run is done, or a signal has come, and all updates of its rows are made."""
+        return (self.stopped_by is not None and step % self.splits.train.updates == 0) or self.done(step)
 
     def tokens(self, step: int) -> int:
         """Returns the number of tokens read in the first `step` steps."""
@@ -197,8 +197,8 @@ class RunState:
 
     def consumed(self, step: int) -> Tree:
         """Returns how much of each source of a mixture the first `step` steps have read, as metrics."""
-        data = self.cfg.data
-        return dict(self.splits.train.consumed((step + self.counters.rows_from) * data.global_batch, data.seq_len))
+        data, train = self.cfg.data, self.splits.train
+        return dict(train.consumed(-(-(step + self.counters.rows_from) // train.updates) * data.global_batch, data.seq_len))
 
     def last_checkpoint(self) -> str:
         """Returns the part of an error message that names the last checkpoint."""

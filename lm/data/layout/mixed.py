@@ -61,12 +61,13 @@ class MixConfig(DataConfig):
         weighed = {source.name for source in self.sources if source.weight is None or source.weight > 0}
         return weighed | {name for phase in self.phases for name, weight in phase.weights.items() if weight > 0}
 
-    def mixture(self, n_rows: Mapping[str, int], n_tokens: Mapping[str, int], seed: int) -> Mixture:
-        """Weights in the config count tokens; those of the returned mixture count rows, so they are divided by tokens per row."""
+    def mixture(self, n_rows: Mapping[str, int], n_tokens: Mapping[str, int], seed: int, updates: int) -> Mixture:
+        """Weights in the config count tokens; those of the returned mixture count rows, so they are divided by tokens per row. Its steps
+        are draws of rows, from each of which so many updates are made."""
         size = {name: n ** (1 / self.temperature) for name, n in n_tokens.items()}
         own = {source.name: size[source.name] if source.weight is None else source.weight for source in self.sources}
         phases = [phase.weights for phase in self.phases] + [own]
-        begins = [0, *(phase.until_step for phase in self.phases)]
+        begins = [0, *(-(-phase.until_step // updates) for phase in self.phases)]
         per_row = {name: n_tokens[name] / n for name, n in n_rows.items()}
         weights = {step: [phase.get(name, 0.0) / per_row[name] for name in n_rows] for step, phase in zip(begins, phases, strict=True)}
         epochs = {source.name: source.max_epochs for source in self.sources}
@@ -117,7 +118,7 @@ class MixedRows(Rows):
     def __init__(self, parts: Mapping[str, Rows], pad: int, mixture: Mixture | None = None) -> None:
         self.names, self._parts, self._pad, self.mixture = list(parts), list(parts.values()), pad, mixture
         self.offsets = np.cumsum([0, *map(len, self._parts)])
-        self.n_labels = sum(part.n_labels for part in self._parts)
+        self.n_labels, self.updates = sum(part.n_labels for part in self._parts), self._parts[0].updates
         self.bytes_per_label = sum(part.bytes_per_label * part.n_labels for part in self._parts) / self.n_labels
 
     def label_bytes(self, tokenizer: Tokenizer) -> NDArray[np.int32] | None:
@@ -174,7 +175,8 @@ class MixedRows(Rows):
     def of_step(self, seed: int, step: int, global_batch: int, first: int | None = None) -> Ids:
         """`seed` and `first` are not used here: the mixture has its own seed, and a limit for each source."""
         assert self.mixture is not None
-        source, row = self.mixture.read(step * global_batch, (step + 1) * global_batch)
+        number = step // self.updates
+        source, row = self.mixture.read(number * global_batch, (number + 1) * global_batch)
         return np.asarray(self.offsets[source] + row)
 
     def consumed(self, n: int, seq_len: int) -> dict[str, float]:

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from lm.data.config import DataConfig
 from lm.data.layout.best_fit import BestFit
 from lm.data.layout.windows import Packing, Windows
-from lm.data.order import Ids, step_rows
+from lm.data.order import Ids, step_rows, widest
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.losses.measure import Answers, Measure, Start
@@ -29,6 +29,7 @@ class Rows(ABC):
 
     n_labels: int  # of this split
     uneven: ClassVar[bool] = False  # whether one may become more rows of a batch than another
+    updates: int = 1  # steps in a row that learn from the same rows
     bytes_per_label: float = 0.0  # mean bytes of text per label in this split, for tokenizers whose tokens are not bytes; 0: no text
 
     def label_bytes(self, tokenizer: Tokenizer) -> NDArray[np.int32] | None:
@@ -80,7 +81,7 @@ class Rows(ABC):
 
     def of_step(self, seed: int, step: int, global_batch: int, first: int | None = None) -> Ids:
         """Returns the row ids of a step, counted from 0.  first: only so many rows are read, over and over; None: all."""
-        return step_rows(seed, step, global_batch, len(self), first)
+        return step_rows(seed, step // self.updates, global_batch, len(self), first)
 
     def consumed(self, n: int, seq_len: int) -> dict[str, float]:
         """Returns metrics of the first n rows of a run: tokens and epochs of each source of a mixture; {} for a single source."""
@@ -134,6 +135,10 @@ class ObjectiveConfig(Slot, group="objective"):
     def measure(self, start: Start | None) -> Measure:
         """Returns how a validation measures a model.  start: None: the model that training started from is not known."""
         return Measure()
+
+    def updates_of_rows(self) -> int:
+        """Returns how many steps in a row learn from the same rows."""
+        return 1
 
     def headed(self, model: ModelConfig) -> ModelConfig:
         """Returns the model with the head that this objective trains. Raises ValueError where it cannot train the one that it has."""
@@ -275,12 +280,6 @@ class ScheduledSamplingConfig(LikelihoodConfig):
         if not self.scheduled_sampling:
             return super().why_not_context_parallel()
         return "objective.scheduled_sampling takes inputs from the place before, which may be of another rank. Set it to 0"
-
-
-def widest(n: int, *widths: Ids) -> Ids:
-    """Returns ids of n rows, repeated where there are fewer: the widest by each measure in turn.  widths: per measure, of all rows."""
-    by_turns = np.stack([np.argsort(-width, kind="stable")[:n] for width in widths], axis=1).ravel()
-    return np.resize(np.array(list(dict.fromkeys(by_turns.tolist())), np.int64), n)
 
 
 def usual(model: str, shape: str = "text") -> ObjectiveConfig:

@@ -37,7 +37,7 @@ def build_splits(cfg: ObjectiveConfig, data: DataConfig, prepared: Prepared, mod
     val = {name: rows(part.stores["val"], name) for name, part in parts.items()}
     test = {name: rows(store, name) for name, part in parts.items() if (store := part.stores["test"]).n_documents}
     tokens = {name: part.stores["train"].n_tokens for name, part in parts.items()}
-    mixture = data.mixture({name: len(found) for name, found in train.items()}, tokens, seed)
+    mixture = data.mixture({name: len(found) for name, found in train.items()}, tokens, seed, cfg.updates_of_rows())
     if mixture is None:
         return Splits(train[""], val[""], {}, test.get(""))
     return Splits(MixedRows(train, pad, mixture), MixedRows(val, pad), val, MixedRows(test, pad) if test else None)

@@ -8,8 +8,8 @@ from pydantic import Field
 
 from lm.data.layout.examples import Example, joined_batch
 from lm.data.layout.windows import Windows
-from lm.data.order import Ids, uniforms
-from lm.data.rows.base import LikelihoodConfig, Material, Rows, widest
+from lm.data.order import Ids, uniforms, widest
+from lm.data.rows.base import LikelihoodConfig, Material, Rows
 from lm.data.rows.seq2seq import seq2seq_batch
 from lm.data.rows.spans import Chance, corrupted, counts, most_raw, noise_mask
 from lm.data.store.shards import TokenStore

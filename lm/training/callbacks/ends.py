@@ -38,6 +38,7 @@ class TimeBox(RunCallback):
         next_look = step + cfg.trainer.log_every
         if length >= cfg.trainer.max_steps or (next_look < length and cfg.same_rate(next_look, length)):
             return None
-        while not cfg.same_rate(step - 1, length):  # the steps so far must have had the same rates in a run of this length
+        # the steps so far must have had the same rates in a run of this length, and the last rows have all their updates
+        while length % run.splits.train.updates or not cfg.same_rate(step - 1, length):
             length += 1
         return length

@@ -3,6 +3,7 @@ the same prompt."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import torch
@@ -45,44 +46,71 @@ class OwnAnswers:
             return self._sampler.draw(model, asked, n, keys=keys)
 
 
+@dataclass
+class Judged:
+    """The answers to the prompts of a micro-batch, and what they are worth."""
+
+    rows: Batch  # one for each answer
+    answer: Tensor  # (tokens,) the index of each token's
+    lengths: Tensor  # (answers,) in tokens
+    learned: Tensor  # (answers,) the same, and 0 of one that is not learned from
+    worth: Tensor  # (prompts, n_answers) rewards, float64 where the device has it
+    told: Tensor  # (tokens,) log p in the sampler
+    metrics: dict[str, Tensor]  # (2,) by name
+    drawn: Tensor | None = None  # (tokens,) log p under the model that has drawn them, as training computes it; None until it does
+    before: Tensor | None = None  # (tokens,) log p under the starting model; None without a kl term
+
+
 class Policy(OwnAnswers, ABC, Generic[C]):
-    """Base of the objectives that learn from rewards."""
+    """Base of the objectives that learn from rewards. Answers are kept for as many steps as learn from them; where a callback of one's own
+    has ended the run between two of these, a resumed one draws others."""
 
     def __init__(self, cfg: C, sampler: Sampler, start: Start, pad: int, seed: int, compiled: bool = False) -> None:
         """compiled: as in `OwnAnswers`."""
         super().__init__(sampler, pad, seed, compiled)
         self._cfg, self._judge, self._start = cfg, sampler, start
+        self._kept: dict[int, Judged] = {}  # by the first row of their micro-batch
 
     def __call__(self, model: LM, batch: Batch, step: int, first_row: int) -> LossSums:
-        asked = asked_of(batch)
-        rollouts = self.draw(model, asked, self._cfg.n_answers, step, range(first_row, first_row + len(asked)))
-        answers = self._judge.answers(rollouts, batch.tokens.device)
-        worth, metrics = self._judged(answers)
-        learned = answer_rows([one.example() for one in rollouts], self._pad).to(batch.tokens.device)
-        assert learned.labels is not None
-        reader, of = label_likelihoods(learned.labels, n=learned.n_labels(learned.labels)), torch.nonzero(learned.labels != IGNORED)[:, 0]
-        logp, experts = model(learned, read=with_balance(reader, 1 / self._cfg.n_answers))  # (tokens,)
-        before = self._start(model, learned, reader) if self._cfg.kl else None
-        worth = worth.view(-1, self._cfg.n_answers).to(logp.device, widest(logp.device))
-        lengths = of.bincount(minlength=worth.numel())
-        learns = torch.tensor([one.ended or self._cfg.learn_cut for one in answers]).to(logp.device)
-        loss = self.loss(logp, before, of, lengths * learns, worth) / self._cfg.n_answers
+        updates, n = self._cfg.updates_of_rows(), self._cfg.n_answers
+        if step % updates == 0 or first_row not in self._kept:
+            self._kept[first_row] = self._answered(model, batch, step, first_row)
+        judged = self._kept[first_row] if updates > 1 else self._kept.pop(first_row)
+        assert judged.rows.labels is not None
+        reader = label_likelihoods(judged.rows.labels, n=judged.rows.n_labels(judged.rows.labels))
+        logp, experts = model(judged.rows, read=with_balance(reader, 1 / n))  # (tokens,)
         seen = logp.detach()
-        drawn_at = seen.new_tensor([value for rollout in rollouts for value in rollout.logprobs])
-        metrics["logp_gap"] = mean_of((seen - drawn_at).abs().max(), 1)
-        if before is not None:
-            metrics["kl"] = mean_of((seen - before).sum(), len(seen))
-        unsure = -(seen / lengths[of]).sum() / self._cfg.n_answers
-        return experts.beside(LossSums(loss, unsure, metrics={name: pair.to(seen.device) for name, pair in metrics.items()}))
+        if judged.drawn is None:
+            judged.drawn, judged.before = seen, self._start(model, judged.rows, reader) if self._cfg.kl else None
+            judged.metrics["logp_gap"] = mean_of((seen - judged.told).abs().max(), 1)
+        loss, metrics = self.loss(logp, judged.drawn, judged)
+        if judged.before is not None:
+            metrics["kl"] = mean_of((seen - judged.before).sum(), len(seen))
+        told = {name: pair.to(seen.device) for name, pair in (judged.metrics | metrics).items()}
+        unsure = -(seen / judged.lengths[judged.answer]).sum() / n
+        return experts.beside(LossSums(loss / n, unsure, metrics=told))
 
     @abstractmethod
-    def loss(self, logp: Tensor, before: Tensor | None, of: Tensor, lengths: Tensor, worth: Tensor) -> Tensor:
-        """Returns the loss summed over answers.
+    def loss(self, logp: Tensor, drawn: Tensor, judged: Judged) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns the loss summed over answers, and metrics as (2,) pairs by name.
 
-        logp: (tokens,) log p of the answers' tokens under the model; before: the same under the starting model, None without a kl term;
-        of: (tokens,) index of each token's answer; lengths: (answers,) in tokens, 0 of one that is not learned from; worth: (prompts,
-        n_answers) rewards, float64 where the device has it.
+        logp: (tokens,) log p of the answers' tokens under the model; drawn: the same under the model that has drawn them.
         """
+
+    def _answered(self, model: LM, batch: Batch, step: int, first_row: int) -> Judged:
+        """Returns answers of this model to the prompts of a batch."""
+        asked, device = asked_of(batch), batch.tokens.device
+        rollouts = self.draw(model, asked, self._cfg.n_answers, step, range(first_row, first_row + len(asked)))
+        answers = self._judge.answers(rollouts, device)
+        worth, metrics = self._judged(answers)
+        rows = answer_rows([one.example() for one in rollouts], self._pad).to(device)
+        assert rows.labels is not None
+        answer = torch.nonzero(rows.labels != IGNORED)[:, 0]
+        lengths = answer.bincount(minlength=worth.numel())
+        learns = torch.tensor([one.ended or self._cfg.learn_cut for one in answers]).to(device)
+        worth = worth.view(-1, self._cfg.n_answers).to(device, widest(device))
+        told = torch.tensor([value for rollout in rollouts for value in rollout.logprobs], dtype=torch.float32).to(device)
+        return Judged(rows, answer, lengths, lengths * learns, worth, told, metrics)
 
     def _judged(self, answers: Sequence[Answer]) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns (answers,) total rewards, and metrics as (2,) pairs by name."""
@@ -100,18 +128,27 @@ class Policy(OwnAnswers, ABC, Generic[C]):
 
 
 class GRPO(Policy[GRPOConfig]):
-    """-A log p of each token, where A = (reward - mean of its group) / standard deviation of the group; plus kl times the estimate of the
-    KL divergence of equation 4. Shao et al. 2024, arXiv:2402.03300, equation 3 for answers sampled from the current model."""
+    """-min(r A, clip(r) A) of each token, where A = (reward - mean of its group) / standard deviation of the group, and r = p / p of the
+    model that has drawn; plus kl times the estimate of the KL divergence of equation 4. Shao et al. 2024, arXiv:2402.03300, equation 3."""
 
-    def loss(self, logp: Tensor, before: Tensor | None, of: Tensor, lengths: Tensor, worth: Tensor) -> Tensor:
-        advantage = worth - worth.mean(1, keepdim=True)
-        if self._cfg.scale:
-            advantage = advantage / (worth.std(1, keepdim=True) + _EPS)
-        each = -advantage.flatten().to(logp.dtype)[of] * logp
-        if before is not None:
-            gap = before - logp
-            each = each + self._cfg.kl * (gap.exp() - gap - 1)
-        return (each / self._divisors(lengths)[of]).sum()
+    def loss(self, logp: Tensor, drawn: Tensor, judged: Judged) -> tuple[Tensor, dict[str, Tensor]]:
+        cfg, metrics = self._cfg, dict[str, Tensor]()
+        advantage = judged.worth - judged.worth.mean(1, keepdim=True)
+        if cfg.scale:
+            advantage = advantage / (judged.worth.std(1, keepdim=True) + _EPS)
+        gain, moved = advantage.flatten().to(logp.dtype)[judged.answer], logp - drawn
+        if cfg.ratio == "answer":
+            moved = (moved.new_zeros(len(judged.lengths)).index_add(0, judged.answer, moved) / judged.lengths)[judged.answer]
+        ratio = moved.exp()
+        most = cfg.clip if cfg.clip_high is None else cfg.clip_high
+        free, clipped = ratio * gain, ratio.clamp(1 - cfg.clip, 1 + most) * gain
+        each = -torch.minimum(free, clipped)
+        if cfg.updates > 1:
+            metrics["clipped"] = mean_of((clipped < free).sum().to(logp.dtype), len(logp))
+        if judged.before is not None:
+            gap = judged.before - logp
+            each = each + cfg.kl * (gap.exp() - gap - 1)
+        return (each / self._divisors(judged.learned)[judged.answer]).sum(), metrics
 
     def _divisors(self, lengths: Tensor) -> Tensor:
         """(answers,) by what the sum over an answer's tokens is divided: infinitely much where it is not learned from."""
@@ -127,13 +164,14 @@ class RLOO(Policy[RLOOConfig]):
     """-A log p of each answer, where A = its reward - the mean reward of the others in its group, each reward first reduced by
     kl * log(p / p of the starting model). Ahmadian et al. 2024, arXiv:2402.14740, section 3.3."""
 
-    def loss(self, logp: Tensor, before: Tensor | None, of: Tensor, lengths: Tensor, worth: Tensor) -> Tensor:
-        if before is not None:
-            gap = logp.new_zeros(len(lengths)).index_add(0, of, logp.detach() - before)
+    def loss(self, logp: Tensor, drawn: Tensor, judged: Judged) -> tuple[Tensor, dict[str, Tensor]]:
+        worth = judged.worth
+        if judged.before is not None:
+            gap = logp.new_zeros(len(judged.lengths)).index_add(0, judged.answer, drawn - judged.before)
             worth = worth - self._cfg.kl * gap.view_as(worth)
         others = (worth.sum(1, keepdim=True) - worth) / (worth.shape[1] - 1)
-        advantage = ((worth - others).flatten() * (lengths > 0)).to(logp.dtype)
-        return (-advantage[of] * logp).sum()
+        advantage = ((worth - others).flatten() * (judged.learned > 0)).to(logp.dtype)
+        return (-advantage[judged.answer] * logp).sum(), {}
 
 
 @loss_of(GRPOConfig)

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from lm.data.kinds import ChatRecord, GKDConfig, GRPOConfig, PromptRecord, TextConfig
+from lm.data.layout.mixed import MixedRows
+from lm.data.mixture import Mixture, Share
 from lm.data.rewards.text import EndedReward, ExactReward
 from lm.data.rows.base import Rows
 from lm.data.rows.build import build_rows
@@ -44,6 +46,16 @@ def test_a_row_is_a_chat_up_to_its_last_answer(chats: Prepared, decoder: ModelCo
         assert reference == prompt.removesuffix("\n\nAssistant:\n").rpartition("which")[2].replace(" ", "number ", 1)
         assert asked.reference[-1] == chats.tokenizer.eos
     assert asked_of(rows.batch(rows.widest(3)))[0].prompt == max((asked.prompt for asked in asked_of(batch)), key=len)
+
+
+def test_several_steps_in_a_row_may_read_the_same_prompts(chats: Prepared, decoder: ModelConfig) -> None:
+    """Of a mixture too, and none is left out."""
+    data = TextConfig(files="x", seq_len=96, record=ChatRecord())
+    once, thrice = (build_rows(GRPOConfig(max_tokens=16, updates=n), data, chats.train, chats.tokenizer, decoder) for n in (1, 3))
+    mixed = [MixedRows({"a": rows, "b": rows}, 0, Mixture(0, [Share(len(rows), None)] * 2, {0: [0.3, 0.7]}, 8)) for rows in (once, thrice)]
+    for single, again in ((once, thrice), mixed):
+        read = [again.of_step(5, step, 8).tolist() for step in range(9)]
+        assert read == [single.of_step(5, step, 8).tolist() for step in (0, 0, 0, 1, 1, 1, 2, 2, 2)] and read[0] != read[3]
 
 
 def test_prompts_without_room_for_an_answer_are_refused(chats: Prepared, decoder: ModelConfig) -> None:

@@ -44,7 +44,8 @@ def policy(made: Path, tmp_path: Path) -> Callable[..., TrainConfig]:
     """A run of a few steps from that one."""
     own = [item for item in TINY if not item.startswith(("model", "tokenizer", "data="))]
     given = [*own, *[item for item in RL if not item.startswith("model")], f"init_from={made / 'parent'}", "optim=adamw", "optim.lr=1e-2"]
-    given += [f"run.dir={tmp_path}", f"data.cache_dir={made / 'c'}", "trainer.max_steps=6", "trainer.val_every=3", *DRAWN]
+    given += [f"run.dir={tmp_path}", f"data.cache_dir={made / 'c'}", "trainer.max_steps=6", "trainer.val_every=3"]
+    given += ["checkpoint.every=3", *DRAWN]
     return lambda *more: compose_config(settled(*given, *more))
 
 

@@ -24,6 +24,8 @@ TEXT: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64,
 }  # fmt: skip
+DEEP: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "depth": 1, "num_heads": 2, "out_hidden_size": 32}
+HALF = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 0], "partial_rotary_factor": 0.5}}
 VISION: dict[str, Any] = {
     "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14,
 }  # fmt: skip
@@ -58,20 +60,38 @@ MADE: dict[str, Callable[[], Any]] = {
         transformers.Qwen3_5Config(
             text_config=TEXT | {"linear_num_value_heads": 2, "linear_num_key_heads": 2}
             | {"linear_key_head_dim": 8, "linear_value_head_dim": 8},
-            vision_config={"hidden_size": 16, "intermediate_size": 24, "depth": 1, "num_heads": 2, "out_hidden_size": 32}, **IMAGE,
+            vision_config=DEEP, **IMAGE,
         )
     ),
     "Qwen 2.5 VL": lambda: transformers.Qwen2_5_VLForConditionalGeneration(
         transformers.Qwen2_5_VLConfig(
             text_config=TEXT | {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5, "mrope_section": [1, 1, 2]}}, **IMAGE,
-            vision_config={"hidden_size": 16, "intermediate_size": 24, "depth": 1, "num_heads": 2, "out_hidden_size": 32},
+            vision_config=DEEP,
         )
     ),
     "Qwen 3 VL": lambda: transformers.Qwen3VLForConditionalGeneration(
         transformers.Qwen3VLConfig(
             text_config=TEXT | {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5, "mrope_section": [2, 1, 1]}}, **IMAGE,
-            vision_config={"hidden_size": 16, "intermediate_size": 24, "depth": 1, "num_heads": 2, "out_hidden_size": 32}
-            | {"deepstack_visual_indexes": []},
+            vision_config=DEEP | {"deepstack_visual_indexes": []},
+        )
+    ),
+    "Qwen 3 VL, experts": lambda: transformers.Qwen3VLMoeForConditionalGeneration(
+        transformers.Qwen3VLMoeConfig(
+            text_config=TEXT | {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5, "mrope_section": [2, 1, 1]}}
+            | {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
+            vision_config=DEEP | {"deepstack_visual_indexes": []}, **IMAGE,
+        )
+    ),
+    "GLM-4.6V Flash": lambda: transformers.Glm46VForConditionalGeneration(
+        transformers.Glm46VConfig(
+            text_config=TEXT | HALF | {"model_type": "glm4v_text", "pad_token_id": 0}, vision_config=DEEP | {"model_type": "glm4v_vision"},
+            **IMAGE,
+        )
+    ),
+    "GLM-4.5V": lambda: transformers.Glm4vMoeForConditionalGeneration(
+        transformers.Glm4vMoeConfig(
+            text_config=TEXT | HALF | {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "pad_token_id": 0},
+            vision_config=DEEP, **IMAGE,
         )
     ),
     "LFM2-VL": lambda: transformers.Lfm2VlForConditionalGeneration(
@@ -115,6 +135,18 @@ def test_what_a_text_config_leaves_out_is_what_transformers_takes() -> None:
         needed = {theirs for theirs in families()[name].fields.values() if isinstance(theirs, str)}
         theirs = transformers.AutoConfig.for_model(name)
         assert usual == {key: getattr(theirs, key) for key in needed}, name
+
+
+def test_experts_are_read_as_transformers_4_has_them_and_another_number_of_them_is_refused(tmp_path: Path) -> None:
+    MADE["Qwen 3 VL, experts"]().save_pretrained(tmp_path)
+    file, expected = tmp_path / "model.safetensors", read_hf(tmp_path).weights
+    stored = load_file(file)
+    save_file({name: tensor.mT.contiguous() if ".experts." in name else tensor for name, tensor in stored.items()}, file)
+    found = read_hf(tmp_path).weights
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items()) and found.keys() == expected.keys()
+    save_file({name: tensor[:2].contiguous() if ".experts." in name else tensor for name, tensor in stored.items()}, file)
+    with pytest.raises(CheckpointError, match=r"experts\.gate_up_proj has the shape \(2, 40, 32\), and config.json has 3 experts"):
+        read_hf(tmp_path)
 
 
 def test_the_names_of_older_files_are_read_too(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def read_hf(folder: Path, max_seq_len: int | None = None) -> Imported:
     for key in ("rope_parameters", "rope_scaling"):  # which families take apart before they read them
         if not isinstance(hf.get(key), dict | None):
             raise ConfigError(f"{folder}: config.json: a value does not fit {family.name} ({key}={hf[key]!r}). Restore the file.")
-    within = None if text is None else TextFiles(_files(folder, packing))
+    within = None if text is None else TextFiles(_files(folder, packing), whole.get("text_config", {}))
     hf = hf if within is None else within.tied(hf)
     try:
         cfg = family.config(hf)

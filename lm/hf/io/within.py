@@ -1,10 +1,13 @@
 """The text model within a model of several kinds of inputs."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from torch import Tensor
 
+from lm.errors import CheckpointError
 from lm.hf.io.family import Family
 from lm.hf.io.files import Files
 from lm.hf.io.unread import WHY
@@ -15,8 +18,13 @@ from lm.units import counted
 _ROOTS = ("language_model.", "text_model.")
 """What stands before, or within, the names of its tensors."""
 _HEAD = "lm_head.weight"
-_SAME = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
+_SAME = {
+    "qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3", "qwen3_vl_moe_text": "qwen3_moe",
+    "glm4v_text": "glm4", "glm4v_moe_text": "glm4_moe",
+}  # fmt: skip
 """Text models -> the family that they are of: in a text, the three numbers of their positions are one."""
+_FUSED: dict[str, Tree] = {"qwen3_vl_moe_text": {"norm_topk_prob": True}}
+"""Those whose files have the experts of a layer as one tensor, and the family's one by one -> what they always do."""
 _FLAT = {"qwen2_vl": "qwen2_vl_text", "qwen2_5_vl": "qwen2_5_vl_text"}
 """Whole models -> their text models, whose options older files have beside the others."""
 _BESIDE = ("vision_config", "image_token_id", "video_token_id")
@@ -52,7 +60,8 @@ def text_of(hf: Tree, families: Mapping[str, Family]) -> Tree | None:
     shared = {key: hf[key] for key in ("tie_word_embeddings", "quantization_config", "auto_map") if hf.get(key) is not None}
     own = {key: _in_text(value) if key.startswith("rope_") else value for key, value in text.items() if key not in _BESIDE}
     named = {"model_type": family.name, "architectures": [family.architecture]}
-    return {**USUAL.get(str(text.get("model_type")), {}), **own, **shared, **named}
+    kind = str(text.get("model_type"))
+    return {**USUAL.get(kind, {}), **own, **_FUSED.get(kind, {}), **shared, **named}
 
 
 def _in_text(rope: Any) -> Any:
@@ -63,17 +72,58 @@ def _in_text(rope: Any) -> Any:
     return {key: value for key, value in (rope | kinds).items() if key not in _GRID}
 
 
+@dataclass(frozen=True)
+class _Matrix:
+    """One matrix of an expert within the tensor that has those of a layer.  name: of the tensor; half: of its two; None: it is alone."""
+
+    name: str
+    expert: int
+    half: int | None
+    n: int  # experts
+    d_model: int
+
+    def of(self, layer: Tensor) -> Tensor:
+        """Returns it, (out, in).  layer: (e, out, in), or (e, in, out) as transformers 4 has it. Raises CheckpointError for another."""
+        wide = -1 if self.half is not None else -2  # where d_model stands: what is not alone reads the model's stream
+        if layer.dim() != 3 or len(layer) != self.n or self.d_model not in layer.shape[1:]:
+            rule = f"config.json has {self.n} experts and hidden_size={self.d_model}"
+            raise CheckpointError(f"{self.name} has the shape {tuple(layer.shape)}, and {rule}. Restore one of the files.")
+        found = layer[self.expert] if layer.shape[wide] == self.d_model else layer[self.expert].mT
+        return found.contiguous() if self.half is None else found.chunk(2)[self.half].contiguous()
+
+
+def _matrices(where: Mapping[str, str], text: Tree) -> dict[str, _Matrix]:
+    """Returns the matrices of experts by the names that they have one by one.  where: the names of tensors."""
+    found, n, d_model = dict[str, _Matrix](), text.get("num_local_experts", text.get("num_experts")), text.get("hidden_size")
+    if type(n) is not int or type(d_model) is not int:  # which whoever reads the config refuses
+        return found
+    parts: dict[str, list[tuple[str, int | None]]] = {
+        "experts.gate_up_proj": [("gate_proj", 0), ("up_proj", 1)], "experts.down_proj": [("down_proj", None)],
+    }  # fmt: skip
+    for key, name in where.items():
+        layer = key.rpartition(".")[0]
+        for part, half in parts.get(".".join(key.split(".")[-2:]), []):
+            found |= {f"{layer}.{i}.{part}.weight": _Matrix(name, i, half, n, d_model) for i in range(n)}
+    return found
+
+
 class TextFiles:
     """Its tensors, by the names that they have in the file of a text model."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: Files, text: Tree) -> None:
+        """text: `text_config`."""
         self._files, apart = files, any(root in name for name in files.names for root in _ROOTS)
-        self._where = {text: name for name in files.names if (text := _within(name, apart)) is not None}
-        self.names = set(self._where)
+        self._where = {key: name for name in files.names if (key := _within(name, apart)) is not None}
+        self._experts = _matrices(self._where, text) if text.get("model_type") in _FUSED else {}
+        whole = {matrix.name for matrix in self._experts.values()}
+        self.names = {key for key, name in self._where.items() if name not in whole} | self._experts.keys()
+        self._layer = lru_cache(maxsize=1)(files.read)  # which is read for each of its experts
 
     def read(self, key: str) -> Tensor:
         """As `Files.read`."""
-        return self._files.read(self._where[key])
+        if (matrix := self._experts.get(key)) is None:
+            return self._files.read(self._where[key])
+        return matrix.of(self._layer(matrix.name))
 
     def tied(self, hf: Tree) -> Tree:
         """Returns config.json, which says whether the head is the embedding where only the tensors tell."""

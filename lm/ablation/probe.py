@@ -49,11 +49,13 @@ class Probe(Runs):
         return [job for turn in range(self._turns) for name in self._configs if self.result(job := self._job(name, turn)) is None]
 
     def step_s(self, name: str) -> float:
-        """Returns the median of a variant's seconds per step. Raises ConfigError where no step was measured."""
+        """Returns the median of a variant's seconds per step; their mean where not every step draws answers. Raises ConfigError where no
+        step was measured."""
         laps = [record["step_s"] for record in self._records(name) if "step_s" in record and record["step"] > _WARM_UP]
-        if not laps or not (median := statistics.median(laps)):
+        middle = statistics.median if self._configs[name].objective.updates_of_rows() == 1 else statistics.fmean
+        if not laps or not (found := middle(laps)):
             raise ConfigError(f"match=time: variant {name} has no step that could be timed. Look into {self.folder}, or match otherwise.")
-        return float(median)
+        return float(found)
 
     def memory_gib(self, name: str) -> float:
         """Returns a variant's highest peak."""

@@ -226,7 +226,8 @@ class CheckpointReader:
         self._files.clear()
 
     def names(self) -> list[str]:
-        return list(self._index)
+        """Returns the names of the weights."""
+        return [name for name, kinds in self._index.items() if "weight" in kinds]
 
     def kinds(self, name: str) -> list[str]:
         return list(self._index.get(name, {}))

@@ -33,8 +33,8 @@ def check(cfg: TrainConfig, run: Callable[[TrainConfig], object], say: Callable[
     remove(done)
     plan(cfg, say)
     try:
-        for part in (1, 2):
-            run(_small(cfg, trial, part))
+        for steps in (1, 2):
+            run(_small(cfg, trial, steps))
     except BaseException:
         remove(trial)
         raise
@@ -49,34 +49,33 @@ def check(cfg: TrainConfig, run: Callable[[TrainConfig], object], say: Callable[
         remove(done)
 
 
-def _small(cfg: TrainConfig, trial: Path, part: int) -> TrainConfig:
-    """Returns the config of a trial run of 1 or 2 steps, or draws of answers; the second trial resumes from the first one's checkpoint.
-    `check` stays on, so each step begins with its widest micro-batch."""
-    updates = cfg.objective.updates_of_rows()
+def _small(cfg: TrainConfig, trial: Path, steps: int) -> TrainConfig:
+    """Returns the config of a trial run of 1 or 2 steps; the second trial resumes from the first one's checkpoint. `check` stays on, so
+    each step begins with its widest micro-batch."""
     tree = cfg.tree()
     tree |= {"run": {"dir": str(trial), "name": "run"}, "logger": {"kind": "jsonl"}}
     tree["schedule"] |= {"warmup_steps": 0}
     tree["data"] |= {"val_rows": min(cfg.data.val_rows or cfg.trainer.micro_batch, cfg.trainer.micro_batch)}
-    tree["trainer"] |= {"max_steps": part * updates, "log_every": 1, "sample_tokens": min(cfg.trainer.sample_tokens, _SAMPLE_TOKENS)}
+    tree["trainer"] |= {"max_steps": steps, "log_every": 1, "sample_tokens": min(cfg.trainer.sample_tokens, _SAMPLE_TOKENS)}
     tree["trainer"] |= {"early_stop": None, "max_minutes": None}  # lest the second step is never taken
-    tree["checkpoint"] |= {"every": updates, "keep_last": 1, "keep_steps": []}
+    tree["checkpoint"] |= {"every": 1, "keep_last": 1, "keep_steps": []}
     return from_tree(TrainConfig, tree)
 
 
 def _report(cfg: TrainConfig, run: RunFolder, folder: Path, say: Callable[[str], None]) -> None:
-    line = [record for record in run.metrics.read() if "loss" in record][-1]
+    first, line = [record for record in run.metrics.read() if "loss" in record][-2:]
+    updates = cfg.objective.updates_of_rows()  # of which the first draws answers
+    step_s = line["step_s"] if updates == 1 else (first["step_s"] + (updates - 1) * line["step_s"]) / updates
     newest = checkpoints(run.checkpoints)[0]  # with checkpoint.best there may be another
     size = sum(path.stat().st_size for path in newest.iterdir())
     kept = cfg.checkpoint.most
     expected = estimate(cfg, model_config(read_config(run.model)["model"]))
-    steps = steps_of(cfg, line["step_s"])
+    steps = steps_of(cfg, step_s)
     peak, tensors = f"{line['memory_gib']:.2f} GiB", f"{expected.total / 2**20:,.1f} MiB"
     whose = "this process" if cfg.launch.world == 1 else f"the largest of {cfg.launch.world} ranks"
-    say(
-        f"check: step {line['step']} has loss {line['loss']:.4f} and gradient norm {line['grad_norm']:.3g}, and took {line['step_s']:.3g} s"
-    )
-    pace = "at the pace of that step; those behind the first of a process are faster"
-    taken = duration(steps * line["step_s"]) + cost(cfg, steps * line["step_s"])
+    say(f"check: step 2 has loss {line['loss']:.4f} and gradient norm {line['grad_norm']:.3g}, and took {line['step_s']:.3g} s")
+    pace = f"at the pace of {'that step' if updates == 1 else 'these steps'}; those behind the first of a process are faster"
+    taken = duration(steps * step_s) + cost(cfg, steps * step_s)
     say(f"check: {counted(steps, 'step')} take {taken}, {pace}")
     kind = device_kind(cfg.trainer.device, cfg.launch.devices)
     say(f"check: memory of {whose} is {peak} {_HELD[kind]}; by formula its tensors are {tensors}")

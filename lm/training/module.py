@@ -24,7 +24,7 @@ from lm.training.config import TrainConfig
 from lm.training.launch.ranks import row_sharding_of
 from lm.training.loss_scale import LossScale
 from lm.training.numerics import StepJudge
-from lm.training.objectives.base import build_objective
+from lm.training.objectives.base import Keeping, build_objective
 from lm.training.optim.base import set_lr
 from lm.training.plan import counts_of
 from lm.training.state import RunState, Saved
@@ -217,11 +217,13 @@ class TrainModule(LightningModule):
         return (piece for piece in self.strategy.weights(self.model) if piece.name in self._saved)
 
     def pieces(self) -> Iterator[Piece]:
-        """Yields this rank's pieces of a checkpoint: weights, optimizer state and averages."""
+        """Yields this rank's pieces of a checkpoint: weights, optimizer state, averages and the objective's own."""
         yield from self.weights()
         yield from self._state()
         if self.ema is not None:
             yield from self.ema.pieces()
+        if isinstance(self.objective, Keeping):
+            yield from self.objective.pieces(self.step)
 
     def _state(self) -> Iterator[Piece]:
         """Yields this rank's pieces of the optimizer's state."""
@@ -235,6 +237,8 @@ class TrainModule(LightningModule):
             load_pieces(self._state(), reader)
         if self.ema is not None:
             load_pieces(self.ema.pieces(), reader)
+        if isinstance(self.objective, Keeping):
+            self.objective.resume(reader)
         if self.loss_scale is not None and (state := reader.meta["counters"].get("loss_scale")) is not None:
             self.loss_scale = LossScale(*state)
             self.loss_scale.to(self.device)

@@ -147,7 +147,7 @@ def _require_same_weights(reader: CheckpointReader, run: TrainConfig) -> None:
     if run.adapter is not None:
         run.adapter.apply(full)
     model = {name: tuple(p.shape) for name, p in (full.named_parameters() if run.adapter is None else run.adapter.own(full).items())}
-    there = {name: reader.shape(name) for name in reader.names() if "weight" in reader.kinds(name)}
+    there = {name: reader.shape(name) for name in reader.names()}
     require_same_shapes(model, there, str(reader.folder))
 
 

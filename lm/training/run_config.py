@@ -1,7 +1,6 @@
 """Where a run is kept, what of it, and how it goes on."""
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -52,20 +51,6 @@ class CheckpointConfig(Config):
     def most(self) -> int:
         """Returns the most checkpoints on disk at once; the newest is complete before the oldest is removed."""
         return self.keep_last + 1 + len(self.keep_steps) + self.best
-
-    def why_not_updates(self, updates: int, steps: Mapping[str, int], rollbacks: int) -> str | None:
-        """Returns why not every checkpoint lies between two draws of answers, with the remedy; None where each does.
-
-        updates: steps that learn from one draw; steps: options that count others, by key; rollbacks: how often rows may be left out."""
-        if updates > 1 and rollbacks:
-            return (
-                f"numerics.rollbacks={rollbacks} leaves out the rows of a few steps, not of whole draws of objective.updates. Set it to 0."
-            )
-        asked = [*steps.items(), ("checkpoint.every", self.every), *(("checkpoint.keep_steps", step) for step in self.keep_steps)]
-        if (wrong := next(((key, count) for key, count in asked if count % updates), None)) is None:
-            return None
-        rule = f"a checkpoint lies between two draws of answers, each of objective.updates={updates} steps"
-        return f"{wrong[0]}={wrong[1]}: {rule}. Choose a multiple, such as {-(-wrong[1] // updates) * updates}."
 
 
 class ResumeConfig(Config):

@@ -182,8 +182,8 @@ class RunState:
         return self.counters.done(step, self.cfg.trainer)
 
     def ends(self, step: int) -> bool:
-        """Says whether this process ends after this step: the run is done, or a signal has come, and all updates of its rows are made."""
-        return (self.stopped_by is not None and step % self.splits.train.updates == 0) or self.done(step)
+        """Says whether this process ends after this step: the run is done, or a signal has come."""
+        return self.stopped_by is not None or self.done(step)
 
     def tokens(self, step: int) -> int:
         """Returns the number of tokens read in the first `step` steps."""

@@ -112,6 +112,19 @@ def test_rows_come_from_every_source_by_weight_and_are_validated_by_name(mixed: 
     assert consumed["tokens/one"] + consumed["tokens/two"] == 400 * 16 and consumed["epochs/two"] > consumed["epochs/one"]
 
 
+def test_a_phase_ends_with_the_steps_that_read_its_last_rows(mixed: Mixed) -> None:
+    def read(until: int, updates: int) -> list[int]:
+        cfg, _ = mixed(phases=[{"until_step": until, "weights": {"two": 1.0}}], global_batch=16)
+        sizes = {source.name: 40 for source in cfg.sources}
+        return [number for part in cfg.mixture(sizes, sizes, 0, updates).read(0, 128) for number in part.tolist()]
+
+    assert read(5, 4) == read(8, 4) == read(2, 1) != read(9, 4) == read(3, 1)
+    cfg, _ = mixed(phases=[{"until_step": step, "weights": {"two": 1.0}} for step in (5, 7)])
+    sizes = {source.name: 40 for source in cfg.sources}
+    with pytest.raises(ConfigError, match=r"data\.phases: one has no step of its own, as 4 in a row read the same rows\."):
+        cfg.mixture(sizes, sizes, 0, 4)
+
+
 @pytest.mark.parametrize("world", [1, 2, 4])
 @pytest.mark.parametrize("accumulation", [1, 4])
 def test_steps_do_not_depend_on_ranks_accumulation_workers_or_where_they_begin(

@@ -87,7 +87,7 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
     "model.residual=x0": "reinject_input",
     "model.vocab_size": "num_tokens",
     "objective.beta": "pref_beta",
-    "objective.clip": "clip_ratio clip_ratio_low cliprange",
+    "objective.clip": "clip_ratio clip_ratio_low cliprange epsilon",
     "objective.clip_high": "clip_ratio_high epsilon_high",
     "objective.environment": "environment_factory",
     "objective.max_tokens": "max_completion_length",

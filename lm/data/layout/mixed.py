@@ -13,6 +13,7 @@ from lm.data.order import Ids
 from lm.data.records.base import RecordConfig
 from lm.data.rows.base import Rows
 from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.errors import ConfigError
 from lm.nn.batch import Batch
 from lm.schema import Config
 
@@ -68,6 +69,8 @@ class MixConfig(DataConfig):
         own = {source.name: size[source.name] if source.weight is None else source.weight for source in self.sources}
         phases = [phase.weights for phase in self.phases] + [own]
         begins = [0, *(-(-phase.until_step // updates) for phase in self.phases)]
+        if len({*begins}) < len(begins):
+            raise ConfigError(f"data.phases: one has no step of its own, as {updates} in a row read the same rows. Let it end later.")
         per_row = {name: n_tokens[name] / n for name, n in n_rows.items()}
         weights = {step: [phase.get(name, 0.0) / per_row[name] for name in n_rows] for step, phase in zip(begins, phases, strict=True)}
         epochs = {source.name: source.max_epochs for source in self.sources}

@@ -81,7 +81,9 @@ def build_rows(
 ) -> Rows:
     """Returns the rows of one split.  model: tells whether the rows are for an encoder-decoder, and its decoder's start token."""
     start = _start_token(cfg, model, tokenizer)
-    return cfg.rows(Material(store, tokenizer, data, data.packing or cfg.packings[0], start, model, seed, short))
+    found = cfg.rows(Material(store, tokenizer, data, data.packing or cfg.packings[0], start, model, seed, short))
+    found.updates = cfg.updates_of_rows()
+    return found
 
 
 def _start_token(cfg: ObjectiveConfig, model: ModelConfig | None, tokenizer: Tokenizer) -> int | None:

@@ -154,27 +154,18 @@ class GRPOConfig(PolicyConfig):
     scale: bool = True
     """Divide by the spread of a group's rewards (Shao et al. 2024, section 4.1.2); false: Liu et al. 2025."""
     updates: int = Field(1, gt=0, le=1024)
-    """Steps in a row that learn from the same answers, drawn before the first of them (mu of Shao et al. 2024, algorithm 1). A checkpoint
-    lies between two draws, so steps between saves, between validations and in all are multiples of it."""
+    """Steps in a row that learn from the same answers, drawn before the first of them (mu of Shao et al. 2024, algorithm 1)."""
     clip: float = Field(0.2, gt=0, lt=1)
-    """How far below 1 the ratio of p to that of the model that has drawn may push an answer that is worth less (Schulman et al. 2017,
-    arXiv:1707.06347, equation 7)."""
+    """From the second of these on, an answer of less worth than others is not learned from where p / p when it was drawn is below 1 - clip
+    (Schulman et al. 2017, arXiv:1707.06347, equation 7)."""
     clip_high: float | None = Field(None, gt=0)
-    """How far above 1 it may push one that is worth more; null: as far as `clip` (0.28 beside 0.2: Yu et al. 2025, section 3.1)."""
+    """Nor one of more worth where it is above 1 + clip_high; null: 1 + clip (0.28 beside 0.2: Yu et al. 2025, section 4.1)."""
     ratio: Literal["token", "answer"] = "token"
-    """Whose ratio. answer: that of all its tokens, to the power of 1 / their number, whose `clip` is some 1000 times smaller (GSPO; Zheng
-    et al. 2025, arXiv:2507.18071, equation 7)."""
+    """Of what that is the ratio. answer: of all its tokens, to the power of 1 / their number, with a clip of about 3e-4 (GSPO; Zheng et al.
+    2025, arXiv:2507.18071, equation 7)."""
 
     def updates_of_rows(self) -> int:
         return self.updates
-
-    @model_validator(mode="after")
-    def _a_ratio_has_moved(self) -> Self:
-        defaults = {"clip": 0.2, "clip_high": None, "ratio": "token"}
-        given = next((f"{name}={value}" for name, usual in defaults.items() if (value := getattr(self, name)) != usual), None)
-        if self.updates == 1 and given is not None:
-            raise ValueError(f"{given} has no effect with updates=1, whose ratio is 1. Set objective.updates=2, or leave it out.")
-        return self
 
 
 class RLOOConfig(PolicyConfig):
@@ -222,7 +213,6 @@ class PromptRows(PartedRows):
 
     def __init__(self, cfg: OwnAnswersConfig, of: Material) -> None:
         super().__init__(of.store, of.tokenizer, of.data.seq_len)
-        self.updates = cfg.updates_of_rows()
         parts, starts, n_tokens = of.store.parts, of.store.starts, of.store.n_tokens
         learned = np.flatnonzero(parts[:, 1] == LEARNED)
         self._bounds = np.zeros((len(starts), 3), np.int64)  # prompt, answer, end; a chat's last answer stays

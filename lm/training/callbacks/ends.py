@@ -34,11 +34,12 @@ class TimeBox(RunCallback):
         run, cfg, step = module.run, module.run.cfg, module.step
         assert cfg.trainer.max_minutes is not None
         left_s = cfg.trainer.max_minutes * 60 - run.counters.train_s
-        length = max(step + max(0, round(left_s / run.clock.step_s)), cfg.schedule.warmup_steps + 1)
+        # steps that draw answers take longer than those that learn from them again, and a lap may hold either
+        step_s = run.clock.step_s if run.splits.train.updates == 1 else run.counters.train_s / step
+        length = max(step + max(0, round(left_s / step_s)), cfg.schedule.warmup_steps + 1)
         next_look = step + cfg.trainer.log_every
         if length >= cfg.trainer.max_steps or (next_look < length and cfg.same_rate(next_look, length)):
             return None
-        # the steps so far must have had the same rates in a run of this length, and the last rows have all their updates
-        while length % run.splits.train.updates or not cfg.same_rate(step - 1, length):
+        while not cfg.same_rate(step - 1, length):  # the steps so far must have had the same rates in a run of this length
             length += 1
         return length

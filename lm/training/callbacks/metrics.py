@@ -63,7 +63,10 @@ class Metrics(RunCallback):
         """Records once that the gradient is exactly 0 in several logged steps in a row, as where a huge rate has driven the weights to
         where all is flat, or no answer is better than another. Such a run would end like any other."""
         counters, rewarded = module.run.counters, isinstance(module.cfg.objective, PolicyConfig)
-        counters.dead_steps = [*counters.dead_steps[:_LOGGED], module.step] if line["grad_norm"] == 0 else []
+        dead, updates = counters.dead_steps if line["grad_norm"] == 0 else [], module.run.splits.train.updates
+        if dead and (dead[-1] - 1) // updates == (module.step - 1) // updates:  # of the same answers
+            return
+        counters.dead_steps = [*dead[:_LOGGED], module.step] if line["grad_norm"] == 0 else []
         if len(counters.dead_steps) == _LOGGED:
             rewards = "all answers to a prompt are worth the same. Other objective.rewards, easier prompts or more objective.n_answers"
             event = f"gradient exactly 0: {rewards if rewarded else 'nothing is learned. A lower optim.lr'} may help"

@@ -75,10 +75,10 @@ class Saver:
         self._writer.start()
 
     def _mine(self, piece: Piece) -> Piece:
-        """Returns this rank's part of a piece to write, in host memory; everything but weights is float32. The cast happens on the host, so
-        that it takes no device memory."""
+        """Returns this rank's part of a piece to write, in host memory; everything but weights is float32, or float64. The cast happens on
+        the host, so that it takes no device memory."""
         part = piece.part(self._ranks.rank, self._ranks.world)
-        dtype = part.tensor.dtype if part.kind == "weight" else torch.float32
+        dtype = part.tensor.dtype if part.kind == "weight" or part.tensor.dtype == torch.float64 else torch.float32
         return replace(part, tensor=part.tensor.detach().to("cpu", dtype, copy=self._cfg.background))
 
     def wait(self) -> None:

@@ -3,14 +3,15 @@
 All modules of this package are imported when an objective is built, so that each has registered its own.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from lm.losses.cross_entropy import LossSums
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM
+from lm.storage.checkpoint import CheckpointReader, Piece
 from lm.training import objectives
 
 if TYPE_CHECKING:
@@ -23,6 +24,17 @@ class Objective(Protocol):
     def __call__(self, model: LM, batch: Batch, step: int, first_row: int) -> LossSums:
         """Returns the sums of one micro-batch.  step: optimizer steps taken before.  first_row: index of the batch's first row among all
         rows of the step, over ranks and micro-batches."""
+
+
+@runtime_checkable
+class Keeping(Objective, Protocol):
+    """One with a state of its own, which a checkpoint holds."""
+
+    def pieces(self, step: int) -> Iterator[Piece]:
+        """Yields this rank's pieces for a checkpoint of this step."""
+
+    def resume(self, reader: CheckpointReader) -> None:
+        """Goes on with the state in a checkpoint."""
 
 
 Build = Callable[[Any, "TrainConfig"], Objective]

@@ -2,12 +2,14 @@
 the same prompt."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from functools import cached_property
+from typing import Generic, Self, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from lm.data.layout.examples import Example, joined_batch
 from lm.data.rewards.base import Answer, scores, total
@@ -23,10 +25,12 @@ from lm.losses.measure import Start
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import LM
 from lm.ops.precision import widest
+from lm.storage.checkpoint import ALONE, CheckpointReader, Piece
 from lm.training.config import TrainConfig
 from lm.training.objectives.base import loss_of
 from lm.training.weights.initial import start_of, tokenizer_of
 
+_ANSWERS = "answers"  # what a checkpoint has them by
 _EPS = 1e-4  # added to the standard deviation of a group's rewards
 C = TypeVar("C", bound=PolicyConfig)
 
@@ -51,51 +55,107 @@ class Judged:
     """The answers to the prompts of a micro-batch, and what they are worth."""
 
     rows: Batch  # one for each answer
-    answer: Tensor  # (tokens,) the index of each token's
-    lengths: Tensor  # (answers,) in tokens
-    learned: Tensor  # (answers,) the same, and 0 of one that is not learned from
     worth: Tensor  # (prompts, n_answers) rewards, float64 where the device has it
-    told: Tensor  # (tokens,) log p in the sampler
+    learns: Tensor  # (answers,) whether it is learned from
     metrics: dict[str, Tensor]  # (2,) by name
-    drawn: Tensor | None = None  # (tokens,) log p under the model that has drawn them, as training computes it; None until it does
-    before: Tensor | None = None  # (tokens,) log p under the starting model; None without a kl term
+    logp: Tensor  # (tokens,) log p in the sampler, and once training has computed it, there: under the model that has drawn them
+    start: Tensor | None = None  # (tokens,) log p under the starting model; None without a kl term
+
+    @cached_property
+    def learned_at(self) -> Tensor:
+        """(answers, w) where a label is a token of an answer."""
+        assert self.rows.labels is not None
+        return self.rows.labels != IGNORED
+
+    @cached_property
+    def answer(self) -> Tensor:
+        """(tokens,) the index of each token's answer."""
+        return torch.nonzero(self.learned_at)[:, 0]
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """(answers,) in tokens."""
+        return self.answer.bincount(minlength=self.worth.numel())
+
+    def packed(self, width: int) -> dict[str, Tensor]:
+        """Returns it as tensors with a row for each answer, by name.  width: of the widest row that there may be."""
+        wide = {"tokens": self.rows.tokens, "labels": self.rows.labels, "positions": self.rows.positions}
+        for name, each in {"logp": self.logp, "start": self.start}.items():
+            if each is not None:
+                wide[name] = torch.zeros_like(self.rows.tokens, dtype=torch.float32).masked_scatter(self.learned_at, each.float())
+        found = {name: F.pad(each.float(), (0, width - each.shape[1])) for name, each in wide.items() if each is not None}
+        found["worth"] = torch.stack([self.worth.flatten().cpu().double(), self.learns.cpu().double()], 1)
+        first = torch.arange(len(self.rows.tokens)).unsqueeze(1) == 0  # figures of a micro-batch stand beside its first answer
+        return found | {f"metric {name}": first * pair.cpu() for name, pair in self.metrics.items()}
+
+    @classmethod
+    def unpacked(cls, found: dict[str, Tensor], n_answers: int, device: torch.device) -> Self:
+        """Returns what was packed, or some of its prompts, or several.  found: as `packed`."""
+        width = rounded(int(found["positions"].max()) + 1)
+        tokens, labels, places = (found[name][:, :width].long().to(device) for name in ("tokens", "labels", "positions"))
+        logp, start = (found[name][:, :width].to(device)[labels != IGNORED] if name in found else None for name in ("logp", "start"))
+        assert logp is not None
+        worth, learns = found["worth"].to(device, widest(device)).unbind(1)
+        metrics = {name.removeprefix("metric "): pairs.sum(0) for name, pairs in found.items() if name.startswith("metric ")}
+        rows = Batch(tokens, labels, places, torch.where(places < 0, -1, 0))
+        return cls(rows, worth.reshape(-1, n_answers), learns > 0, metrics, logp, start)
 
 
 class Policy(OwnAnswers, ABC, Generic[C]):
-    """Base of the objectives that learn from rewards. Answers are kept for as many steps as learn from them; where a callback of one's own
-    has ended the run between two of these, a resumed one draws others."""
+    """Base of the objectives that learn from rewards. A checkpoint between two steps that learn from the same answers holds these."""
 
-    def __init__(self, cfg: C, sampler: Sampler, start: Start, pad: int, seed: int, compiled: bool = False) -> None:
-        """compiled: as in `OwnAnswers`."""
+    def __init__(
+        self, cfg: C, sampler: Sampler, start: Start, pad: int, seed: int, compiled: bool = False, n_prompts: int = 0, width: int = 0
+    ) -> None:
+        """compiled: as in `OwnAnswers`; n_prompts: of a step; width: of the widest row."""
         super().__init__(sampler, pad, seed, compiled)
-        self._cfg, self._judge, self._start = cfg, sampler, start
+        self._cfg, self._judge, self._start, self._shape = cfg, sampler, start, (n_prompts * cfg.n_answers, width)
         self._kept: dict[int, Judged] = {}  # by the first row of their micro-batch
+        self._reader: CheckpointReader | None = None
 
     def __call__(self, model: LM, batch: Batch, step: int, first_row: int) -> LossSums:
-        updates, n = self._cfg.updates_of_rows(), self._cfg.n_answers
-        if step % updates == 0 or first_row not in self._kept:
+        n, drawn = self._cfg.n_answers, step % self._cfg.updates_of_rows() == 0
+        if drawn:
             self._kept[first_row] = self._answered(model, batch, step, first_row)
-        judged = self._kept[first_row] if updates > 1 else self._kept.pop(first_row)
+        elif first_row not in self._kept:
+            self._kept[first_row] = self._read(first_row, batch)
+        judged = self._kept[first_row]
         assert judged.rows.labels is not None
         reader = label_likelihoods(judged.rows.labels, n=judged.rows.n_labels(judged.rows.labels))
         logp, experts = model(judged.rows, read=with_balance(reader, 1 / n))  # (tokens,)
         seen = logp.detach()
-        if judged.drawn is None:
-            judged.drawn, judged.before = seen, self._start(model, judged.rows, reader) if self._cfg.kl else None
-            judged.metrics["logp_gap"] = mean_of((seen - judged.told).abs().max(), 1)
-        loss, metrics = self.loss(logp, judged.drawn, judged)
-        if judged.before is not None:
-            metrics["kl"] = mean_of((seen - judged.before).sum(), len(seen))
-        told = {name: pair.to(seen.device) for name, pair in (judged.metrics | metrics).items()}
+        if drawn:
+            judged.metrics["logp_gap"] = mean_of((seen - judged.logp).abs().max(), 1)
+            judged.logp = seen
+            judged.start = self._start(model, judged.rows, reader) if self._cfg.kl else None
+        loss, metrics = self.loss(logp, judged)
         unsure = -(seen / judged.lengths[judged.answer]).sum() / n
+        told = {name: pair.to(seen.device) for name, pair in (judged.metrics | metrics).items()}
         return experts.beside(LossSums(loss / n, unsure, metrics=told))
 
     @abstractmethod
-    def loss(self, logp: Tensor, drawn: Tensor, judged: Judged) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns the loss summed over answers, and metrics as (2,) pairs by name.
+    def loss(self, logp: Tensor, judged: Judged) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns the loss summed over answers, and metrics as (2,) pairs by name.  logp: (tokens,) under the model."""
 
-        logp: (tokens,) log p of the answers' tokens under the model; drawn: the same under the model that has drawn them.
-        """
+    def pieces(self, step: int) -> Iterator[Piece]:
+        """Yields this rank's answers from which further steps learn, for a checkpoint of this step."""
+        rows, width = self._shape
+        for first_row, judged in self._kept.items() if step % self._cfg.updates_of_rows() else ():
+            for kind, tensor in judged.packed(width).items():
+                yield Piece(_ANSWERS, kind, (rows, tensor.shape[1]), (first_row * self._cfg.n_answers, 0), tensor, ALONE)
+
+    def resume(self, reader: CheckpointReader) -> None:
+        """Goes on with the answers of a checkpoint."""
+        self._reader = reader
+
+    def _read(self, first_row: int, batch: Batch) -> Judged:
+        """Returns the answers to a batch's prompts in the checkpoint. Raises CheckpointError where there are none."""
+        reader, n = self._reader, self._cfg.n_answers
+        assert reader is not None
+        at, size = (first_row * n, 0), len(batch.tokens) * n
+        found = {kind: reader.read(_ANSWERS, kind, at, (size, reader.shape(_ANSWERS, kind)[1])) for kind in reader.kinds(_ANSWERS)}
+        reader.close()
+        return Judged.unpacked(found, n, batch.tokens.device)
 
     def _answered(self, model: LM, batch: Batch, step: int, first_row: int) -> Judged:
         """Returns answers of this model to the prompts of a batch."""
@@ -104,13 +164,9 @@ class Policy(OwnAnswers, ABC, Generic[C]):
         answers = self._judge.answers(rollouts, device)
         worth, metrics = self._judged(answers)
         rows = answer_rows([one.example() for one in rollouts], self._pad).to(device)
-        assert rows.labels is not None
-        answer = torch.nonzero(rows.labels != IGNORED)[:, 0]
-        lengths = answer.bincount(minlength=worth.numel())
         learns = torch.tensor([one.ended or self._cfg.learn_cut for one in answers]).to(device)
-        worth = worth.view(-1, self._cfg.n_answers).to(device, widest(device))
-        told = torch.tensor([value for rollout in rollouts for value in rollout.logprobs], dtype=torch.float32).to(device)
-        return Judged(rows, answer, lengths, lengths * learns, worth, told, metrics)
+        logp = torch.tensor([value for rollout in rollouts for value in rollout.logprobs], dtype=torch.float32).to(device)
+        return Judged(rows, worth.view(-1, self._cfg.n_answers).to(device, widest(device)), learns, metrics, logp)
 
     def _judged(self, answers: Sequence[Answer]) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns (answers,) total rewards, and metrics as (2,) pairs by name."""
@@ -131,24 +187,25 @@ class GRPO(Policy[GRPOConfig]):
     """-min(r A, clip(r) A) of each token, where A = (reward - mean of its group) / standard deviation of the group, and r = p / p of the
     model that has drawn; plus kl times the estimate of the KL divergence of equation 4. Shao et al. 2024, arXiv:2402.03300, equation 3."""
 
-    def loss(self, logp: Tensor, drawn: Tensor, judged: Judged) -> tuple[Tensor, dict[str, Tensor]]:
-        cfg, metrics = self._cfg, dict[str, Tensor]()
+    def loss(self, logp: Tensor, judged: Judged) -> tuple[Tensor, dict[str, Tensor]]:
+        cfg, metrics, n = self._cfg, dict[str, Tensor](), len(logp)
         advantage = judged.worth - judged.worth.mean(1, keepdim=True)
         if cfg.scale:
             advantage = advantage / (judged.worth.std(1, keepdim=True) + _EPS)
-        gain, moved = advantage.flatten().to(logp.dtype)[judged.answer], logp - drawn
+        gain, moved = advantage.flatten().to(logp.dtype)[judged.answer], logp - judged.logp
         if cfg.ratio == "answer":
             moved = (moved.new_zeros(len(judged.lengths)).index_add(0, judged.answer, moved) / judged.lengths)[judged.answer]
-        ratio = moved.exp()
-        most = cfg.clip if cfg.clip_high is None else cfg.clip_high
+        ratio, most = moved.exp(), cfg.clip if cfg.clip_high is None else cfg.clip_high
         free, clipped = ratio * gain, ratio.clamp(1 - cfg.clip, 1 + most) * gain
         each = -torch.minimum(free, clipped)
         if cfg.updates > 1:
-            metrics["clipped"] = mean_of((clipped < free).sum().to(logp.dtype), len(logp))
-        if judged.before is not None:
-            gap = judged.before - logp
-            each = each + cfg.kl * (gap.exp() - gap - 1)
-        return (each / self._divisors(judged.learned)[judged.answer]).sum(), metrics
+            metrics["frac_clipped"] = mean_of((clipped < free).sum().to(logp.dtype), n)
+        if judged.start is not None:
+            gap = judged.start - logp
+            divergence = gap.exp() - gap - 1
+            metrics["kl"] = mean_of(divergence.detach().sum(), n)
+            each = each + cfg.kl * divergence
+        return (each / self._divisors(judged.lengths * judged.learns)[judged.answer]).sum(), metrics
 
     def _divisors(self, lengths: Tensor) -> Tensor:
         """(answers,) by what the sum over an answer's tokens is divided: infinitely much where it is not learned from."""
@@ -164,14 +221,15 @@ class RLOO(Policy[RLOOConfig]):
     """-A log p of each answer, where A = its reward - the mean reward of the others in its group, each reward first reduced by
     kl * log(p / p of the starting model). Ahmadian et al. 2024, arXiv:2402.14740, section 3.3."""
 
-    def loss(self, logp: Tensor, drawn: Tensor, judged: Judged) -> tuple[Tensor, dict[str, Tensor]]:
-        worth = judged.worth
-        if judged.before is not None:
-            gap = logp.new_zeros(len(judged.lengths)).index_add(0, judged.answer, drawn - judged.before)
-            worth = worth - self._cfg.kl * gap.view_as(worth)
+    def loss(self, logp: Tensor, judged: Judged) -> tuple[Tensor, dict[str, Tensor]]:
+        worth, metrics = judged.worth, dict[str, Tensor]()
+        if judged.start is not None:
+            gap = logp.detach() - judged.start
+            metrics["kl"] = mean_of(gap.sum(), len(gap))
+            worth = worth - self._cfg.kl * logp.new_zeros(len(judged.lengths)).index_add(0, judged.answer, gap).view_as(worth)
         others = (worth.sum(1, keepdim=True) - worth) / (worth.shape[1] - 1)
-        advantage = ((worth - others).flatten() * (judged.learned > 0)).to(logp.dtype)
-        return (-advantage[judged.answer] * logp).sum(), {}
+        advantage = ((worth - others).flatten() * judged.learns).to(logp.dtype)
+        return (-advantage[judged.answer] * logp).sum(), metrics
 
 
 @loss_of(GRPOConfig)
@@ -184,11 +242,12 @@ def _rloo(cfg: RLOOConfig, run: TrainConfig) -> RLOO:
     return RLOO(cfg, *_parts(cfg, run))
 
 
-def _parts(cfg: PolicyConfig, run: TrainConfig) -> tuple[Sampler, Start, int, int, bool]:
+def _parts(cfg: PolicyConfig, run: TrainConfig) -> tuple[Sampler, Start, int, int, bool, int, int]:
     """Returns the arguments of `Policy` after its config."""
     tokenizer = tokenizer_of_answers(run)
     sampler = Sampler(tokenizer, cfg, in_step=run.strategy.slices_weights)
-    return sampler, start_of(run), tokenizer.pad, run.seeds.dropout, run.trainer.compile
+    shape = run.data.global_batch, rounded(run.data.seq_len)
+    return sampler, start_of(run), tokenizer.pad, run.seeds.dropout, run.trainer.compile, *shape
 
 
 def tokenizer_of_answers(run: TrainConfig) -> Tokenizer:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from lm.hf.families.deepseek_moe import DeepSeekMoE
-from lm.hf.io.family import Pair, module, sandwich
+from lm.hf.io.family import Pair, module, sandwich, without
 from lm.hf.options.windows import WINDOW_KEYS, layer_types, read_rotating_windows, write_windows
 from lm.schema import Tree
 
@@ -15,7 +15,7 @@ class AFMoE(DeepSeekMoE):
     name = "afmoe"
     architecture = "AfmoeForCausalLM"
     fields = {
-        **{ours: theirs for ours, theirs in DeepSeekMoE.fields.items() if not ours.startswith("ffn.") and not ours.endswith("_bias")},
+        **without(DeepSeekMoE.fields, "ffn.*", "*_bias"),
         "norm.eps": ("rms_norm_eps", 1e-5),
         "attention.head_dim": ("head_dim", 128),
         "ffn.expert.activation": ("hidden_act", "silu"),

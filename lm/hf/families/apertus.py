@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lm.hf.families.llama import Llama
-from lm.hf.io.family import Pair, module, same
+from lm.hf.io.family import Pair, module, same, without
 from lm.nn.ffn.mlp import XIELU
 from lm.schema import Tree
 
@@ -22,7 +22,7 @@ class Apertus(Llama):
         "original_max_position_embeddings": 8192,
     }  # fmt: skip
     fields = {
-        **{ours: theirs for ours, theirs in Llama.fields.items() if ours not in ("ffn.activation", "ffn.bias")},
+        **without(Llama.fields, "ffn.activation", "ffn.bias"),
         "norm.eps": ("rms_norm_eps", 1e-5),
     }
     fixed = {**Llama.fixed, "attention.qk_norm": "head", "ffn.gated": False, "ffn.activation": "xielu", "ffn.bias": False}

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from lm.errors import ConfigError
 from lm.hf.families.deepseek_moe import MTP_LAYERS, DeepSeekMoE
 from lm.hf.families.deepseek_v3 import DeepSeekV3
-from lm.hf.io.family import Pair, same
+from lm.hf.io.family import Pair, same, without
 from lm.hf.options.pattern import read_first_dense, write_first_dense
 from lm.schema import Tree
 
@@ -17,7 +17,7 @@ class AXK1(DeepSeekV3):
     architecture = "AXK1ForCausalLM"
     rare = True
     fields = {
-        **{ours: theirs for ours, theirs in DeepSeekV3.fields.items() if ours != "ffn.first_dense"},
+        **without(DeepSeekV3.fields, "ffn.first_dense"),
         "ffn.n_experts": ("n_routed_experts", 192),
     }
     renamed = {"num_local_experts": "n_routed_experts"}

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from lm.hf.families.llama import Llama
-from lm.hf.io.family import Pair, module
+from lm.hf.io.family import Pair, module, without
 
 
 class Cohere(Llama):
@@ -13,7 +13,7 @@ class Cohere(Llama):
     architecture = "CohereForCausalLM"
     theta = 500000.0
     fields = {
-        **{ours: theirs for ours, theirs in Llama.fields.items() if ours != "ffn.bias"},
+        **without(Llama.fields, "ffn.bias"),
         "norm.eps": ("layer_norm_eps", 1e-5),
         "head.scale": ("logit_scale", 0.0625),
         "head.tied": ("tie_word_embeddings", True),

@@ -1,6 +1,7 @@
 """Code World Model.  Meta 2025, arXiv:2510.02387."""
 
 from lm.hf.families.llama import Llama
+from lm.hf.io.family import without
 from lm.hf.options.windows import WINDOW_KEYS, layer_types, read_windows, write_windows
 from lm.schema import Tree
 
@@ -17,7 +18,7 @@ class Cwm(Llama):
         "original_max_position_embeddings": 8192,
     }  # fmt: skip
     fields = {
-        **{ours: theirs for ours, theirs in Llama.fields.items() if not ours.startswith("attention.") or not ours.endswith("bias")},
+        **without(Llama.fields, "attention.*bias"),
         "norm.eps": ("rms_norm_eps", 1e-5),
         "attention.n_kv_heads": ("num_key_value_heads", 8),
         "attention.head_dim": ("head_dim", 128),

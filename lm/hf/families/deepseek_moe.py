@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from lm.errors import ConfigError
 from lm.hf.families.llama import Llama
-from lm.hf.io.family import Pair, activation, gated, same
+from lm.hf.io.family import Pair, activation, gated, same, without
 from lm.hf.io.transforms import Copies
 from lm.schema import Tree
 
@@ -18,7 +18,7 @@ class DeepSeekMoE(Llama):
 
     usual_dense: ClassVar[int]  # width of the first layers' feed-forward, where the file names none
     fields = {
-        **{ours: theirs for ours, theirs in Llama.fields.items() if not ours.startswith("ffn.")},
+        **without(Llama.fields, "ffn.*"),
         "ffn.expert.activation": ("hidden_act", "silu"),
         "ffn.expert.hidden": ("moe_intermediate_size", 1408),
         "ffn.n_experts": ("n_routed_experts", 128),

@@ -3,7 +3,7 @@
 from lm.errors import ConfigError
 from lm.hf.families.deepseek_moe import MTP_LAYERS
 from lm.hf.families.deepseek_v3 import DeepSeekV3
-from lm.hf.io.family import activation
+from lm.hf.io.family import activation, without
 from lm.schema import Tree
 
 
@@ -13,7 +13,7 @@ class DeepSeekV2(DeepSeekV3):
     name = "deepseek_v2"
     architecture = "DeepseekV2ForCausalLM"
     fields = {
-        **{o: t for o, t in DeepSeekV3.fields.items() if o not in ("ffn.router.normalize", "position.interleaved") and "group" not in o},
+        **without(DeepSeekV3.fields, "ffn.router.normalize", "position.interleaved", "*group*"),
         "ffn.n_experts": ("n_routed_experts", 64),
         "ffn.n_shared": ("n_shared_experts", 2),
         "ffn.top_k": "num_experts_per_tok",

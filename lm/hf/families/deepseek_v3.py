@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from lm.hf.families.deepseek_moe import FurtherTokens
-from lm.hf.io.family import Pair, module
+from lm.hf.io.family import Pair, module, without
 from lm.hf.io.transforms import SplitHeads
 from lm.hf.options.rope import read_rope
 from lm.nn.position.scaling import YarnScaling
@@ -21,7 +21,7 @@ class DeepSeekV3(FurtherTokens):
     architecture = "DeepseekV3ForCausalLM"
     usual_dense = 18432
     fields = {
-        **{ours: theirs for ours, theirs in FurtherTokens.fields.items() if not ours.startswith("attention.")},
+        **without(FurtherTokens.fields, "attention.*"),
         "attention.n_heads": "num_attention_heads",
         "attention.q_rank": ("q_lora_rank", 1536),
         "attention.kv_rank": ("kv_lora_rank", 512),

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from lm.hf.families.llama import Llama
-from lm.hf.io.family import Pair, same
+from lm.hf.io.family import Pair, same, without
 from lm.schema import Tree
 
 
@@ -13,7 +13,7 @@ class DiffLlama(Llama):
     name = "diffllama"
     architecture = "DiffLlamaForCausalLM"
     fields = {
-        **{ours: theirs for ours, theirs in Llama.fields.items() if ours not in ("attention.dropout", "ffn.bias")},
+        **without(Llama.fields, "attention.dropout", "ffn.bias"),
         "norm.eps": ("rms_norm_eps", 1e-5),
         "attention.eps": ("rms_norm_eps", 1e-5),
     }

@@ -1,6 +1,7 @@
 """ERNIE 4.5, dense.  Baidu 2025, "ERNIE 4.5 Technical Report"."""
 
 from lm.hf.families.llama import Llama
+from lm.hf.io.family import without
 
 
 class Ernie45(Llama):
@@ -10,7 +11,7 @@ class Ernie45(Llama):
     architecture = "Ernie4_5ForCausalLM"
     theta = 500000.0
     fields = {
-        **{ours: theirs for ours, theirs in Llama.fields.items() if ours != "attention.dropout"},
+        **without(Llama.fields, "attention.dropout"),
         "norm.eps": ("rms_norm_eps", 1e-5),
         "attention.n_kv_heads": ("num_key_value_heads", 2),
         "attention.head_dim": ("head_dim", 128),

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from lm.errors import ConfigError
 from lm.hf.families.deepseek_moe import MTP_LAYERS
 from lm.hf.families.ernie4_5 import Ernie45
-from lm.hf.io.family import Pair, activation, gated, same
+from lm.hf.io.family import Pair, activation, gated, same, without
 from lm.hf.io.transforms import Row
 from lm.schema import Tree
 
@@ -21,7 +21,7 @@ class Ernie45MoE(Ernie45):
     ignored = (*Ernie45.ignored, r"(model\.)?mtp_.*")
     renamed = {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"}
     fields = {
-        **{ours: theirs for ours, theirs in Ernie45.fields.items() if not ours.startswith("ffn.") and not ours.endswith("bias")},
+        **without(Ernie45.fields, "ffn.*", "*bias"),
         "attention.n_kv_heads": ("num_key_value_heads", 4),
         "attention.head_dim": ("head_dim", None),
         "ffn.expert.hidden": ("moe_intermediate_size", 1536),

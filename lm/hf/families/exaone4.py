@@ -1,6 +1,7 @@
 """EXAONE 4.0.  LG AI Research 2025, arXiv:2507.11407."""
 
 from lm.hf.families.olmo2 import OLMo2
+from lm.hf.io.family import without
 from lm.hf.options.windows import FULL, WINDOW_KEYS, layer_types, read_rotating_windows, read_windows, write_windows
 from lm.schema import Tree
 
@@ -11,7 +12,7 @@ class Exaone4(OLMo2):
     name = "exaone4"
     architecture = "Exaone4ForCausalLM"
     fields = {
-        **{ours: theirs for ours, theirs in OLMo2.fields.items() if not ours.endswith("bias")},
+        **without(OLMo2.fields, "*bias"),
         "attention.n_kv_heads": ("num_key_value_heads", 32),
     }
     further = (*WINDOW_KEYS, "sliding_window_pattern")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from lm.hf.families.deepseek_moe import DeepSeekMoE
-from lm.hf.io.family import Pair
+from lm.hf.io.family import Pair, without
 from lm.hf.options.pattern import read_first_dense, write_first_dense
 from lm.hf.options.windows import WINDOW_KEYS, layer_types, read_rotating_windows, write_windows
 from lm.schema import Tree
@@ -16,7 +16,7 @@ class ExaoneMoE(DeepSeekMoE):
     architecture = "ExaoneMoeForCausalLM"
     ignored = (*DeepSeekMoE.ignored, r"mtp\..*")  # predicts further tokens; transformers leaves it out, too
     fields = {
-        **{ours: theirs for ours, theirs in DeepSeekMoE.fields.items() if not ours.endswith(("_bias", "first_dense"))},
+        **without(DeepSeekMoE.fields, "*_bias", "*first_dense"),
         "norm.eps": ("rms_norm_eps", 1e-5),
         "attention.n_kv_heads": ("num_key_value_heads", 32),
         "ffn.expert.hidden": ("moe_intermediate_size", 1024),

@@ -2,6 +2,7 @@
 
 from lm.errors import ConfigError
 from lm.hf.families.mamba import Mamba
+from lm.hf.io.family import without
 from lm.schema import Tree
 
 
@@ -12,7 +13,7 @@ class FalconMamba(Mamba):
     architecture = "FalconMambaForCausalLM"
     fields = {**Mamba.fields, "recurrent.inner_eps": ("mixer_rms_eps", 1e-6)}
     further = (*Mamba.further, "use_falcon_mambapy")
-    fixed = {key: value for key, value in Mamba.fixed.items() if key != "recurrent.inner_eps"}
+    fixed = without(Mamba.fixed, "recurrent.inner_eps")
 
     def read(self, hf: Tree) -> Tree:
         if hf.get("mixer_rms_eps", 1e-6) is None:

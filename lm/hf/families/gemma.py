@@ -3,6 +3,7 @@
 import math
 
 from lm.hf.families.llama import Llama
+from lm.hf.io.family import without
 from lm.schema import Tree
 
 
@@ -12,7 +13,7 @@ class Gemma(Llama):
     name = "gemma"
     architecture = "GemmaForCausalLM"
     fields = {
-        **{ours: theirs for ours, theirs in Llama.fields.items() if ours != "ffn.bias"},
+        **without(Llama.fields, "ffn.bias"),
         "attention.n_kv_heads": ("num_key_value_heads", 16),
         "attention.head_dim": ("head_dim", 256),
         "ffn.activation": ("hidden_act", "gelu_pytorch_tanh"),

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from lm.hf.families.llama import Llama
-from lm.hf.io.family import Pair, sandwich
+from lm.hf.io.family import Pair, sandwich, without
 from lm.hf.options.windows import WINDOW_KEYS, layer_types, read_windows, write_windows
 from lm.schema import Tree
 
@@ -17,7 +17,7 @@ class Gemma2(Llama):
     architecture = "Gemma2ForCausalLM"
     pattern: ClassVar[int] = 2  # every so many layers one has no window
     fields = {
-        **{ours: theirs for ours, theirs in Llama.fields.items() if ours != "ffn.bias"},
+        **without(Llama.fields, "ffn.bias"),
         "attention.n_kv_heads": ("num_key_value_heads", 4),
         "attention.head_dim": ("head_dim", 256),
         "ffn.activation": ("hidden_activation", "gelu_pytorch_tanh"),

@@ -1,6 +1,7 @@
 """Gemma 3, the text model.  arXiv:2503.19786."""
 
 from lm.hf.families.gemma2 import Gemma2
+from lm.hf.io.family import without
 
 
 class Gemma3(Gemma2):
@@ -12,7 +13,7 @@ class Gemma3(Gemma2):
     local_theta = 10000.0
     pattern = 6
     fields = {
-        **{ours: theirs for ours, theirs in Gemma2.fields.items() if ours != "attention.softcap"},
+        **without(Gemma2.fields, "attention.softcap"),
         "head.softcap": ("final_logit_softcapping", None),
     }
     further = (*Gemma2.further, "sliding_window_pattern")

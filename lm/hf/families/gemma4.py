@@ -7,7 +7,7 @@ from typing import ClassVar
 from lm.errors import ConfigError
 from lm.hf.families.gemma2 import Gemma2
 from lm.hf.families.gemma3 import Gemma3
-from lm.hf.io.family import Pair, activation, hf_activation, module, same
+from lm.hf.io.family import Pair, activation, hf_activation, module, same, without
 from lm.hf.io.transforms import Halves
 from lm.hf.options.windows import FULL, SLIDING, WINDOW_KEYS, layer_types, read_windows, write_windows
 from lm.nn.ffn.mlp import Activation
@@ -41,7 +41,7 @@ class Gemma4(Gemma2):
     channels: ClassVar[int] = 256  # of layers' vectors, where the file says nothing; 0: the class has neither these nor experts
     unadapted = ("experts.gate_up_proj", "experts.down_proj")  # parameters, not modules
     fields = {
-        **{ours: theirs for ours, theirs in Gemma3.fields.items() if not ours.startswith("ffn.")},
+        **without(Gemma3.fields, "ffn.*"),
         "attention.n_kv_heads": ("num_key_value_heads", 4),
         "attention.shared_layers": ("num_kv_shared_layers", 0),
     }
@@ -51,7 +51,7 @@ class Gemma4(Gemma2):
         "use_bidirectional_attention",
     )  # fmt: skip
     fixed = {
-        **{ours: value for ours, value in Gemma3.fixed.items() if ours != "norm.zero_centered" and not ours.startswith("ffn.")},
+        **without(Gemma3.fixed, "norm.zero_centered", "ffn.*"),
         "attention.value_norm": True, "attention.scale": 1.0, "block.stream_gain": True,
     }  # fmt: skip
     fixed_there = {"use_bidirectional_attention": None}

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from lm.hf.families.llama import Llama
-from lm.hf.io.family import Pair, module, modules, sandwich
+from lm.hf.io.family import Pair, module, modules, sandwich, without
 from lm.hf.io.transforms import Split
 from lm.schema import Tree
 
@@ -15,7 +15,7 @@ class GLM4(Llama):
     architecture = "Glm4ForCausalLM"
     partial = 0.5
     fields = {
-        **{ours: theirs for ours, theirs in Llama.fields.items() if ours not in ("ffn.bias", "attention.out_bias")},
+        **without(Llama.fields, "ffn.bias", "attention.out_bias"),
         "norm.eps": ("rms_norm_eps", 1.5625e-07),
         "attention.n_kv_heads": ("num_key_value_heads", 2),
         "attention.head_dim": ("head_dim", 128),

@@ -1,6 +1,7 @@
 """GLM-4.5 to 4.7.  GLM team 2025, arXiv:2508.06471."""
 
 from lm.hf.families.deepseek_moe import FurtherTokens
+from lm.hf.io.family import without
 from lm.schema import Tree
 
 
@@ -12,7 +13,7 @@ class GLM4MoE(FurtherTokens):
     partial = 0.5
     usual_dense = 10944
     fields = {
-        **{ours: theirs for ours, theirs in FurtherTokens.fields.items() if ours != "attention.out_bias"},
+        **without(FurtherTokens.fields, "attention.out_bias"),
         "norm.eps": ("rms_norm_eps", 1e-5),
         "attention.n_kv_heads": ("num_key_value_heads", 8),
     }

@@ -2,6 +2,7 @@
 
 from lm.errors import ConfigError
 from lm.hf.families.deepseek_v3 import DeepSeekV3
+from lm.hf.io.family import without
 from lm.schema import Tree
 
 _DENSE, _SPARSE = "dense", "sparse"
@@ -14,7 +15,7 @@ class GLM4MoELite(DeepSeekV3):
     architecture = "Glm4MoeLiteForCausalLM"
     usual_dense = 10240
     fields = {
-        **{ours: theirs for ours, theirs in DeepSeekV3.fields.items() if ours != "ffn.first_dense"},
+        **without(DeepSeekV3.fields, "ffn.first_dense"),
         "norm.eps": ("rms_norm_eps", 1e-5),
         "attention.q_rank": ("q_lora_rank", 768),
         "attention.nope_dim": ("qk_nope_head_dim", 192),

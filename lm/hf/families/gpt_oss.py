@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from lm.errors import ConfigError
 from lm.hf.families.llama import Llama
-from lm.hf.io.family import Pair, module, same
+from lm.hf.io.family import Pair, module, same, without
 from lm.hf.io.transforms import Alternate, Chain, Transpose
 from lm.hf.options.rope import read_rope
 from lm.hf.options.windows import WINDOW_KEYS, layer_types, read_windows, write_windows
@@ -23,7 +23,7 @@ class GptOss(Llama):
     architecture = "GptOssForCausalLM"
     theta = 150000.0
     fields = {
-        **{ours: theirs for ours, theirs in Llama.fields.items() if not ours.startswith("ffn.")},
+        **without(Llama.fields, "ffn.*"),
         "norm.eps": ("rms_norm_eps", 1e-5),
         "attention.n_kv_heads": ("num_key_value_heads", 8),
         "attention.head_dim": ("head_dim", 64),

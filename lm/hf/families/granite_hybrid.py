@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from lm.hf.families.granite import Granite
 from lm.hf.families.granitemoeshared import GraniteMoEShared
-from lm.hf.io.family import Pair, activation, hf_activation, module, modules
+from lm.hf.io.family import Pair, activation, hf_activation, module, modules, without
 from lm.hf.io.transforms import Split
 from lm.hf.options.mamba import MAMBA, mamba_pairs, read_mamba, write_mamba
 from lm.hf.options.pattern import read_pattern, write_pattern
@@ -26,7 +26,7 @@ class GraniteHybrid(GraniteMoEShared):
     hybrid = True
     theta: ClassVar[float | None] = None  # most of these models have no positions
     renamed = {"layers_block_type": "layer_types"}
-    fields = {ours: theirs for ours, theirs in Granite.fields.items() if not ours.startswith("ffn.") and ours != "attention.head_dim"}
+    fields = without(Granite.fields, "ffn.*", "attention.head_dim")
     further: ClassVar[tuple[str, ...]] = (
         "layer_types", "position_embedding_type", "intermediate_size", "num_experts_per_tok", "mamba_n_heads", "mamba_n_groups",
         "mamba_d_state", "mamba_d_head", "mamba_d_conv", "mamba_expand", "mamba_chunk_size", "mamba_conv_bias", "mamba_proj_bias",
@@ -34,7 +34,7 @@ class GraniteHybrid(GraniteMoEShared):
         "hidden_act", "shared_intermediate_size", "num_local_experts",
     )  # fmt: skip
     respelled: ClassVar[tuple[str, ...]] = ("layer_types", "position_embedding_type", "mamba_d_head", "mamba_n_heads")
-    fixed = {key: value for key, value in Granite.fixed.items() if key != "position.kind" and not key.startswith("ffn.")}
+    fixed = without(Granite.fixed, "position.kind", "ffn.*")
 
     def homeless(self, cfg: ModelConfig) -> list[str]:
         kinds = ("mlp", "moe")

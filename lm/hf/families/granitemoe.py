@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from lm.hf.families.granite import Granite
 from lm.hf.families.mixtral import Mixtral
-from lm.hf.io.family import Pair, same
+from lm.hf.io.family import Pair, same, without
 from lm.hf.io.transforms import Halves
 from lm.schema import Tree
 
@@ -18,7 +18,7 @@ class GraniteMoE(Granite, Mixtral):
     theta: ClassVar[float | None] = 10000.0
     unadapted = ("block_sparse_moe.input_linear", "block_sparse_moe.output_linear")  # parameters of other names
     fields = {
-        **{ours: theirs for ours, theirs in Granite.fields.items() if not ours.startswith("ffn.") and ours != "attention.head_dim"},
+        **without(Granite.fields, "ffn.*", "attention.head_dim"),
         **{ours: theirs for ours, theirs in Mixtral.fields.items() if ours.startswith("ffn.") and ours != "ffn.router.jitter"},
     }
     fixed = {**Mixtral.fixed, "position.kind": "rope"}

@@ -2,6 +2,7 @@
 
 from lm.errors import ConfigError
 from lm.hf.families.llama import Llama
+from lm.hf.io.family import without
 from lm.schema import Tree
 
 
@@ -13,7 +14,7 @@ class Helium(Llama):
     rare = True
     theta = 100000.0
     fields = {
-        **{ours: theirs for ours, theirs in Llama.fields.items() if ours != "attention.out_bias"},
+        **without(Llama.fields, "attention.out_bias"),
         "norm.eps": ("rms_norm_eps", 1e-8),
         "attention.n_kv_heads": ("num_key_value_heads", 20),
         "attention.head_dim": ("head_dim", 128),

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from lm.hf.families.llama import Llama
-from lm.hf.io.family import Pair
+from lm.hf.io.family import Pair, without
 from lm.nn.stack import ModelConfig
 from lm.schema import Tree
 
@@ -16,7 +16,7 @@ class HunYuanDense(Llama):
     name = "hunyuan_v1_dense"
     architecture = "HunYuanDenseV1ForCausalLM"
     fields = {
-        **{ours: theirs for ours, theirs in Llama.fields.items() if ours != "ffn.bias"},
+        **without(Llama.fields, "ffn.bias"),
         "norm.eps": ("rms_norm_eps", 1e-5),
     }
     idle: ClassVar[tuple[str, ...]] = (

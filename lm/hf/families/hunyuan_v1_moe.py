@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from lm.errors import ConfigError
 from lm.hf.families.hunyuan_v1_dense import HunYuanDense
-from lm.hf.io.family import Pair, gated, same
+from lm.hf.io.family import Pair, gated, same, without
 from lm.schema import Tree
 
 
@@ -14,7 +14,7 @@ class HunYuanMoE(HunYuanDense):
     name = "hunyuan_v1_moe"
     architecture = "HunYuanMoEV1ForCausalLM"
     fields = {
-        **{ours: theirs for ours, theirs in HunYuanDense.fields.items() if not ours.startswith("ffn.")},
+        **without(HunYuanDense.fields, "ffn.*"),
         "ffn.expert.hidden": "intermediate_size",
         "ffn.expert.activation": ("hidden_act", "silu"),
         "ffn.n_experts": ("num_experts", 1),
@@ -26,7 +26,7 @@ class HunYuanMoE(HunYuanDense):
         "use_mixed_mlp_moe", "group_limited_greedy", "n_group", "topk_group", "norm_topk_prob",
     )  # fmt: skip
     fixed = {
-        **{key: value for key, value in HunYuanDense.fixed.items() if not key.startswith("ffn.")}, "ffn.kind": "moe",
+        **without(HunYuanDense.fixed, "ffn.*"), "ffn.kind": "moe",
         "ffn.expert.gated": True, "ffn.router.kind": "softmax", "ffn.n_shared": 1,
     }  # fmt: skip
 

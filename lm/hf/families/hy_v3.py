@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from lm.hf.families.deepseek_moe import DeepSeekMoE
-from lm.hf.io.family import Pair
+from lm.hf.io.family import Pair, without
 from lm.hf.options.pattern import read_first_dense, write_first_dense
 from lm.schema import Tree
 
@@ -15,7 +15,7 @@ class HY3(DeepSeekMoE):
     architecture = "HYV3ForCausalLM"
     theta = 11_158_840.0
     fields = {
-        **{ours: theirs for ours, theirs in DeepSeekMoE.fields.items() if not ours.startswith("ffn.")},
+        **without(DeepSeekMoE.fields, "ffn.*"),
         "norm.eps": ("rms_norm_eps", 1e-5),
         "attention.n_kv_heads": ("num_key_value_heads", 8),
         "attention.head_dim": ("head_dim", 128),

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from lm.hf.families.granite import Granite
-from lm.hf.io.family import Pair, module
+from lm.hf.io.family import Pair, module, without
 from lm.schema import Tree
 
 
@@ -18,7 +18,7 @@ class HyperCLOVAX(Granite):
         "head.scale": ("logits_scaling", 1.0),
     }
     further = ("use_post_norm",)
-    fixed = {key: value for key, value in Granite.fixed.items() if key != "norm.place"}
+    fixed = without(Granite.fixed, "norm.place")
 
     def read(self, hf: Tree) -> Tree:
         return {"norm.place": "sandwich" if hf.get("use_post_norm", True) else "pre"}

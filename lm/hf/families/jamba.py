@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from lm.errors import ConfigError
 from lm.hf.families.llama import Llama
 from lm.hf.families.mamba import FAMILY as MAMBA
-from lm.hf.io.family import Pair, activation, experts, hf_activation, module, same
+from lm.hf.io.family import Pair, activation, experts, hf_activation, module, same, without
 from lm.nn.stack import shortest
 from lm.schema import Tree
 
@@ -26,7 +26,7 @@ class Jamba(Llama):
     theta = None
     unadapted = ("dt_proj",)  # whose matrix it reads past the module
     fields = {
-        **{ours: theirs for ours, theirs in Llama.fields.items() if not ours.startswith("ffn.") and not ours.endswith("_bias")},
+        **without(Llama.fields, "ffn.*", "*_bias"),
         "max_seq_len": ("max_position_embeddings", 262144),
         "attention.n_kv_heads": ("num_key_value_heads", 8),
     }

@@ -6,7 +6,7 @@ from typing import ClassVar
 from lm.errors import ConfigError
 from lm.hf.families.deepseek_moe import MTP_LAYERS, DeepSeekMoE
 from lm.hf.families.deepseek_v3 import DeepSeekV3
-from lm.hf.io.family import Pair, experts, module, same
+from lm.hf.io.family import Pair, experts, module, same, without
 from lm.hf.io.transforms import Chain, Join, Shaped, Squeeze
 from lm.hf.options.delta import LINEAR, widths
 from lm.hf.options.pattern import ATTENDS, read_first_dense, read_pattern, write_pattern
@@ -32,7 +32,7 @@ class KimiLinear(DeepSeekV3):
     theta = None
     usual_dense = 9216
     fields = {
-        **{o: t for o, t in DeepSeekV3.fields.items() if o not in ("ffn.first_dense", "position.interleaved", "head.tied")},
+        **without(DeepSeekV3.fields, "ffn.first_dense", "position.interleaved", "head.tied"),
         "max_seq_len": ("model_max_length", 1048576),
         "norm.eps": ("rms_norm_eps", 1e-5),
         "attention.q_rank": ("q_lora_rank", None),

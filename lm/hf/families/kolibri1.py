@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from lm.hf.families.deepseek_moe import DeepSeekMoE
-from lm.hf.io.family import Pair, sandwich
+from lm.hf.io.family import Pair, sandwich, without
 from lm.hf.options.windows import WINDOW_KEYS, layer_types, read_rotating_windows, write_windows
 from lm.schema import Tree
 
@@ -16,7 +16,7 @@ class Kolibri1(DeepSeekMoE):
     architecture = "Kolibri1ForCausalLM"
     renamed = {"num_experts": "num_local_experts"}
     fields = {
-        **{ours: theirs for ours, theirs in DeepSeekMoE.fields.items() if not ours.startswith("ffn.") and not ours.endswith("_bias")},
+        **without(DeepSeekMoE.fields, "ffn.*", "*_bias"),
         "attention.n_kv_heads": ("num_key_value_heads", 4),
         "attention.head_dim": ("head_dim", 128),
         "ffn.expert.activation": ("hidden_act", "silu"),

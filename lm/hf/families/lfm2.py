@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from lm.hf.families.llama import Llama
-from lm.hf.io.family import Pair, module
+from lm.hf.io.family import Pair, module, without
 from lm.hf.io.transforms import Squeeze
 from lm.hf.options.pattern import read_pattern, write_pattern
 from lm.schema import Tree
@@ -20,7 +20,7 @@ class LFM2(Llama):
     theta = 1000000.0
     renamed = {"tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"}
     fields = {
-        **{ours: theirs for ours, theirs in Llama.fields.items() if not ours.endswith(("bias", "dropout", "head_dim", "activation"))},
+        **without(Llama.fields, "*bias", "*dropout", "*head_dim", "*activation"),
         "norm.eps": ("norm_eps", 1e-5),
         "head.tied": ("tie_word_embeddings", True),
     }

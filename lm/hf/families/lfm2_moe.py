@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from lm.hf.families.lfm2 import LFM2
-from lm.hf.io.family import Pair, experts, same
+from lm.hf.io.family import Pair, experts, same, without
 from lm.hf.options.pattern import read_pattern
 from lm.schema import Tree
 
@@ -15,7 +15,7 @@ class LFM2MoE(LFM2):
     architecture = "Lfm2MoeForCausalLM"
     renamed = {"tie_embedding": "tie_word_embeddings"}
     fields = {
-        **{ours: theirs for ours, theirs in LFM2.fields.items() if not ours.startswith("ffn.")},
+        **without(LFM2.fields, "ffn.*"),
         "attention.n_kv_heads": ("num_key_value_heads", 8),
         "ffn.expert.hidden": ("moe_intermediate_size", 1792),
         "ffn.n_experts": ("num_experts", 32),
@@ -27,7 +27,7 @@ class LFM2MoE(LFM2):
     further = ("layer_types", "conv_L_cache", "intermediate_size")
     respelled = ("layer_types",)
     fixed = {
-        **{ours: value for ours, value in LFM2.fixed.items() if not ours.startswith("ffn.")}, "ffn.kind": "moe", "ffn.expert.gated": True,
+        **without(LFM2.fixed, "ffn.*"), "ffn.kind": "moe", "ffn.expert.gated": True,
         "ffn.expert.activation": "silu", "ffn.router.kind": "sigmoid", "ffn.router.floor": 1e-6,
     }  # fmt: skip
     fixed_there = {"conv_bias": False, "use_expert_bias": True}

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from lm.errors import ConfigError
 from lm.hf.families.lfm2 import LFM2
 from lm.hf.families.llama import Llama
-from lm.hf.io.family import Pair, module
+from lm.hf.io.family import Pair, module, without
 from lm.hf.options.pattern import read_pattern, write_pattern
 from lm.hf.options.windows import FULL, SLIDING, WINDOW_KEYS, read_windows, write_windows
 from lm.nn.stack import ModelConfig
@@ -37,7 +37,7 @@ class LFM3(LFM2):
     }
     further = (*WINDOW_KEYS, "conv_L_cache", "use_sandwich_norm", "use_attention_gate")
     respelled = ("layer_types",)
-    fixed = {key: value for key, value in LFM2.fixed.items() if key != "norm.place"}
+    fixed = without(LFM2.fixed, "norm.place")
     fixed_there = {**LFM2.fixed_there, "pad_token_id": None}  # where none is told, transformers takes 124893
 
     def config(self, hf: Tree) -> ModelConfig:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from lm.errors import ConfigError
 from lm.hf.families.llama import Llama
-from lm.hf.io.family import Pair, activation, same
+from lm.hf.io.family import Pair, activation, same, without
 from lm.hf.io.transforms import Chain, Halves, Transpose
 from lm.hf.options.windows import FULL
 from lm.nn.spacing import evenly, is_there
@@ -29,7 +29,7 @@ class Llama4(Llama):
     architecture = "Llama4ForCausalLM"
     theta = 500000.0
     fields = {
-        **{ours: theirs for ours, theirs in Llama.fields.items() if not ours.startswith("ffn.")},
+        **without(Llama.fields, "ffn.*"),
         "norm.eps": ("rms_norm_eps", 1e-5),
         "attention.n_kv_heads": ("num_key_value_heads", 8),
         "attention.head_dim": ("head_dim", 128),

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from lm.errors import ConfigError
 from lm.hf.families.mamba import Mamba
-from lm.hf.io.family import Pair
+from lm.hf.io.family import Pair, without
 from lm.hf.options.mamba import mamba_pairs, require_free_steps
 from lm.schema import Tree
 
@@ -32,7 +32,7 @@ class Mamba2(Mamba):
         "residual_in_fp32", "rms_norm", "norm_before_gate",
     )  # fmt: skip
     respelled = ()
-    fixed = {**{key: value for key, value in Mamba.fixed.items() if key != "recurrent.inner_eps"}, "recurrent.kind": "mamba2"}
+    fixed = {**without(Mamba.fixed, "recurrent.inner_eps"), "recurrent.kind": "mamba2"}
 
     def read(self, hf: Tree) -> Tree:
         """Returns a placeholder for attention, which no layer has, as the config wants one."""

@@ -2,7 +2,7 @@
 
 from lm.errors import ConfigError
 from lm.hf.families.qwen3_moe import Qwen3MoE
-from lm.hf.io.family import activation
+from lm.hf.io.family import activation, without
 from lm.hf.options.pattern import read_first_dense, write_first_dense
 from lm.hf.options.windows import FULL, SLIDING, WINDOW_KEYS, read_windows, write_windows
 from lm.schema import Tree
@@ -18,7 +18,7 @@ class Mellum(Qwen3MoE):
     older_ropes = False
     ignored = (*Qwen3MoE.ignored, r"mtp\..*")  # predicts a further token; transformers leaves it out, too
     fields = {
-        **{ours: theirs for ours, theirs in Qwen3MoE.fields.items() if ours != "ffn.every"},
+        **without(Qwen3MoE.fields, "ffn.every"),
         "attention.head_dim": ("head_dim", 128),
         "ffn.expert.hidden": ("moe_intermediate_size", 896),
         "ffn.n_experts": ("num_local_experts", 64),

@@ -3,6 +3,7 @@
 import math
 
 from lm.hf.families.youtu import Youtu
+from lm.hf.io.family import without
 from lm.schema import Tree
 
 
@@ -13,7 +14,7 @@ class MiniCPM3(Youtu):
     architecture = "MiniCPM3ForCausalLM"
     rare = False
     fields = {
-        **{ours: theirs for ours, theirs in Youtu.fields.items() if ours != "position.interleaved"},
+        **without(Youtu.fields, "position.interleaved"),
         "norm.eps": ("rms_norm_eps", 1e-5),
         "attention.q_rank": ("q_lora_rank", 768),
         "attention.kv_rank": ("kv_lora_rank", 256),

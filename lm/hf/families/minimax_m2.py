@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from lm.hf.families.mixtral import Mixtral
-from lm.hf.io.family import Pair, same
+from lm.hf.io.family import Pair, same, without
 from lm.hf.options.rope import read_rope
 from lm.schema import Tree
 
@@ -16,7 +16,7 @@ class MiniMaxM2(Mixtral):
     theta = 5e6
     partial = 1.0
     fields = {
-        **{ours: theirs for ours, theirs in Mixtral.fields.items() if ours not in ("attention.window", "ffn.router.jitter")},
+        **without(Mixtral.fields, "attention.window", "ffn.router.jitter"),
         "norm.eps": ("rms_norm_eps", 1e-6),
         "attention.head_dim": ("head_dim", 128),
         "ffn.expert.hidden": ("intermediate_size", 1536),

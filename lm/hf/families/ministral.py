@@ -1,6 +1,7 @@
 """Ministral 8B.  Mistral AI 2024, "Un Ministral, des Ministraux"."""
 
 from lm.hf.families.mistral import Mistral
+from lm.hf.io.family import without
 from lm.hf.options.windows import WINDOW_KEYS, layer_types, read_windows, write_windows
 from lm.schema import Tree
 
@@ -11,7 +12,7 @@ class Ministral(Mistral):
     name = "ministral"
     architecture = "MinistralForCausalLM"
     rare = True
-    fields = {ours: theirs for ours, theirs in Mistral.fields.items() if ours != "attention.window"}
+    fields = without(Mistral.fields, "attention.window")
     further = WINDOW_KEYS
 
     def read(self, hf: Tree) -> Tree:

@@ -1,6 +1,7 @@
 """Mistral.  Jiang et al. 2023, arXiv:2310.06825."""
 
 from lm.hf.families.llama import Llama
+from lm.hf.io.family import without
 
 
 class Mistral(Llama):
@@ -9,7 +10,7 @@ class Mistral(Llama):
     name = "mistral"
     architecture = "MistralForCausalLM"
     fields = {
-        **{ours: theirs for ours, theirs in Llama.fields.items() if not ours.endswith("bias")},
+        **without(Llama.fields, "*bias"),
         "attention.n_kv_heads": ("num_key_value_heads", 8),
         "attention.window": ("sliding_window", 4096),
     }

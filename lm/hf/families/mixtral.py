@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from lm.hf.families.mistral import Mistral
-from lm.hf.io.family import Pair, experts, same
+from lm.hf.io.family import Pair, experts, same, without
 from lm.schema import Tree
 
 
@@ -15,7 +15,7 @@ class Mixtral(Mistral):
     architecture = "MixtralForCausalLM"
     theta: ClassVar[float | None] = 1e6
     fields = {
-        **{ours: theirs for ours, theirs in Mistral.fields.items() if not ours.startswith("ffn.")},
+        **without(Mistral.fields, "ffn.*"),
         "norm.eps": ("rms_norm_eps", 1e-5),
         "attention.window": ("sliding_window", None),
         "ffn.expert.hidden": "intermediate_size",

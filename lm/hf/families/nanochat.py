@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from lm.errors import ConfigError
 from lm.hf.families.llama import Llama
-from lm.hf.io.family import Pair, module
+from lm.hf.io.family import Pair, module, without
 from lm.hf.io.transforms import ExchangeHalves
 from lm.nn.position.rope import RopeConfig
 from lm.nn.stack import ModelConfig
@@ -21,7 +21,7 @@ class NanoChat(Llama):
     name = "nanochat"
     architecture = "NanoChatForCausalLM"
     fields = {
-        **{ours: theirs for ours, theirs in Llama.fields.items() if ours != "ffn.bias"},
+        **without(Llama.fields, "ffn.bias"),
         "ffn.activation": ("hidden_act", "relu2"),
         "head.softcap": ("final_logit_softcapping", 15.0),
     }

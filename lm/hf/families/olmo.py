@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from lm.hf.families.llama import Llama
-from lm.hf.io.family import Pair
+from lm.hf.io.family import Pair, without
 
 
 class OLMo(Llama):
@@ -11,7 +11,7 @@ class OLMo(Llama):
 
     name = "olmo"
     architecture = "OlmoForCausalLM"
-    fields = {ours: theirs for ours, theirs in Llama.fields.items() if ours not in ("norm.eps", "ffn.bias")}
+    fields = without(Llama.fields, "norm.eps", "ffn.bias")
     fixed = {**Llama.fixed, "norm.kind": "layer", "norm.weight": False, "norm.bias": False, "norm.eps": 1e-5}
     fixed_there = {"clip_qkv": None}
 

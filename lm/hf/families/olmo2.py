@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from lm.hf.families.llama import Llama
-from lm.hf.io.family import Pair, module
+from lm.hf.io.family import Pair, module, without
 
 
 class OLMo2(Llama):
@@ -12,7 +12,7 @@ class OLMo2(Llama):
     name = "olmo2"
     architecture = "Olmo2ForCausalLM"
     fields = {
-        **{ours: theirs for ours, theirs in Llama.fields.items() if ours != "ffn.bias"},
+        **without(Llama.fields, "ffn.bias"),
         "norm.eps": ("rms_norm_eps", 1e-5),
     }
     fixed = {**Llama.fixed, "norm.place": "output", "attention.qk_norm": "full"}

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from lm.errors import ConfigError
 from lm.hf.families.olmo2 import OLMo2
-from lm.hf.io.family import Pair, module
+from lm.hf.io.family import Pair, module, without
 from lm.hf.io.transforms import Chain, Join, Squeeze
 from lm.hf.options.delta import DELTA, LINEAR, state, widths
 from lm.hf.options.pattern import ATTENDS, read_pattern, write_pattern
@@ -24,14 +24,14 @@ class OLMoHybrid(OLMo2):
     theta = None  # `read` asks whether there are positions
     older_endings = {"post_attention_layernorm.weight": "feedforward_layer_norm.weight"}  # in its own files
     built = {"attention_layer_norm": "input_layernorm", "feedforward_layer_norm": "post_attention_layernorm"}
-    fields = {**{ours: theirs for ours, theirs in OLMo2.fields.items() if ours != "attention.head_dim"}, "norm.eps": ("rms_norm_eps", 1e-6)}
+    fields = {**without(OLMo2.fields, "attention.head_dim"), "norm.eps": ("rms_norm_eps", 1e-6)}
     further = (
         "layer_types", *_DELTA.values(), *ROPE_KEYS, "linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max",
         "linear_dt_init_floor",
     )  # fmt: skip
     respelled = ("layer_types", *_DELTA.values())  # null has a meaning
     fixed = {
-        **{key: value for key, value in OLMo2.fixed.items() if key != "position.kind"}, "recurrent.kind": "gated_delta",
+        **without(OLMo2.fixed, "position.kind"), "recurrent.kind": "gated_delta",
         "recurrent.eps": 1e-5, "block.recurrent_place": "pre",
     }  # fmt: skip
     fixed_there = {"pad_token_id": None}  # where none is told, transformers takes 100277

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from lm.hf.families.llama import Llama
-from lm.hf.io.family import Pair, gated
+from lm.hf.io.family import Pair, gated, without
 from lm.schema import Tree
 
 
@@ -14,7 +14,7 @@ class OLMoE(Llama):
     architecture = "OlmoeForCausalLM"
     renamed = {"num_local_experts": "num_experts"}
     fields = {
-        **{ours: theirs for ours, theirs in Llama.fields.items() if not ours.startswith("ffn.") and ours != "attention.head_dim"},
+        **without(Llama.fields, "ffn.*", "attention.head_dim"),
         "norm.eps": ("rms_norm_eps", 1e-5),
         "ffn.expert.hidden": ("intermediate_size", 2048),
         "ffn.expert.activation": ("hidden_act", "silu"),

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from lm.errors import ConfigError
 from lm.hf.families.gpt2 import GPT2
-from lm.hf.io.family import Pair
+from lm.hf.io.family import Pair, without
 from lm.nn.ffn.mlp import Activation
 from lm.schema import Tree
 
@@ -19,7 +19,7 @@ class GPT(GPT2):
     architecture = "OpenAIGPTLMHeadModel"
     ignored = (r"(transformer\.)?(h\.\d+\.attn\.bias|position_ids)",)
     fields = {
-        **{ours: theirs for ours, theirs in GPT2.fields.items() if not ours.startswith("ffn.")},
+        **without(GPT2.fields, "ffn.*"),
         "max_seq_len": ("n_positions", 512),
     }
     further = ("afn",)

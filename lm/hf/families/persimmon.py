@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from lm.hf.families.llama import Llama
-from lm.hf.io.family import Pair, module, modules
+from lm.hf.io.family import Pair, module, modules, without
 from lm.hf.io.transforms import SplitHeads
 from lm.schema import Tree
 
@@ -17,7 +17,7 @@ class Persimmon(Llama):
     last_norm = "model.final_layernorm"
     partial = 0.5
     fields = {
-        **{ours: theirs for ours, theirs in Llama.fields.items() if not ours.endswith(("bias", "head_dim", "n_kv_heads"))},
+        **without(Llama.fields, "*bias", "*head_dim", "*n_kv_heads"),
         "norm.eps": ("layer_norm_eps", 1e-5),
         "ffn.activation": ("hidden_act", "relu2"),
         "dropout": ("hidden_dropout", 0.0),

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from lm.hf.families.llama import Llama
-from lm.hf.io.family import Pair, module
+from lm.hf.io.family import Pair, module, without
 from lm.schema import Tree
 
 
@@ -15,7 +15,7 @@ class Phi(Llama):
     last_norm = "model.final_layernorm"
     partial = 0.5
     fields = {
-        **{ours: theirs for ours, theirs in Llama.fields.items() if not ours.endswith(("bias", "head_dim"))},
+        **without(Llama.fields, "*bias", "*head_dim"),
         "norm.eps": ("layer_norm_eps", 1e-5),
         "ffn.activation": ("hidden_act", "gelu_new"),
         "dropout": ("resid_pdrop", 0.0),

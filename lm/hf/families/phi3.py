@@ -5,7 +5,7 @@ from typing import Any
 
 from lm.errors import ConfigError
 from lm.hf.families.llama import Llama
-from lm.hf.io.family import Pair, module, modules
+from lm.hf.io.family import Pair, module, modules, without
 from lm.hf.io.transforms import Split
 from lm.hf.options.rope import read_rope, write_rope
 from lm.nn.stack import ModelConfig
@@ -20,7 +20,7 @@ class Phi3(Llama):
     architecture = "Phi3ForCausalLM"
     partial = 1.0
     fields = {
-        **{ours: theirs for ours, theirs in Llama.fields.items() if not ours.endswith(("bias", "head_dim"))},
+        **without(Llama.fields, "*bias", "*head_dim"),
         "norm.eps": ("rms_norm_eps", 1e-5),
         "attention.window": ("sliding_window", None),
         "dropout": ("resid_pdrop", 0.0),

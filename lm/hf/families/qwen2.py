@@ -2,6 +2,7 @@
 
 from lm.hf.families.llama import Llama
 from lm.hf.families.qwen3 import Qwen3
+from lm.hf.io.family import without
 
 
 class Qwen2(Qwen3):
@@ -10,7 +11,7 @@ class Qwen2(Qwen3):
     name = "qwen2"
     architecture = "Qwen2ForCausalLM"
     fields = {
-        **{ours: theirs for ours, theirs in Qwen3.fields.items() if not ours.endswith(("bias", "head_dim"))},
+        **without(Qwen3.fields, "*bias", "*head_dim"),
         "attention.n_kv_heads": ("num_key_value_heads", 32),
     }
     fixed = {**Llama.fixed, "attention.qkv_bias": True, "attention.out_bias": False}

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from lm.hf.families.qwen3 import Qwen3
 from lm.hf.families.qwen3_moe import Qwen3MoE
-from lm.hf.io.family import Pair, same
+from lm.hf.io.family import Pair, same, without
 from lm.hf.options.windows import FULL, SLIDING, WINDOW_KEYS
 from lm.schema import Tree
 
@@ -16,7 +16,7 @@ class Qwen2MoE(Qwen3MoE):
     name = "qwen2_moe"
     architecture = "Qwen2MoeForCausalLM"
     fields = {
-        **{ours: theirs for ours, theirs in Qwen3MoE.fields.items() if not ours.endswith(("head_dim", "out_bias"))},
+        **without(Qwen3MoE.fields, "*head_dim", "*out_bias"),
         "attention.n_kv_heads": ("num_key_value_heads", 16),
         "attention.qkv_bias": ("qkv_bias", True),
         "ffn.expert.hidden": ("moe_intermediate_size", 1408),
@@ -25,7 +25,7 @@ class Qwen2MoE(Qwen3MoE):
     }
     further: ClassVar[tuple[str, ...]] = (*Qwen3MoE.further, *WINDOW_KEYS)
     fixed = {
-        **{key: value for key, value in Qwen3MoE.fixed.items() if key != "attention.qk_norm"}, "attention.out_bias": False,
+        **without(Qwen3MoE.fixed, "attention.qk_norm"), "attention.out_bias": False,
         "ffn.n_shared": 1, "ffn.shared_gate": True,
     }  # fmt: skip
 

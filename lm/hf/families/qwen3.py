@@ -3,6 +3,7 @@
 from typing import ClassVar
 
 from lm.hf.families.llama import Llama
+from lm.hf.io.family import without
 from lm.hf.options.windows import FULL, SLIDING, WINDOW_KEYS, read_windows, write_windows
 from lm.schema import Tree
 
@@ -13,7 +14,7 @@ class Qwen3(Llama):
     name = "qwen3"
     architecture = "Qwen3ForCausalLM"
     fields = {
-        **{ours: theirs for ours, theirs in Llama.fields.items() if ours != "ffn.bias"},
+        **without(Llama.fields, "ffn.bias"),
         "attention.n_kv_heads": ("num_key_value_heads", 32),
         "attention.head_dim": ("head_dim", 128),
     }

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from lm.hf.families.llama import Llama
 from lm.hf.families.qwen3_5_moe import Qwen35MoE
-from lm.hf.io.family import Pair
+from lm.hf.io.family import Pair, without
 from lm.schema import Tree
 
 
@@ -14,14 +14,14 @@ class Qwen35(Qwen35MoE):
     name = "qwen3_5_text"
     architecture = "Qwen3_5ForCausalLM"
     fields = {
-        **{ours: theirs for ours, theirs in Qwen35MoE.fields.items() if not ours.startswith("ffn.")},
+        **without(Qwen35MoE.fields, "ffn.*"),
         "attention.n_kv_heads": ("num_key_value_heads", 4),
         "ffn.hidden": ("intermediate_size", 12288),
         "ffn.activation": ("hidden_act", "silu"),
     }
     further = tuple(key for key in Qwen35MoE.further if "experts" not in key)
     fixed = {
-        **{ours: value for ours, value in Qwen35MoE.fixed.items() if not ours.startswith("ffn.")}, "ffn.kind": "mlp", "ffn.gated": True,
+        **without(Qwen35MoE.fixed, "ffn.*"), "ffn.kind": "mlp", "ffn.gated": True,
     }  # fmt: skip
 
     def read(self, hf: Tree) -> Tree:

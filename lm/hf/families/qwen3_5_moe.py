@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from lm.hf.families.qwen3_next import Qwen3Next
-from lm.hf.io.family import Pair, module
+from lm.hf.io.family import Pair, module, without
 from lm.nn.stack import ModelConfig
 from lm.schema import Tree
 
@@ -21,7 +21,7 @@ class Qwen35MoE(Qwen3Next):
     architecture = "Qwen3_5MoeForCausalLM"
     ignored = (*Qwen3Next.ignored, r"model\.visual\..*")
     fields = {
-        **{ours: theirs for ours, theirs in Qwen3Next.fields.items() if ours not in ("ffn.every", "ffn.router.normalize")},
+        **without(Qwen3Next.fields, "ffn.every", "ffn.router.normalize"),
         "ffn.top_k": ("num_experts_per_tok", 8),
     }
     further = tuple(key for key in Qwen3Next.further if key not in _SPARSE)

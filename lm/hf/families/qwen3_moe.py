@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from lm.errors import ConfigError
 from lm.hf.families.qwen3 import Qwen3
-from lm.hf.io.family import Pair, activation, gated
+from lm.hf.io.family import Pair, activation, gated, without
 from lm.schema import Tree
 
 
@@ -15,7 +15,7 @@ class Qwen3MoE(Qwen3):
     name = "qwen3_moe"
     architecture = "Qwen3MoeForCausalLM"
     fields = {
-        **{ours: theirs for ours, theirs in Qwen3.fields.items() if not ours.startswith("ffn.")},
+        **without(Qwen3.fields, "ffn.*"),
         "attention.n_kv_heads": ("num_key_value_heads", 4),
         "attention.head_dim": ("head_dim", None),
         "ffn.expert.hidden": ("moe_intermediate_size", 768),

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from lm.errors import ConfigError
 from lm.hf.families.qwen2_moe import Qwen2MoE
 from lm.hf.families.qwen3_moe import Qwen3MoE
-from lm.hf.io.family import Pair, module, modules
+from lm.hf.io.family import Pair, module, modules, without
 from lm.hf.io.transforms import Chain, Join, SplitHeads, Squeeze
 from lm.hf.options.delta import DELTA, LINEAR, counts, state, widths
 from lm.hf.options.pattern import read_pattern, write_pattern
@@ -23,7 +23,7 @@ class Qwen3Next(Qwen2MoE):
     partial = 0.25
     ignored = (*Qwen2MoE.ignored, r"mtp\..*")
     fields = {
-        **{ours: theirs for ours, theirs in Qwen2MoE.fields.items() if not ours.endswith("window")},
+        **without(Qwen2MoE.fields, "*window"),
         "attention.n_kv_heads": ("num_key_value_heads", 2), "attention.head_dim": ("head_dim", 256),
         **dict.fromkeys(("attention.qkv_bias", "attention.out_bias"), ("attention_bias", False)),
         "ffn.expert.hidden": ("moe_intermediate_size", 512), "ffn.shared_hidden": ("shared_expert_intermediate_size", 512),
@@ -35,7 +35,7 @@ class Qwen3Next(Qwen2MoE):
     )  # fmt: skip
     respelled = ("layer_types", *Qwen3MoE.respelled)
     fixed = {
-        **{key: value for key, value in Qwen2MoE.fixed.items() if key != "attention.out_bias"}, "norm.zero_centered": True,
+        **without(Qwen2MoE.fixed, "attention.out_bias"), "norm.zero_centered": True,
         "attention.qk_norm": "head", "attention.out_gate": "element", "attention.window": None,
     }  # fmt: skip
 

@@ -6,7 +6,7 @@ import torch
 
 from lm.errors import ConfigError
 from lm.hf.families.llama import Llama
-from lm.hf.io.family import Pair, module, same
+from lm.hf.io.family import Pair, module, same, without
 from lm.hf.io.transforms import Squeeze, Transpose
 from lm.hf.options.rope import read_rope
 from lm.schema import Tree
@@ -27,7 +27,7 @@ class RecurrentGemma(Llama):
     hybrid = True
     partial = 0.5
     fields = {
-        **{ours: theirs for ours, theirs in Llama.fields.items() if ours not in ("attention.out_bias", "ffn.bias", "ffn.hidden")},
+        **without(Llama.fields, "attention.out_bias", "ffn.bias", "ffn.hidden"),
         "max_seq_len": ("max_position_embeddings", 8192),
         "attention.window": ("attention_window_size", 2048),
         "ffn.activation": ("hidden_activation", _GELU),

@@ -2,6 +2,7 @@
 
 from lm.errors import ConfigError
 from lm.hf.families.llama import Llama
+from lm.hf.io.family import without
 from lm.nn.spacing import evenly, is_there
 from lm.schema import Tree
 
@@ -13,7 +14,7 @@ class SmolLM3(Llama):
     architecture = "SmolLM3ForCausalLM"
     theta = 2000000.0
     fields = {
-        **{ours: theirs for ours, theirs in Llama.fields.items() if ours != "attention.head_dim"},
+        **without(Llama.fields, "attention.head_dim"),
         "attention.n_kv_heads": ("num_key_value_heads", 4),
         "head.tied": ("tie_word_embeddings", True),
     }

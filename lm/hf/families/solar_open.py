@@ -1,6 +1,7 @@
 """Solar Open.  Upstage 2026; the mixture of DeepSeek-V3, arXiv:2412.19437."""
 
 from lm.hf.families.deepseek_moe import DeepSeekMoE
+from lm.hf.io.family import without
 from lm.schema import Tree
 
 
@@ -12,7 +13,7 @@ class SolarOpen(DeepSeekMoE):
     rare = True
     theta = 1e6
     fields = {
-        **{ours: theirs for ours, theirs in DeepSeekMoE.fields.items() if ours not in ("attention.out_bias", "ffn.first_dense")},
+        **without(DeepSeekMoE.fields, "attention.out_bias", "ffn.first_dense"),
         "norm.eps": ("rms_norm_eps", 1e-5),
         "attention.n_kv_heads": ("num_key_value_heads", 8),
         "attention.head_dim": ("head_dim", 128),

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from lm.hf.families.llama import Llama
-from lm.hf.io.family import Pair, module
+from lm.hf.io.family import Pair, module, without
 from lm.schema import Tree
 
 
@@ -14,13 +14,13 @@ class StableLM(Llama):
     architecture = "StableLmForCausalLM"
     partial = 0.25
     fields = {
-        **{ours: theirs for ours, theirs in Llama.fields.items() if not ours.endswith(("out_bias", "head_dim", "ffn.bias"))},
+        **without(Llama.fields, "*out_bias", "*head_dim", "*ffn.bias"),
         "norm.eps": ("layer_norm_eps", 1e-5),
         "attention.n_kv_heads": ("num_key_value_heads", 32),
         "attention.qkv_bias": ("use_qkv_bias", False),
     }
     further = ("use_parallel_residual", "hidden_dropout")
-    fixed = {key: value for key, value in Llama.fixed.items() if key != "block.kind"} | {"norm.kind": "layer"}
+    fixed = without(Llama.fixed, "block.kind") | {"norm.kind": "layer"}
     fixed_there = {"qk_layernorm": False}
 
     def read(self, hf: Tree) -> Tree:

@@ -1,7 +1,7 @@
 """UMT5, and Pile-T5.  Chung et al. 2023, arXiv:2304.09151."""
 
 from lm.hf.families.mt5 import MT5
-from lm.hf.io.family import Pair
+from lm.hf.io.family import Pair, without
 from lm.hf.io.transforms import Join
 from lm.nn.stack import ModelConfig
 from lm.schema import Tree
@@ -18,7 +18,7 @@ class UMT5(MT5):
     architecture = "UMT5ForConditionalGeneration"
     further = (*MT5.further, "scale_decoder_outputs")
     ignored = (r"(encoder|decoder)\.embed_tokens\.weight",)
-    fixed = {**{key: value for key, value in MT5.fixed.items() if key != "head.scale"}, "position.shared": False}
+    fixed = {**without(MT5.fixed, "head.scale"), "position.shared": False}
 
     def read(self, hf: Tree) -> Tree:
         scaled = hf.get("scale_decoder_outputs", hf.get("tie_word_embeddings", True))

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from lm.hf.families.deepseek_v3 import DeepSeekV3
 from lm.hf.families.llama import Llama
-from lm.hf.io.family import Pair
+from lm.hf.io.family import Pair, without
 from lm.schema import Tree
 
 
@@ -16,7 +16,7 @@ class Youtu(DeepSeekV3):
     architecture = "YoutuForCausalLM"
     rare = True
     fields = {
-        **{ours: theirs for ours, theirs in DeepSeekV3.fields.items() if not ours.startswith("ffn.")},
+        **without(DeepSeekV3.fields, "ffn.*"),
         "ffn.hidden": ("intermediate_size", 6144),
         "ffn.activation": ("hidden_act", "silu"),
         "head.tied": ("tie_word_embeddings", True),
@@ -25,7 +25,7 @@ class Youtu(DeepSeekV3):
     renamed = {}
     idle = ("embedding_initializer_range",)
     fixed = {
-        **{ours: value for ours, value in DeepSeekV3.fixed.items() if not ours.startswith("ffn.")}, "ffn.kind": "mlp", "ffn.gated": True,
+        **without(DeepSeekV3.fixed, "ffn.*"), "ffn.kind": "mlp", "ffn.gated": True,
         "mtp": None,
     }  # fmt: skip
     fixed_there = {}

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import ClassVar
 
-from lm.hf.io.family import Family, Pair, families
+from lm.hf.io.family import Family, Pair, families, without
 from lm.nn.stack import ModelConfig
 from lm.schema import Tree
 
@@ -35,9 +35,9 @@ def _without_head(family: Family) -> Family:
         "body": body,
         "architecture": _HEADED.sub("Model", body.architecture),
         "auto": "AutoModel",
-        "fields": {ours: theirs for ours, theirs in body.fields.items() if not ours.startswith("head.")},
+        "fields": without(body.fields, "head.*"),
         "idle": (*body.idle, *(key for ours, key, _ in family.places() if ours.startswith("head."))),
-        "fixed": {ours: value for ours, value in body.fixed.items() if not ours.startswith("head.")} | _NO_HEAD,
+        "fixed": without(body.fixed, "head.*") | _NO_HEAD,
         "ignored": (*body.ignored, r"pooler\.dense\.(weight|bias)", r"embeddings\.position_ids"),
     }
     return type(f"{body.__name__}Body", (_Body, body), own)(family.even_heads)

@@ -4,9 +4,10 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
+from fnmatch import fnmatchcase
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -17,6 +18,8 @@ from lm.nn.ffn.mlp import Activation
 from lm.nn.parts import ATTENDING
 from lm.nn.stack import ModelConfig, model_config
 from lm.schema import MOST_LAYERS, Tree, flatten, nest
+
+T = TypeVar("T")
 
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu",
@@ -30,6 +33,11 @@ TRAINING_ONLY = (
     "embed.noise",
 )  # fmt: skip
 """Options that change no logits of a trained model, so that no family needs a place for them."""
+
+
+def without(options: Mapping[str, T], *patterns: str) -> dict[str, T]:
+    """Returns the options, by their names, that match none of the patterns, such as `ffn.*` and `*bias`."""
+    return {name: value for name, value in options.items() if not any(fnmatchcase(name, each) for each in patterns)}
 
 
 class Pair(NamedTuple):

@@ -26,7 +26,7 @@ class DifferentialConfig(GroupedConfig):
 
     @model_validator(mode="after")
     def _heads_pair(self) -> Self:
-        if (self.n_kv_heads or self.n_heads) % 2:
+        if self.kv_heads % 2:
             n = f"n_heads={self.n_heads}" if self.n_kv_heads is None else f"n_kv_heads={self.n_kv_heads}"
             raise ValueError(f"{n} is odd, and attention=differential takes half of the heads off the others. Use an even number.")
         if self.qk_norm in ("rotated", "l2"):

@@ -107,7 +107,7 @@ class GQAConfig(SharingConfig):
         if (table := self.table(layer)) is None:
             return self.build(norm, d_model, layer)
         kind = TokenValueRotatedNormGQA if self.qk_norm == "rotated" else TokenValueGQA
-        return kind(self, TokenValues(table, vocab_size, self.n_kv_heads or self.n_heads, self.width(d_model)), norm, d_model, layer)
+        return kind(self, TokenValues(table, vocab_size, self.kv_heads, self.width(d_model)), norm, d_model, layer)
 
     def build(self, norm: NormConfig, d_model: int, layer: int) -> Mixer:
         if self.value_residual:
@@ -135,7 +135,7 @@ class GQAConfig(SharingConfig):
 
     def flops(self, d_model: int, layer: int, seq_len: int) -> int:
         table, behind = self.table(layer), 4 * self.n_heads * self.width(d_model) * self._behind(layer, seq_len)
-        gate = 0 if table is None else 2 * table.channels * (self.n_kv_heads or self.n_heads)
+        gate = 0 if table is None else 2 * table.channels * self.kv_heads
         return super().flops(d_model, layer, seq_len) + behind + gate
 
     def _behind(self, layer: int, seq_len: int) -> int:
@@ -147,7 +147,7 @@ class GQAConfig(SharingConfig):
         q, kv = self.n_heads * self.width(d_model), self.kv_width(d_model)
         mixed, twice = kv if self.value_residual and layer else 0, 2 * q + 2 * kv if self.first(layer) else 0
         gates, repeated = (self.n_heads, 2 * q - 2 * kv) if self.forget else (0, 0)
-        looked_up = 0 if self.table(layer) is None else kv + 2 * (self.n_kv_heads or self.n_heads)
+        looked_up = 0 if self.table(layer) is None else kv + 2 * self.kv_heads
         return sum_activations([super().saved_activations(d_model, layer), Activations(gates, mixed + looked_up + twice + repeated)])
 
     def saved_scores(self, seq_len: int, device: str) -> Activations:
@@ -176,8 +176,7 @@ class GQAConfig(SharingConfig):
         return None
 
     def divided(self, d_model: int, n: int) -> "GQAConfig":
-        heads, width = self.n_kv_heads or self.n_heads, self.width(d_model)
-        return self.replace(n_heads=self.n_heads // n, n_kv_heads=heads // n, head_dim=width)
+        return self.replace(n_heads=self.n_heads // n, n_kv_heads=self.kv_heads // n, head_dim=self.width(d_model))
 
     def state(self, d_model: int, layer: int) -> PerToken:
         """With forget, the log gate of each head too."""

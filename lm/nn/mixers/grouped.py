@@ -98,13 +98,18 @@ class GroupedConfig(AttentionConfig):
         require_place("global_every", self.global_every, "global_at", self.global_at)
         return self
 
+    @property
+    def kv_heads(self) -> int:
+        """Returns the number of key and value heads."""
+        return self.n_kv_heads or self.n_heads
+
     def width(self, d_model: int) -> int:
         """Width of one head."""
         return self.head_dim or d_model // self.n_heads
 
     def kv_width(self, d_model: int) -> int:
         """Returns the width of the keys of all heads, the same as that of all values."""
-        return (self.n_kv_heads or self.n_heads) * self.width(d_model)
+        return self.kv_heads * self.width(d_model)
 
     def gate_width(self, d_model: int) -> int:
         """Returns how many numbers of a token gate its attention output; 0 without a gate."""
@@ -150,19 +155,19 @@ class GroupedConfig(AttentionConfig):
 
     def exchanged_activations(self, d_model: int, n: int) -> Activations:
         """Counts the attention output once more, on the other side of the exchange back to tokens; and copies of keys and values."""
-        copies = repeats(self.n_kv_heads or self.n_heads, n) - 1
+        copies = repeats(self.kv_heads, n) - 1
         return Activations(0, self.n_heads * self.width(d_model) + 2 * copies * self.kv_width(d_model))
 
     def state(self, d_model: int, layer: int) -> PerToken:
         """Returns one tensor of a token: its heads of keys, and behind these its heads of values."""
-        return PerToken(((2 * (self.n_kv_heads or self.n_heads), self.width(d_model)),), self.layer_window(layer))
+        return PerToken(((2 * self.kv_heads, self.width(d_model)),), self.layer_window(layer))
 
     def implied(self, d_model: int, layers: Sequence[int]) -> Tree:
         width, whole = self.width(d_model), {layer: self.layer_window(layer) is None for layer in layers}
         every, at = evenly(whole) or (None, None)
         seen_whole = whole.values()
         return {
-            "n_kv_heads": self.n_kv_heads or self.n_heads,
+            "n_kv_heads": self.kv_heads,
             "head_dim": width,
             "scale": self.scale or width**-0.5,
             "window": None if all(seen_whole) else self.window,

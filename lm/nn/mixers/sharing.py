@@ -55,7 +55,7 @@ class SharingConfig(GroupedConfig):
         if self.global_every is None:
             raise ValueError("global_heads are of layers that ignore the window, and none does. Set global_every, or drop global_heads.")
         heads = self.global_heads.n_heads or self.n_heads
-        groups = self.global_heads.n_kv_heads or self.n_kv_heads or self.n_heads
+        groups = self.global_heads.n_kv_heads or self.kv_heads
         if heads % groups:
             raise ValueError(f"global_heads: n_heads={heads} is not a multiple of n_kv_heads={groups}. Make that a divisor.")
         return self
@@ -101,7 +101,7 @@ class SharingConfig(GroupedConfig):
 
     def heads(self) -> dict[str, int]:
         """Returns how many heads of queries, and of keys, there are, by option, those of layers that ignore the window last."""
-        found = {"n_heads": self.n_heads, "n_kv_heads": self.n_kv_heads or self.n_heads}
+        found = {"n_heads": self.n_heads, "n_kv_heads": self.kv_heads}
         there = None if self.global_heads is None else self.of(True).heads()
         return found | {f"global_heads.{name}": n for name, n in (there or {}).items() if n != found[name]}
 
@@ -143,7 +143,7 @@ class SharingConfig(GroupedConfig):
             mine = super(SharingConfig, here).implied(d_model, layers) | {"n_heads": here.n_heads, "values": here.values}
             return mine | dict.fromkeys(names if self.global_heads is not None else ())
         there = self.of(True)
-        values = there.n_heads, there.n_kv_heads or there.n_heads, there.width(d_model), there.values
+        values = there.n_heads, there.kv_heads, there.width(d_model), there.values
         return super().implied(d_model, layers) | dict(zip(names, values, strict=True))
 
 

@@ -102,7 +102,7 @@ MUTATIONS = [
     ("padding is added to a channel", "nn/mixers/rg_lru.py", "torch.where(at < 0, 0.0, wide(x)", "torch.where(at < -1, 0.0, wide(x)", CHANNELS),
     ("a channel adds more than it lost", "nn/mixers/rg_lru.py", "torch.expm1(2 * log_a)", "torch.expm1(log_a)", CHANNELS),
     ("a chunk of a channel begins with nothing", "ops/recurrence/channels.py", "return torch.stack([h + f * before", "return torch.stack([h + 0 * before", CHANNELS),
-    ("a channel's state is kept one token early", "nn/mixers/rg_lru.py", "h[:, -ends.shape[1] :])", "h[:, : ends.shape[1]])", CHANNELS),
+    ("a channel's state is kept one token early", "ops/recurrence/channels.py", "h[:, -ends.shape[1] :])", "h[:, : ends.shape[1]])", CHANNELS),
     ("what fades and what is let in are swapped", "nn/mixers/rg_lru.py", "self.rate(mixed), self.write(mixed)", "self.write(mixed), self.rate(mixed)", CHANNELS),
     ("a frozen weight is counted as self-updated", "cost/memory.py", "for p in model.self_updated().values())", "for p in model.parameters() if not p.requires_grad)", ["cost/test_memory.py"]),
     ("a layer mixes as the one before", "nn/stack.py", "self.pattern[layer % len(self.pattern)]", "self.pattern[(layer - 1) % len(self.pattern)]", ["nn/test_model.py"]),

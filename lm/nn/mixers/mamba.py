@@ -20,7 +20,7 @@ from lm.nn.mixers.scan import steps
 from lm.nn.norm import BareRMSNorm, NormConfig, RMSNorm
 from lm.ops.cache.cache import Fixed
 from lm.ops.precision import wide, without_autocast
-from lm.ops.recurrence.channels import chunked
+from lm.ops.recurrence.channels import continued
 from lm.ops.recurrence.convolve import convolved
 from lm.schema import MOST
 
@@ -113,20 +113,16 @@ class Mamba(Mixer):
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         ctx.mask.require_causal("recurrent=mamba")
-        cache = ctx.cache
-        mixed, ends = convolved(self.x(x), self.kernel, ctx.mask, cache, self.layer)
+        mixed, ends = convolved(self.x(x), self.kernel, ctx.mask, ctx.cache, self.layer)
         u = F.silu(mixed if self.kernel_bias is None else mixed + self.kernel_bias.to(mixed.dtype))
         parts = self.select(u).split([self.cfg.rank, self.cfg.state_dim, self.cfg.state_dim], dim=-1)
         step, write, read = (norm(part) for norm, part in zip(self.norms, parts, strict=True))
         rate = self.step(step)
         with without_autocast(x.device):  # sums over a row are kept in float32
             fade, new = self.flow(u, rate, write, ctx.mask.q_positions.unsqueeze(-1))
-            before = torch.zeros_like(new[:, 0]) if cache is None else cache.state(self.layer)[1].to(new.dtype)
-            h = chunked(fade, new, before)
+            h = continued(fade, new, ends, ctx.cache, self.layer)
             seen = (h.unflatten(-1, (self.cfg.width, -1)) @ wide(read).unsqueeze(-1)).squeeze(-1)  # (b, s, w*n) -> (b, s, w)
             out = (seen + wide(self.skip) * wide(u)).to(x.dtype)
-        if cache is not None:
-            cache.advance(self.layer, ends, h[:, -ends.shape[1] :])
         projected: Tensor = self.o(out * F.silu(self.gate(x)))
         return projected
 

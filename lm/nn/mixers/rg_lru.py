@@ -18,7 +18,7 @@ from lm.nn.mixers.base import Mixer, RecurrentConfig
 from lm.nn.norm import NormConfig
 from lm.ops.cache.cache import Fixed
 from lm.ops.precision import wide, without_autocast
-from lm.ops.recurrence.channels import chunked
+from lm.ops.recurrence.channels import continued
 from lm.ops.recurrence.convolve import convolved
 from lm.schema import MOST
 
@@ -107,16 +107,12 @@ class RGLRU(Mixer):
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         ctx.mask.require_causal("recurrent=rg_lru")
-        cache = ctx.cache
-        mixed, ends = convolved(self.x(x), self.kernel, ctx.mask, cache, self.layer)
+        mixed, ends = convolved(self.x(x), self.kernel, ctx.mask, ctx.cache, self.layer)
         mixed = mixed + self.kernel_bias.to(mixed.dtype)
         rate, write = self.rate(mixed), self.write(mixed)
         with without_autocast(x.device):  # sums over a row are kept in float32
             fade, new = self.flow(mixed, rate, write, ctx.mask.q_positions.unsqueeze(-1))
-            before = torch.zeros_like(new[:, 0]) if cache is None else cache.state(self.layer)[1].to(new.dtype)
-            h = chunked(fade, new, before)
-        if cache is not None:
-            cache.advance(self.layer, ends, h[:, -ends.shape[1] :])
+            h = continued(fade, new, ends, ctx.cache, self.layer)
         out: Tensor = self.o(h.to(x.dtype) * F.gelu(self.gate(x), approximate="tanh"))
         return out
 

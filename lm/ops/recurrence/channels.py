@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lm.ops.cache.cache import Cache
+
 
 def reference(fade: Tensor, new: Tensor, state: Tensor) -> Tensor:
     """h_t = fade_t h_(t-1) + new_t, token by token.  fade, new: (b, s, w), fade of 0 .. 1; state: (b, w), h before the first."""
@@ -34,3 +36,13 @@ def chunked(fade: Tensor, new: Tensor, state: Tensor) -> Tensor:
         begun.append(kept * begun[-1] + added)
     before = torch.stack(begun, dim=1)
     return torch.stack([h + f * before for h, f in zip(held, left, strict=True)], dim=2).flatten(1, 2)[:, :s]
+
+
+def continued(fade: Tensor, new: Tensor, ends: Tensor, cache: Cache | None, layer: int) -> Tensor:
+    """Returns h behind what the cache holds of this layer, (b, s, w), and gives the cache, beside `ends`, h after the last tokens.
+    ends: what the cache is to hold of the convolution, as `convolved` returns it."""
+    if cache is None:
+        return chunked(fade, new, torch.zeros_like(new[:, 0]))
+    h = chunked(fade, new, cache.state(layer)[1].to(new.dtype))
+    cache.advance(layer, ends, h[:, -ends.shape[1] :])
+    return h

@@ -63,7 +63,7 @@ class Measure:
         return {}
 
     def __call__(self, model: LM, batch: Batch) -> LossSums:
-        """Returns sums over `labels`, with no gradient."""
+        """Returns sums over `labels`."""
         sums: LossSums = model(batch, read=self.reader(batch))
         return sums
 

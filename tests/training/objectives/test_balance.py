@@ -20,7 +20,7 @@ from lm.nn.stack import model_config
 from lm.nn.transformer import build_model
 from lm.storage.model_folder import read_model, resolve_model
 from lm.training.config import TrainConfig
-from lm.training.objectives.contrastive import Contrasts
+from lm.training.objectives.measured import Measured
 from lm.training.objectives.preferences import Preferences, RewardModel
 from lm.training.run import train_rank
 from tests.nn.models import BASE, with_kinds
@@ -122,7 +122,7 @@ def test_balance_counts_as_a_mean_over_rows(units: str) -> None:
     batch = Batch(tokens, labels, positions=torch.arange(6).repeat(8, 1))
     objective = {
         "pairs": Preferences(SimPOConfig(), Start(None)), "rewards": RewardModel(RewardModelConfig()),
-        "texts": Contrasts(Contrastive(4, 0.1, False, InParts(3))),
+        "texts": Measured(Contrastive(4, 0.1, False, InParts(3))),
     }[units]  # fmt: skip
     free, balanced = (objective(model, batch, 0, 0) for model in models)
     each = models[1](batch, read=lambda hidden, head, ctx: torch.stack(list(ctx.moe.losses.values())).sum(0))

@@ -1,6 +1,8 @@
-"""The loss of texts that belong together (lm/losses/contrastive.py): what a validation measures is minimised."""
+"""Losses that are what a validation measures: of texts that belong together (lm/losses/contrastive.py), and of numbers that are told of
+texts (lm/losses/targets.py)."""
 
 from lm.data.rows.contrastive import ContrastiveConfig
+from lm.data.rows.targets import TargetConfig
 from lm.losses.cross_entropy import LossSums
 from lm.losses.measure import Measure
 from lm.nn.batch import Batch
@@ -9,7 +11,7 @@ from lm.training.config import TrainConfig
 from lm.training.objectives.base import loss_of
 
 
-class Contrasts:
+class Measured:
     """The loss of a config on a batch."""
 
     def __init__(self, measure: Measure) -> None:
@@ -20,5 +22,6 @@ class Contrasts:
 
 
 @loss_of(ContrastiveConfig)
-def _contrasts(cfg: ContrastiveConfig, run: TrainConfig) -> Contrasts:
-    return Contrasts(cfg.measure(None))
+@loss_of(TargetConfig)
+def _measured(cfg: ContrastiveConfig | TargetConfig, run: TrainConfig) -> Measured:
+    return Measured(cfg.measure(None))

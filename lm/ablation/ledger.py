@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from lm.ablation.runs import digest
 from lm.ablation.study import Study
+from lm.data.sources.fingerprint import short_hash
 from lm.errors import ConfigError
 from lm.report.collect import compared
 from lm.report.statistics import Verdict
@@ -104,4 +104,4 @@ def _entry(study: Study, found: Tree) -> Entry:
 
 
 def _hash(config: TrainConfig) -> str:
-    return digest(compared(config.tree()))
+    return short_hash(compared(config.tree()))

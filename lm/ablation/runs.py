@@ -1,6 +1,5 @@
 """Runs side by side in a folder: the question that they answer, frozen before the first run, and their results so far."""
 
-import hashlib
 import json
 import math
 import os
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from lm import plugins
+from lm.data.sources.fingerprint import short_hash
 from lm.errors import CheckpointError, ConfigError
 from lm.schema import Config, Tree, did_you_mean, flatten, from_tree
 from lm.storage.atomic import replace_file
@@ -63,7 +63,7 @@ class Asked(Config):
     @property
     def hash(self) -> str:
         """Returns a hash of all values except the one that may grow."""
-        return digest({key: value for key, value in flatten(self.tree()).items() if key != self.grows})
+        return short_hash({key: value for key, value in flatten(self.tree()).items() if key != self.grows})
 
     def freeze(self, folder: Path) -> None:
         """Writes the file where there is none, or where the value that may grow has grown, with copies of the plugins that the configs
@@ -96,7 +96,7 @@ class _File(Config):
 
 
 def _file(hash: str, asked: Tree) -> _File:
-    return _File(hash=hash, seal=digest({"hash": hash, "asked": asked}), asked=asked)
+    return _File(hash=hash, seal=short_hash({"hash": hash, "asked": asked}), asked=asked)
 
 
 class _Diverged(Config):
@@ -163,9 +163,4 @@ def _require_plugins(asked: Tree, path: Path) -> None:
 
 
 def _config_hash(job: Job) -> str:
-    return digest(job.config.tree() | {"run": {}})
-
-
-def digest(tree: Tree) -> str:
-    """Returns a hash of a tree, whatever the order of its keys."""
-    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
+    return short_hash(job.config.tree() | {"run": {}})

@@ -160,7 +160,7 @@ class Engine:
         that there is can be kept."""
         kept = [i for i, sample in enumerate(self._running) if not sample.over]
         new = [(cache, sample) for cache, samples in joining for sample in samples]
-        length = max((_n_cached(sample) for sample in (*(self._running[i] for i in kept), *(sample for _, sample in new))), default=0)
+        length = max((sample.row.position for sample in (*(self._running[i] for i in kept), *(sample for _, sample in new))), default=0)
         if self._cache is not None and self._stays(self._cache, [cache for cache, _ in new], length):
             left = [i for i, sample in enumerate(self._running) if sample.over]
             for row, (cache, sample) in zip(left, new, strict=True):
@@ -185,9 +185,8 @@ class Engine:
     def _next(self) -> Batch:
         """Returns the next input: the newest token of each row, at the position behind the row's tokens in the cache."""
         rows, device = [sample.row for sample in self._running], self._model.embed.weight.device
-        positions = [[_n_cached(sample)] for sample in self._running]
-        ids = torch.tensor([row.new[-1:] for row in rows], device=device)
-        return Batch(ids, positions=torch.tensor(positions, device=device), padded=False)
+        ids, positions = [row.new[-1:] for row in rows], [[row.position] for row in rows]
+        return Batch(torch.tensor(ids, device=device), positions=torch.tensor(positions, device=device), padded=False)
 
     def _drawn(self, logits: Tensor, samples: Sequence[Sample]) -> list[Event]:
         """Draws the next token of each sample; returns its event.  logits: (b, v)."""
@@ -235,8 +234,3 @@ class _Scores:
         for some, ids in zip(hidden[0, : len(labels)].split(CHUNK), labels.split(CHUNK), strict=True):
             self._request.scored += logprobs(head(some), ids, n) if len(ids) else []
         return last_position(hidden, head, ctx)
-
-
-def _n_cached(sample: Sample) -> int:
-    """Returns how many tokens of a sample are in a cache: all but the newest."""
-    return len(sample.row.begin) + len(sample.row.new) - 1

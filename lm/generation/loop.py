@@ -35,6 +35,11 @@ class Row(History):
     limit: int = 0
     logprobs: list[Logprob] = field(default_factory=list)  # one for each new token; empty unless cfg.logprobs asks for them
 
+    @property
+    def position(self) -> int:
+        """Returns the position of its newest token: as many are before it, which a cache holds when that is read."""
+        return len(self.begin) + len(self.new) - 1
+
 
 @dataclass(frozen=True)
 class Vocabulary:
@@ -104,7 +109,7 @@ class Loop:
         self.drafter.begin(rows, self.cfg, self.vocabulary.n_tokens, n_new, hidden, positions)
         if self.rows:
             both = [*self.rows, *rows]
-            length = max(len(row.begin) + len(row.new) for row in both)
+            length = max(row.position for row in both) + 1
             joined = new_cache(self.model, (len(both), length), max(row.limit - len(row.new) for row in both))
             joined.adopt([(self.cache, range(len(self.rows))), (cache, range(len(rows)))], length)
             cache, logits = joined, torch.cat([self.logits, logits])
@@ -116,7 +121,7 @@ class Loop:
         found = self.drafter.propose(self.rows) if self.drafter.tally.ready else [[]] * len(self.rows)
         self.drafts = [draft[: row.limit - len(row.new) - 1] for draft, row in zip(found, self.rows, strict=True)]
         given = [[row.new[-1], *draft] for row, draft in zip(self.rows, self.drafts, strict=True)]
-        starts = [len(row.begin) + len(row.new) - 1 for row in self.rows]
+        starts = [row.position for row in self.rows]
         ids, positions = right_padded(given, starts, self.vocabulary.pad, self.logits.device)
         batch = Batch(ids, positions=positions, padded=uneven(given))
         hidden, self.logits = self.model(batch, read=every_position, cache=self.cache)  # (b, s, v)
@@ -201,7 +206,7 @@ class Ahead(Loop):
 
     def _ends(self) -> Tensor:
         """Returns the position of the last token of each row that the model has read, (b, 1)."""
-        return torch.tensor([[len(row.begin) + len(row.new) - 1] for row in self.rows], device=self.logits.device)
+        return torch.tensor([[row.position] for row in self.rows], device=self.logits.device)
 
     def _keep(self, going: list[int]) -> None:
         if self.rows and len(going) < len(self.rows):

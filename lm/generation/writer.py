@@ -169,5 +169,5 @@ class Writer:
 
     def _completion(self, row: Row, text: Continuation) -> Completion:
         full = not text.stopped and len(row.new) == row.limit
-        slid = len(row.begin) + len(row.new) - 1 > self.model.max_seq_len  # the last token is not fed back
+        slid = row.position > self.model.max_seq_len  # the last token is not fed back
         return Completion(text.text, row.new, full and row.limit < self.cfg.max_tokens, slid, "length" if full else "stop", row.logprobs)

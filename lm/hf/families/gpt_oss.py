@@ -53,10 +53,6 @@ class GptOss(Llama):
         unlimited = ours.get("ffn.expert.gpt_oss_limit") is None
         return write_windows(ours) | ({"swiglu_limit": 7.0} if unlimited else {})
 
-    def block(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
-        yield from super().block(here, there, ours)
-        yield same(f"{here}.attention.sinks", f"{there}.self_attn.sinks")
-
     def ffn(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
         """Matrices are (experts, in, out), biases (experts, out)."""
         stacked, theirs = f"{here}.ffn.experts", f"{there}.mlp.experts"

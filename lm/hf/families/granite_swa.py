@@ -1,10 +1,7 @@
 """Granite with windows and sinks.  IBM 2026."""
 
-from collections.abc import Iterator
-
 from lm.errors import ConfigError
 from lm.hf.families.granite import Granite
-from lm.hf.io.family import Pair, same
 from lm.hf.options.windows import FULL, WINDOW_KEYS, layer_types, read_windows, write_windows
 from lm.nn.spacing import evenly, is_there
 from lm.schema import Tree
@@ -31,10 +28,6 @@ class GraniteSWA(Granite):
 
     def write(self, ours: Tree) -> Tree:
         return super().write(ours) | write_swash(ours)
-
-    def block(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
-        yield from super().block(here, there, ours)
-        yield same(f"{here}.attention.sinks", f"{there}.self_attn.sinks")
 
 
 def read_swash(hf: Tree) -> Tree:

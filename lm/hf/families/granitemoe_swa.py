@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from lm.hf.families.granite_swa import SWASH_KEYS, read_swash, write_swash
 from lm.hf.families.granitemoe import GraniteMoE
 from lm.hf.families.granitemoeshared import GraniteMoEShared
-from lm.hf.io.family import Pair, same
+from lm.hf.io.family import Pair
 from lm.schema import Tree
 
 
@@ -27,10 +27,6 @@ class GraniteMoESWA(GraniteMoEShared):
     def write(self, ours: Tree) -> Tree:
         width = ours.get("ffn.shared_hidden") if ours["ffn.n_shared"] else 0
         return super().write(ours) | write_swash(ours) | {"shared_intermediate_size": width}
-
-    def block(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
-        yield from super().block(here, there, ours)
-        yield same(f"{here}.attention.sinks", f"{there}.self_attn.sinks")
 
     def ffn(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
         names = {

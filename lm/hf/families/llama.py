@@ -59,6 +59,7 @@ class Llama(Family):
         for name in "qk":
             yield from module(f"{here}.attention.{name}_norm", f"{there}.self_attn.{name}_norm")  # Qwen3, OLMo 2
         yield from self.ffn(here, there, ours)
+        yield same(f"{here}.attention.sinks", f"{there}.self_attn.sinks")  # gpt-oss, Granite SWA
 
     def norms(self, here: str, there: str) -> Iterator[Pair]:
         """Yields the pairs of the sublayers' norms."""

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from lm.generation.embed import Embedding
+
 _SHOWN = 60  # letters of a text
 _MATRIX = ".npy"
 
@@ -55,13 +57,10 @@ class Embed(OfTexts):
             return
         import numpy as np
 
-        from lm.generation.embed import EMBEDDING, Embedding, read_texts, shortest
-        from lm.generation.load import load
+        from lm.generation.embed import EMBEDDING, shortest
 
         given = [self.text] if isinstance(self.text, str) else self.text or []
-        before = self._before(folder)
-        model, tokenizer = load(folder, self.device, self.merge, self.dtype)
-        embedding = Embedding(model, read_texts(model, tokenizer, [before + text for text in given]), dims=self.dims)
+        embedding = self._embedding(folder, self._before(folder), given)
         self.note_cut(embedding)
         found = np.stack(embedding.all())
         vectors = [shortest(vector) for vector in found]
@@ -71,8 +70,7 @@ class Embed(OfTexts):
             answer(table(_cosines(given, found), indent="") if len(given) > 1 else json.dumps(vectors[0]))
 
     def _embed_file(self, folder: Path, files: tuple[Path, Path]) -> None:
-        from lm.generation.embed import EMBEDDING, Embedding, read_texts
-        from lm.generation.load import load
+        from lm.generation.embed import EMBEDDING
         from lm.generation.whole import require_texts, values_of
 
         names = [self.field or "text"]
@@ -81,14 +79,21 @@ class Embed(OfTexts):
             files, lambda line, where: require_texts(values_of(line, names, where), names, where)[0], None if matrix else EMBEDDING
         )
         before = self._before(folder)
-        model, tokenizer = load(folder, self.device, self.merge, self.dtype)
-        embedding = Embedding(model, read_texts(model, tokenizer, [before + text for text in texts]), dims=self.dims)
+        embedding = self._embedding(folder, before, texts)
         if not matrix:
             self.write_lines(files[1], lines, [self.field, before, str(self.dims)], embedding)
             return
         self.note_cut(embedding)
         embedding.matrix(files[1], self.telling(len(lines)), self.overwrite)
         note(f"{self.out}: {counted(len(lines), 'text')} {self.done}.")
+
+    def _embedding(self, folder: Path, before: str, texts: list[str]) -> "Embedding":
+        """Returns the work on these texts, each with `before` in front of it."""
+        from lm.generation.embed import Embedding, read_texts
+        from lm.generation.load import load
+
+        model, tokenizer = load(folder, self.device, self.merge, self.dtype)
+        return Embedding(model, read_texts(model, tokenizer, [before + text for text in texts]), dims=self.dims)
 
     def _before(self, folder: Path) -> str:
         """Returns what is written before each text. Raises ConfigError for a prompt that the model does not know."""

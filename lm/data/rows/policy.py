@@ -129,10 +129,9 @@ class PolicyConfig(OwnAnswersConfig):
 
     def require_fit(self, model: str, data: DataConfig) -> None:
         super().require_fit(model, data)
-        alone = any(isinstance(each.records, PromptRecord) and each.records.answer is None for each in data.parts().values())
         comparing = [f"rewards.{name}" for name, reward in self.rewards.items() if reward.compares]
         comparing += ["environment"] if self.environment is not None and self.environment.compares() else []
-        if alone and comparing:
+        if comparing and _lacks_answers(data):
             raise ValueError(
                 f"objective.{comparing[0]} compares with the data's answer, and data.record.answer names none. Name its field, or choose"
                 " another."
@@ -197,8 +196,7 @@ class GKDConfig(OwnAnswersConfig, TaughtConfig):
 
     def require_fit(self, model: str, data: DataConfig) -> None:
         super().require_fit(model, data)
-        alone = any(isinstance(each.records, PromptRecord) and each.records.answer is None for each in data.parts().values())
-        if alone and self.on_policy < 1:
+        if self.on_policy < 1 and _lacks_answers(data):
             raise ValueError(
                 f"objective.on_policy={self.on_policy:g} learns from the data's answers too, and data.record.answer names none. Name its"
                 " field, or set objective.on_policy=1."
@@ -248,3 +246,8 @@ class PromptRows(PartedRows):
     def _asked(self, start: int, begin: int, end: int) -> Example:
         read = self._store.read(start, min(end, start + self._seq_len + 1)).astype(np.int64)
         return Example.of(read[: begin - start], read[begin - start :])
+
+
+def _lacks_answers(data: DataConfig) -> bool:
+    """Returns whether a source has prompts alone."""
+    return any(isinstance(each.records, PromptRecord) and each.records.answer is None for each in data.parts().values())

@@ -51,11 +51,10 @@ class GQAConfig(SharingConfig):
         if self.keep_first and self.window is None:
             raise ValueError(f"keep_first={self.keep_first} has no effect without a window. Set window, or drop keep_first.")
         forms = {
-            f"keep_first={self.keep_first}": self.keep_first > 0, "value_residual=true": self.value_residual,
-            f"qk_norm={self.qk_norm}": self.qk_norm in ("rotated", "l2"), "query_growth": self.query_growth is not None,
-            "forget=true": self.forget,
+            "value_embedding": self.value_embedding is not None, f"keep_first={self.keep_first}": self.keep_first > 0,
+            "value_residual=true": self.value_residual, f"qk_norm={self.qk_norm}": self.qk_norm in ("rotated", "l2"),
+            "query_growth": self.query_growth is not None, "forget=true": self.forget,
         }  # fmt: skip
-        forms = {"value_embedding": self.value_embedding is not None} | forms
         chosen = [form for form, used in forms.items() if used]
         if len(chosen) > 1 and chosen not in (["qk_norm=l2", "query_growth"], ["value_embedding", "qk_norm=rotated"]):
             raise ValueError(f"{chosen[0]} has no form with {chosen[1]}. Leave one of them out.")

@@ -30,18 +30,20 @@ def plan(cfg: TrainConfig, say: Callable[[str], None]) -> None:
     counts, built = counts_of(cfg, model), on_meta(cfg, model)
     cfg.optim.traits(built)
     float8 = multiply_in_float8(built) if cfg.trainer.float8 else None
-    step_s, how = _step_s(cfg, counts), cfg.setting()
+    gpu, how = _gpu(cfg), cfg.setting()
     how = how if cfg.budget.gpu is None else replace(how, device="cuda")
-    say(f"plan: {_size(cfg, counts, step_s)}")
-    say(f"plan: {_time(cfg, counts, step_s)}")
+    step_s = None if gpu is None else _step_s(cfg, counts, gpu[1])
+    steps = steps_of(cfg, step_s)
+    say(f"plan: {_size(cfg, counts, steps)}")
+    say(f"plan: {_time(cfg, counts, steps, step_s, gpu)}")
     needed = replace(memory(built, how), frozen=frozen_bytes(cfg, model))
     say(f"plan: {_room(cfg, needed)}")
-    if (beyond := _beyond(cfg, needed)) is not None:
+    if (beyond := _beyond(cfg, needed, gpu)) is not None:
         say(f"plan: {beyond}")
     if float8 is not None:
         say(f"plan: {float8}; the time and the room above are those of bfloat16")
     if cfg.init_from is None:
-        say(f"plan: {_advice(cfg, counts, step_s)}")
+        say(f"plan: {_advice(cfg, counts, steps)}")
 
 
 def steps_of(cfg: TrainConfig, step_s: float | None) -> int:
@@ -118,13 +120,9 @@ def _filled(cfg: TrainConfig) -> ModelConfig:
     return cfg.sized_model(n_tokens)
 
 
-def _step_s(cfg: TrainConfig, counts: Counts) -> float | None:
-    """Returns the seconds of one optimizer step at budget.mfu; None where the GPU's peak is not known."""
-    found = _gpu(cfg)
-    if found is None:
-        return None
-    flops = cfg.step_tokens * counts.train_flops_per_token
-    return flops / (found[1].flops * cfg.budget.mfu * cfg.launch.world)
+def _step_s(cfg: TrainConfig, counts: Counts, gpu: GPU) -> float:
+    """Returns the seconds of one optimizer step at budget.mfu."""
+    return cfg.step_tokens * counts.train_flops_per_token / (gpu.flops * cfg.budget.mfu * cfg.launch.world)
 
 
 def _gpu(cfg: TrainConfig) -> tuple[str, GPU] | None:
@@ -135,21 +133,19 @@ def _gpu(cfg: TrainConfig) -> tuple[str, GPU] | None:
     return None if gpu is None else (name, gpu)
 
 
-def _size(cfg: TrainConfig, counts: Counts, step_s: float | None) -> str:
+def _size(cfg: TrainConfig, counts: Counts, steps: int) -> str:
     """Returns the line on parameters and tokens. Compute-optimal: about 20 tokens a parameter (Hoffmann et al. 2022, arXiv:2203.15556)."""
-    steps = steps_of(cfg, step_s)
     tokens = steps * cfg.step_tokens
     active = f" ({counts.active:,} for one token)" if counts.active != counts.parameters else ""
     read = f"{tokens:,} tokens in {counted(steps, 'step')} are {tokens / counts.parameters:.3g} a parameter (Chinchilla: 20)"
     return f"{counts.parameters:,} parameters{active}; {read}"
 
 
-def _time(cfg: TrainConfig, counts: Counts, step_s: float | None) -> str:
-    found, steps, n, budget = _gpu(cfg), steps_of(cfg, step_s), cfg.launch.world, cfg.budget
+def _time(cfg: TrainConfig, counts: Counts, steps: int, step_s: float | None, gpu: tuple[str, GPU] | None) -> str:
     flops = f"{si(steps * cfg.step_tokens * counts.train_flops_per_token)}FLOPs"
-    if found is None or step_s is None:
+    if gpu is None or step_s is None:
         return f"{flops}; budget.gpu=H100, say, tells in what time"
-    where = f"on {n} x {found[0]} at {budget.mfu:.0%} of {si(found[1].flops)}FLOP/s"
+    where = f"on {cfg.launch.world} x {gpu[0]} at {cfg.budget.mfu:.0%} of {si(gpu[1].flops)}FLOP/s"
     return f"{flops} take {duration(steps * step_s)} {where}{cost(cfg, steps * step_s)}; validations and saves come on top"
 
 
@@ -161,17 +157,17 @@ def _room(cfg: TrainConfig, found: Memory) -> str:
     return f"by formula{each} tensors take {binary(sum(parts.values()))} ({told}){aside}"
 
 
-def _beyond(cfg: TrainConfig, found: Memory) -> str | None:
+def _beyond(cfg: TrainConfig, found: Memory, gpu: tuple[str, GPU] | None) -> str | None:
     """Returns the line on a step that the GPU cannot hold; None where it can, or where its memory is not known."""
-    gpu, needed = _gpu(cfg), found.on_device(cfg.strategy.offload)
+    needed = found.on_device(cfg.strategy.offload)
     if gpu is None or needed <= gpu[1].memory_gib << 30:
         return None
     less = "a smaller trainer.micro_batch, trainer.recompute=block, or strategy=fsdp on more of them"
     return f"that is more than the {gpu[1].memory_gib} GiB of one {gpu[0]} ({binary(needed)}): {less} takes less"
 
 
-def _advice(cfg: TrainConfig, counts: Counts, step_s: float | None) -> str:
+def _advice(cfg: TrainConfig, counts: Counts, steps: int) -> str:
     rows = cfg.step_tokens
-    lr, batch = step_law(counts.non_embedding, steps_of(cfg, step_s) * rows)
+    lr, batch = step_law(counts.non_embedding, steps * rows)
     law = f"a peak rate of {lr:.2g} and {si(batch)} tokens a step are the step law's (arXiv:2503.04715), of dense models under AdamW"
     return f"{law}; here optim={cfg.optim.kind} has {cfg.optim.lr:.2g}, and a step {si(rows)}"

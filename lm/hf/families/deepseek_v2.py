@@ -44,7 +44,7 @@ class DeepSeekV2(DeepSeekV3):
         return {**dense, "ffn.router.n_groups": groups[0], "ffn.router.top_groups": groups[1], **self._scale(hf)}
 
     def write(self, ours: Tree) -> Tree:
-        there = {key: value for key, value in super().write(ours).items() if key != MTP_LAYERS}
+        there = without(super().write(ours), MTP_LAYERS)
         groups, top = ours["ffn.router.n_groups"], ours["ffn.router.top_groups"]
         return {**there, "topk_method": _METHODS[groups > 1], "n_group": groups, "topk_group": top}
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from lm.errors import ConfigError
 from lm.hf.families.llama import Llama
-from lm.hf.io.family import Pair, module
+from lm.hf.io.family import Pair, module, without
 from lm.hf.options.mamba import mamba_pairs, read_mamba, write_mamba
 from lm.schema import Tree
 
@@ -66,7 +66,7 @@ class FalconH1(Llama):
         }  # fmt: skip
 
     def write(self, ours: Tree) -> Tree:
-        there = {key: value for key, value in write_mamba(ours).items() if key != "mamba_proj_bias"}
+        there = without(write_mamba(ours), "mamba_proj_bias")
         return {
             **there, "mamba_d_ssm": ours["recurrent.n_heads"] * ours["recurrent.head_dim"], "mamba_norm_before_gate": False,
             "attention_in_multiplier": 1.0, "attention_out_multiplier": ours["block.attention_scale"],

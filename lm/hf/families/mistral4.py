@@ -7,7 +7,7 @@ from typing import ClassVar
 from lm.errors import ConfigError
 from lm.hf.families.deepseek_moe import MTP_LAYERS, DeepSeekMoE
 from lm.hf.families.deepseek_v3 import DeepSeekV3
-from lm.hf.io.family import Pair, same
+from lm.hf.io.family import Pair, same, without
 from lm.hf.io.transforms import Halves
 from lm.hf.options.growth import RATE, rate_apart, read_growth, write_growth
 from lm.nn.stack import ModelConfig
@@ -50,7 +50,7 @@ class Mistral4(DeepSeekV3):
 
     def config(self, hf: Tree) -> ModelConfig:
         there = rate_apart(hf, _USUAL)
-        parts = {key: value for key, value in there["rope_parameters"].items() if key != _PART}
+        parts = without(there["rope_parameters"], _PART)
         return super().config({**there, "rope_parameters": parts, _PART: there["rope_parameters"].get(_PART)})
 
     def read(self, hf: Tree) -> Tree:

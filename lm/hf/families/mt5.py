@@ -3,6 +3,7 @@
 from collections.abc import Collection
 
 from lm.hf.families.t5 import T5
+from lm.hf.io.family import without
 from lm.schema import Tree
 
 
@@ -23,7 +24,7 @@ class MT5(T5):
         return super().read({**hf, "feed_forward_proj": proj, "scale_decoder_outputs": False})
 
     def write(self, ours: Tree) -> Tree:
-        return {key: value for key, value in super().write(ours).items() if key != "scale_decoder_outputs"}
+        return without(super().write(ours), "scale_decoder_outputs")
 
 
 FAMILY = MT5()

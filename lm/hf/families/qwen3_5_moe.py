@@ -28,13 +28,13 @@ class Qwen35MoE(Qwen3Next):
 
     def config(self, hf: Tree) -> ModelConfig:
         rope = {key: hf[key] for key in ("rope_scaling", "rope_parameters") if isinstance(hf.get(key), dict)}
-        return super().config(hf | {key: {k: v for k, v in told.items() if k not in _GRIDS} for key, told in rope.items()})
+        return super().config(hf | {key: without(told, *_GRIDS) for key, told in rope.items()})
 
     def read(self, hf: Tree) -> Tree:
         return super().read({"num_experts": 256, **hf, "mlp_only_layers": [], "decoder_sparse_step": 1})
 
     def write(self, ours: Tree) -> Tree:
-        return {key: value for key, value in super().write(ours).items() if key not in _SPARSE}
+        return without(super().write(ours), *_SPARSE)
 
     def inputs(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
         for name, theirs in {"qkv": "qkv", "gate": "z", "beta": "b", "rate": "a"}.items():

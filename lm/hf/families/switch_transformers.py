@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from lm.errors import ConfigError
 from lm.hf.families.t5 import T5
-from lm.hf.io.family import Pair, activation, embedding, hf_activation, module
+from lm.hf.io.family import Pair, activation, embedding, hf_activation, module, without
 from lm.hf.io.transforms import Stack
 from lm.schema import Tree
 
@@ -33,7 +33,7 @@ class Switch(T5):
         return super().read({**hf, "scale_decoder_outputs": hf.get("tie_word_embeddings", True)})
 
     def write(self, ours: Tree) -> Tree:
-        return {key: value for key, value in super().write(ours).items() if key != "scale_decoder_outputs"}  # tying says it here
+        return without(super().write(ours), "scale_decoder_outputs")  # tying says it here
 
     def read_ffn(self, hf: Tree) -> Tree:
         one: Tree = {

@@ -49,7 +49,7 @@ class _Body(Family):
     body: ClassVar[type[Family]]
 
     def read(self, hf: Tree) -> Tree:
-        return {ours: value for ours, value in self.body.read(self, hf).items() if not ours.startswith("head.")}
+        return without(self.body.read(self, hf), "head.*")
 
     def write(self, ours: Tree) -> Tree:
         return self.body.write(self, ours | {"head.transform": "gelu"})  # of the head that a class with one would have

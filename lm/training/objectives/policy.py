@@ -83,7 +83,9 @@ class Judged:
         for name, each in {"logp": self.logp, "start": self.start}.items():
             if each is not None:
                 wide[name] = torch.zeros_like(self.rows.tokens, dtype=torch.float32).masked_scatter(self.learned_at, each.float())
-        found = {name: F.pad(each.float(), (0, width - each.shape[1])) for name, each in wide.items() if each is not None}
+        none = {"labels": IGNORED, "positions": -1}
+        more = width - self.rows.tokens.shape[1]
+        found = {name: F.pad(each.float(), (0, more), value=none.get(name, 0)) for name, each in wide.items() if each is not None}
         found["worth"] = torch.stack([self.worth.flatten().cpu().double(), self.learns.cpu().double()], 1)
         first = torch.arange(len(self.rows.tokens)).unsqueeze(1) == 0  # figures of a micro-batch stand beside its first answer
         return found | {f"metric {name}": first * pair.cpu() for name, pair in self.metrics.items()}

@@ -285,9 +285,7 @@ class TrainConfig(TrainSetup):
                 f" each step. Set {drawn.partition('=')[0]}=0."
             )
         if self.numerics.rollbacks and self.objective.updates_of_rows() > 1:
-            raise ValueError(
-                "numerics.rollbacks leaves out the rows of some steps, and objective.updates reads them again. Set one to its default."
-            )
+            raise ValueError("numerics.rollbacks leaves out the rows of a few steps, and objective.updates reads them again. Drop one.")
         if self.init_optimizer and (self.init_from is None or self.adapter is not None):
             without = "there is no init_from" if self.adapter is None else f"adapter={self.adapter.kind} is new"
             raise ValueError(f"init_optimizer=true goes on with the optimizer of a checkpoint, and {without}. Leave it out.")

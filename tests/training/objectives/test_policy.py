@@ -301,7 +301,7 @@ def test_lm_eval_tells_the_reward_of_the_last_validation(policy: Callable[..., T
             r"what the model itself has drawn, and model\.dropout=0\.1 makes .* Set model\.dropout=0",
         ),
         (("objective=grpo", "model.embed.noise=5.0"), r"model\.embed\.noise=5\.0 makes .* Set model\.embed\.noise=0"),
-        (("objective=grpo", AGAIN, "numerics.rollbacks=1"), "numerics.rollbacks leaves out the rows of some steps, and objective.updates"),
+        (("objective=grpo", AGAIN, "numerics.rollbacks=1"), "numerics.rollbacks leaves out the rows of a few steps, and objective.updates"),
         (("objective=grpo", "strategy=zero3", "launch.devices=2"), "strategy=zero3: objective=grpo draws .* Use strategy=fsdp"),
         (("objective=grpo", "objective.max_tokens=60"), "leave no room for objective.max_tokens=60 in a row"),
     ],

@@ -41,7 +41,7 @@ class Piece:
     offset: where the block begins, in each dimension of the whole; or one number, and `tensor` is a range of the flattened whole.
     """
 
-    name: str
+    name: str  # or that of answers, as an objective keeps them
     kind: str  # weight, exp_avg, exp_avg_sq, momentum, step, ema
     shape: Shape  # of the whole tensor
     offset: Shape
@@ -222,11 +222,10 @@ class CheckpointReader:
                     known.pieces.extend(entry.pieces)
 
     def close(self) -> None:
-        """Lets go of the files, which count as memory, and take place on the disk even once they are removed. `read` opens them again."""
+        """Lets go of the files, which count as memory, and on the disk even once they are removed. `read` opens them again."""
         self._files.clear()
 
     def names(self) -> list[str]:
-        """Returns the names of the weights."""
         return [name for name, kinds in self._index.items() if "weight" in kinds]
 
     def kinds(self, name: str) -> list[str]:

@@ -132,10 +132,12 @@ def logits_agree(theirs: Any, ours: LM, lefts: tuple[bool, ...] = (False, False,
 
 @torch.no_grad()
 def greedy_agrees(theirs: Any, ours: LM, n: int = 50) -> None:
-    """Ours decodes with its cache, and finds what is likeliest in theirs without one; and theirs begins alike with its own cache."""
+    """Ours decodes with its cache, and finds what is likeliest in theirs without one; and theirs begins alike with its own cache, or, where
+    an expert takes so many of the tokens that are read at once, is alike to the end."""
     theirs = in_doubles(theirs)
     prompt, both = tokens(1, 9, seed=5), ours.cfg.kind == "encoder_decoder"
-    options = {"max_new_tokens": 6, "do_sample": False, "use_cache": True}
+    steps = 6 if getattr(ours.cfg.ffn, "capacity", None) is None else n
+    options = {"max_new_tokens": steps, "do_sample": False, "use_cache": True}
     for name in ("eos_token_id", "forced_bos_token_id", "forced_eos_token_id"):
         setattr(theirs.generation_config, name, None)
     with Doubles():
@@ -144,8 +146,8 @@ def greedy_agrees(theirs: Any, ours: LM, n: int = 50) -> None:
         row = torch.tensor([[int(begun[0, 0]), *found[:-1]]] if both else [[*prompt[0].tolist(), *found[:-1]]])
         read = {"input_ids": prompt, "decoder_input_ids": row} if both else {"input_ids": row}
         likeliest = theirs(**read).logits[0, 0 if both else 8 :].argmax(-1).tolist()
-    assert len(found) == n and found == likeliest
-    assert begun[0, both:].tolist() == found[:6]
+    assert len(found) == n and (found == likeliest or steps == n)
+    assert begun[0, both:].tolist() == found[:steps]
 
 
 @torch.no_grad()

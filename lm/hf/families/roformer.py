@@ -36,4 +36,4 @@ class RoFormer(Bert):
         return {"roformer.encoder.embed_positions.weight": waves}
 
 
-FAMILY = RoFormer(even_heads=True)
+FAMILY = RoFormer()

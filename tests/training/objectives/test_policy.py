@@ -25,6 +25,7 @@ from lm.nn.batch import Batch
 from lm.nn.transformer import LM
 from lm.testing.models import VOCAB
 from lm.training.callbacks.validation import Validation
+from lm.training.check import check
 from lm.training.config import TrainConfig
 from lm.training.objectives.policy import GRPO, RLOO, Judged, Policy
 from lm.training.run import train_rank
@@ -269,6 +270,22 @@ def test_a_reward_that_is_the_same_for_all_changes_nothing(policy: Callable[...,
         assert (tmp_path / objective / name).read_bytes() == (made / "parent" / name).read_bytes()
         (event,) = [line["event"] for line in read(tmp_path / objective / "metrics.jsonl") if "event" in line]
         assert "all answers to a prompt are worth the same. Other objective.rewards" in event
+
+
+@pytest.mark.slow
+def test_steps_that_learn_from_one_draw_are_no_warning_of_dead_ones(policy: Callable[..., TrainConfig], tmp_path: Path) -> None:
+    """Seen to fail: two updates of one draw, all of whose answers were worth the same, were taken for two draws."""
+    train_rank(policy("objective=grpo", AGAIN, "objective.rewards={regex:{pattern:'.*'}}", "optim.weight_decay=0"))
+    [found] = [line for line in read(tmp_path / "run" / "metrics.jsonl") if "event" in line]
+    assert (found["step"], found["since_step"]) == (4, 1)
+
+
+@pytest.mark.slow
+def test_a_check_reckons_with_steps_that_draw_and_steps_that_do_not(policy: Callable[..., TrainConfig]) -> None:
+    told: list[str] = []
+    check(policy("objective=grpo", AGAIN, "check=true"), train_rank, told.append)
+    [step_s] = re.findall(r"step 2 has loss .* took (\S+) s", "\n".join(told))
+    assert float(step_s) > 0 and any("6 steps take" in line and "at the pace of these steps" in line for line in told), told
 
 
 def test_the_best_validation_is_that_of_the_most_reward(policy: Callable[..., TrainConfig], monkeypatch: pytest.MonkeyPatch) -> None:

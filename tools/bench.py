@@ -35,10 +35,11 @@ from torch import nn
 from torch._inductor.utils import fresh_cache
 
 from lm.data.loader import train_loader
-from lm.data.order import step_rows
+from lm.data.order import rows_at
 from lm.data.rows.base import Rows
 from lm.data.rows.build import build_rows
 from lm.data.rows.causal import CausalRows
+from lm.data.sizes import Sizes
 from lm.data.store.prepare import prepare
 from lm.losses.tokens import causal_reader
 from lm.nn.batch import IGNORED
@@ -179,7 +180,7 @@ def compare_sft(rounds: int, steps: int) -> dict[str, Any]:
     def labels_per_second(rows: Rows, size: int, first: int) -> float:
         begun, labels = time.perf_counter(), 0
         for step in range(first, first + steps):
-            batch = rows.batch(step_rows(0, step, size, len(rows)))
+            batch = rows.batch(rows_at(0, Sizes(size).places(step), len(rows)))
             assert batch.labels is not None
             labels += int((batch.labels != IGNORED).sum())
             model(batch, read=causal_reader(batch.labels)).total.backward()
@@ -224,7 +225,7 @@ def bare_loop(config: TrainConfig, steps: int) -> float:
     data = prepare(config.data, config.tokenizer, log=lambda text: None)
     rows = CausalRows(data.train, data.tokenizer, config.data.seq_len, config.data.mask_documents)
     loader = train_loader(
-        rows, seed=config.seeds.data, global_batch=config.data.global_batch, micro_batch=config.trainer.micro_batch, rank=0, world=1,
+        rows, seed=config.seeds.data, sizes=config.data.sizes, micro_batch=config.trainer.micro_batch, rank=0, world=1,
         start_step=0, max_steps=steps, workers=0,
     )  # fmt: skip
     model = build_model(config.model.sized(data.tokenizer.vocab_size, config.data.seq_len), seed=config.seeds.init)

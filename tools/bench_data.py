@@ -28,10 +28,11 @@ from lm.data.batches import Batches
 from lm.data.kinds import BPEConfig, BytesConfig, CausalConfig, StdlibConfig, TextConfig, TokenizerConfig
 from lm.data.layout.best_fit import BestFit, best_fit
 from lm.data.loader import train_loader
-from lm.data.order import step_rows
+from lm.data.order import rows_at
 from lm.data.rows.base import Rows
 from lm.data.rows.build import build_splits
 from lm.data.rows.causal import CausalRows
+from lm.data.sizes import Sizes
 from lm.data.store.prepare import prepare
 from lm.data.store.shards import ShardWriter, TokenStore, write_index
 
@@ -105,7 +106,7 @@ def rate(rows: Rows, steps: int = 2000) -> float:
     def once() -> float:
         begun = time.perf_counter()
         for step in range(steps):
-            rows.batch(step_rows(0, step, 8, len(rows)), step)
+            rows.batch(rows_at(0, Sizes(8).places(step), len(rows)), step)
         return steps * 8 * 1024 / (time.perf_counter() - begun)
 
     return max(once() for _ in range(ROUNDS))
@@ -126,7 +127,7 @@ def loading() -> dict[str, float]:
     found = prepare(cfg.data, cfg.tokenizer, log=quiet)
     rows = build_splits(cfg.objective, cfg.data, found, None, cfg.seeds.data).train
     loader = train_loader(
-        rows, seed=cfg.seeds.data, global_batch=cfg.data.global_batch, micro_batch=cfg.trainer.micro_batch, rank=0, world=1,
+        rows, seed=cfg.seeds.data, sizes=cfg.data.sizes, micro_batch=cfg.trainer.micro_batch, rank=0, world=1,
         start_step=0, max_steps=500, workers=0,
     )  # fmt: skip
     begun = time.perf_counter()

@@ -27,7 +27,7 @@ class Size:
 
 def size(cfg: TrainConfig) -> Size:
     """Returns size and cost of a training, counted from its config."""
-    found, tokens = _counts(cfg), cfg.trainer.max_steps * cfg.step_tokens
+    found, tokens = _counts(cfg), cfg.tokens(cfg.trainer.max_steps)
     return Size(found.parameters, found.non_embedding, tokens, tokens * found.train_flops_per_token)
 
 
@@ -48,12 +48,13 @@ def matched(study: StudyConfig, configs: dict[str, TrainConfig], step_s: Mapping
 
 
 def moved(cfg: TrainConfig, key: str, value: Any) -> TrainConfig:
-    """Returns the config with one value changed. Where that is the length, warm-up and a mixture's phases keep their share of the steps."""
+    """Returns the config with one value changed. Where that is the length, warm-up, smaller batches and a mixture's phases keep their share
+    of the steps."""
     tree = cfg.tree()
     if key == "trainer.max_steps":
         share = value / cfg.trainer.max_steps
         tree["schedule"]["warmup_steps"] = round(tree["schedule"]["warmup_steps"] * share)
-        for phase in tree["data"].get("phases", []):
+        for phase in (*tree["data"]["ramp"], *tree["data"].get("phases", [])):
             phase["until_step"] = max(1, round(phase["until_step"] * share))
     *parents, last = key.split(".")
     section = tree
@@ -102,6 +103,8 @@ def _first(at: Callable[[int], int | None], values: Sequence[int]) -> Iterator[t
 
 
 def _timed(name: str, cfg: TrainConfig, seconds: float, step_s: float) -> TrainConfig:
+    if cfg.data.ramp:
+        raise ConfigError(f"match=time: the steps of variant {name} have unlike batches, and one of them was timed. Drop its data.ramp.")
     steps = max(1, round(seconds / step_s))
     if abs(steps * step_s - seconds) > TOLERANCE * seconds:
         reached = f"variant {name} takes {steps * step_s:.3g} s in {steps} steps where the baseline takes {seconds:.3g} s"

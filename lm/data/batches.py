@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import count
 
 from lm.data.config import DataConfig
-from lm.data.loader import Steps, eval_batches, micro_batches
+from lm.data.loader import Steps, eval_batches
 from lm.data.order import spread
 from lm.data.rows.base import ObjectiveConfig
 from lm.data.rows.build import build_splits
@@ -49,9 +49,8 @@ class Batches:
 
         A step depends only on the seed and its number, so a loop that starts at step n continues one that ended before step n.
         """
-        size, _ = micro_batches(self._data.global_batch, 1, micro_batch)
         rows = Steps(
-            self.train, self._seed, self._data.global_batch, size, rank=0, world=1, train_rows=self._data.train_rows, widest_first=False
+            self.train, self._seed, self._data.sizes, micro_batch, rank=0, world=1, train_rows=self._data.train_rows, widest_first=False
         )
         return ((step, rows[step]) for step in count(start))
 

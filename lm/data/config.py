@@ -3,12 +3,13 @@
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from lm.data.mixture import Mixture
 from lm.data.records.base import RecordConfig
+from lm.data.sizes import Sizes, Smaller
 from lm.data.sources.base import Source
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
@@ -23,6 +24,8 @@ class DataConfig(Slot, group="data"):
     """Tokens in a row."""
     global_batch: int = Field(8, gt=0, le=MOST)
     """Rows per optimizer step over all ranks; does not depend on the machine."""
+    ramp: list[Smaller] = []
+    """Smaller batches for the first steps, such as [{until_step:1000,global_batch:2}]. []: all steps have global_batch rows."""
     train_rows: int | None = Field(None, gt=0)
     """Rows that training reads: those that a run without this reads first, then the same again in other orders. null: all."""
     val_rows: int | None = Field(None, gt=0)
@@ -52,6 +55,21 @@ class DataConfig(Slot, group="data"):
         if remote is not None:
             require_folder(remote)
         return remote
+
+    @model_validator(mode="after")
+    def _batches_grow(self) -> Self:
+        steps, rows = [phase.until_step for phase in self.ramp], [*(phase.global_batch for phase in self.ramp), self.global_batch]
+        if steps != sorted(set(steps)):
+            raise ValueError(f"ramp: until_step is {', '.join(map(str, steps))}, and must rise from phase to phase. Sort them.")
+        if rows != sorted(set(rows)):
+            told = ", ".join(map(str, rows[:-1]))
+            raise ValueError(f"ramp: global_batch is {told}, and must rise, up to the {rows[-1]} rows behind it. Change one.")
+        return self
+
+    @property
+    def sizes(self) -> Sizes:
+        """Returns how many rows each step reads."""
+        return Sizes(self.global_batch, tuple((phase.until_step, phase.global_batch) for phase in self.ramp))
 
     @abstractmethod
     def parts(self) -> dict[str, "SourceConfig"]:

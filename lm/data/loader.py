@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lm import plugins
 from lm.data.rows.base import Rows
+from lm.data.sizes import Sizes
 from lm.errors import ConfigError, LmError, ResourceError
 from lm.nn.batch import IGNORED, Batch
 
@@ -41,7 +42,7 @@ def train_loader(
     rows: Rows,
     *,
     seed: int,
-    global_batch: int,
+    sizes: Sizes,
     micro_batch: int,
     rank: int,
     world: int,
@@ -54,13 +55,15 @@ def train_loader(
 ) -> "TrainLoader":
     """Returns one rank's micro-batches of the steps start_step..max_steps-1; each carries the label tokens of this rank's whole step.
 
+    micro_batch: most rows of each, as `micro_batches` counts them.
     train_rows: only so many first rows are read, over and over.
     widest_first: replaces the first micro-batch of each step by rows that make the widest possible one.
     pinned: puts batches into pinned memory, from which a GPU copies asynchronously.
     """
-    size, accumulation = micro_batches(global_batch, world, micro_batch)
-    steps = Steps(rows, seed, global_batch, size, rank, world, train_rows, widest_first)
-    return TrainLoader(steps, range(start_step, max_steps), accumulation, workers, pinned)
+    steps = Steps(rows, seed, sizes, micro_batch, rank, world, train_rows, widest_first)
+    accumulation = sizes.each(lambda n: micro_batches(n, world, micro_batch)[1])
+    length = accumulation.before(max_steps) - accumulation.before(start_step)
+    return TrainLoader(steps, range(start_step, max_steps), length, workers, pinned)
 
 
 def eval_batches(rows: Rows, ids: NDArray[np.int64], micro_batch: int) -> Iterator[Batch]:
@@ -75,7 +78,7 @@ class TrainLoader(Sized):
     waited_s: seconds so far that whoever iterates has waited for batches, but for those in which its GPU had work left.
     """
 
-    def __init__(self, steps: "Steps", order: range, accumulation: int, workers: int, pinned: bool) -> None:
+    def __init__(self, steps: "Steps", order: range, length: int, workers: int, pinned: bool) -> None:
         start = _leave_signals_to_the_run if workers else None
         own = "fork" if sys.platform == "linux" else None  # the default until Python 3.14: sends no data
         method = (multiprocessing.get_start_method(allow_none=True) or own) if workers else None  # the program's choice, if it has made one
@@ -86,7 +89,7 @@ class TrainLoader(Sized):
         self._new = bool(workers) and method != "fork"  # workers begin as new processes
         self._alone = self._new and b"__main__" not in pickle.dumps(steps)
         self._pinned = pinned
-        self._length = min(len(order) * accumulation, sys.maxsize)  # len() allows no more
+        self._length = min(length, sys.maxsize)  # len() allows no more
         self.waited_s = 0.0
 
     def __len__(self) -> int:
@@ -130,7 +133,7 @@ class Steps(Dataset[list[Batch]]):
 
     rows: Rows
     seed: int
-    global_batch: int
+    sizes: Sizes
     micro_batch: int
     rank: int
     world: int
@@ -138,8 +141,9 @@ class Steps(Dataset[list[Batch]]):
     widest_first: bool
 
     def __getitem__(self, step: int) -> list[Batch]:
-        ids = self.rows.by_width(self.rows.of_step(self.seed, step, self.global_batch, self.train_rows))
-        parts = list(_parts(ids, self.micro_batch))[self.rank :: self.world]
+        ids = self.rows.by_width(self.rows.at(self.seed, self.sizes.places(step // self.rows.updates), self.train_rows))
+        size, _ = micro_batches(len(ids), self.world, self.micro_batch)
+        parts = list(_parts(ids, size))[self.rank :: self.world]
         if self.widest_first:
             parts[0] = self.rows.widest(len(parts[0]))
         return _counted([self.rows.batch(part, step) for part in parts])

@@ -43,15 +43,15 @@ class _Segment:
 
 
 class Mixture:
-    """Decides which row of which source is read at each place of a run; place = step * global_batch + row of the step.
+    """Decides which row of which source is read at each place of a run.
 
-    weights: row weights of the sources, by the first step at which they hold (0 first). In blocks of 4,096 places each source has its share
-    to within one place. A source's rows are read in epochs, each a permutation. The share of a source at its limit goes to the others.
+    weights: row weights of the sources, by the first place at which they hold (0 first). In blocks of 4,096 places each source has its
+    share to within one place. A source's rows are read in epochs, each a permutation. What a source at its limit leaves goes to the others.
     """
 
-    def __init__(self, seed: int, shares: Sequence[Share], weights: Mapping[int, Sequence[float]], global_batch: int) -> None:
+    def __init__(self, seed: int, shares: Sequence[Share], weights: Mapping[int, Sequence[float]]) -> None:
         self._seed, self._shares = seed, shares
-        self._weights = {step * global_batch: np.array(row, np.float64) for step, row in sorted(weights.items())}
+        self._weights = {place: np.array(row, np.float64) for place, row in sorted(weights.items())}
         self.end: int | None = None  # the place where every source is at its limit
         self._segments: list[_Segment] = []
         self._kept: tuple[tuple[int, int], tuple[Ids, Ids]] | None = None

@@ -1,4 +1,4 @@
-"""The order of rows: those of a step are a pure function of (seed, step), so that resuming needs one integer."""
+"""The order of rows: which one stands at a place is a pure function of (seed, place), so that resuming needs one integer."""
 
 from functools import lru_cache
 
@@ -31,12 +31,13 @@ def in_epochs(place: Ids, n: int, seed: int) -> Ids:
     return permuted(place % n, n, np.array([derived(seed, epoch) for epoch in epochs.tolist()], np.uint64)[own])
 
 
-def step_rows(seed: int, step: int, global_batch: int, n_rows: int, first: int | None = None) -> Ids:
-    """Returns the row ids of a step, counted from 0. Every epoch is another permutation, and a step may span several epochs.
+def rows_at(seed: int, places: range, n_rows: int, first: int | None = None) -> Ids:
+    """Returns the ids of the rows at consecutive places of a run, such as a step's. Every epoch is another permutation, and places may span
+    several epochs.
 
     first: only the first so many rows of the first epoch's order are read; later epochs permute these. None: all rows.
     """
-    start, stop = step * global_batch, (step + 1) * global_batch
+    start, stop = places.start, places.stop
     size = min(_BLOCK, 16 * n_rows)
     block = start // size
     rows = np.concatenate([_block(seed, n_rows, first, number * size, size) for number in range(block, (stop - 1) // size + 1)])

@@ -60,7 +60,8 @@ def _about(run: Run) -> list[tuple[str, str]]:
     source = [shown(flat[key]) for key in ("data.kind", "data.name", "data.files") if flat.get(key) is not None]
     source += [", ".join(str(one.get("name")) for one in run.config.get("data", {}).get("sources", []))]
     group = f"{pairs} pairs of up to " if (pairs := flat.get("objective.among")) is not None else ""
-    rows = f"{flat.get('data.global_batch', '?')} rows of {group}{flat.get('data.seq_len', '?')} tokens a step"
+    fewer = "".join(f"{first.get('global_batch')} to " for first in (run.config.get("data", {}).get("ramp") or [])[:1])
+    rows = f"{fewer}{flat.get('data.global_batch', '?')} rows of {group}{flat.get('data.seq_len', '?')} tokens a step"
     prints = str(summary.get("data_fingerprint") or "")[:12]
     commit = str(summary.get("commit") or "")
     changed = ", with changes that are not committed" if commit.endswith("+") else ""

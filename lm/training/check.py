@@ -11,7 +11,7 @@ from lm.storage.model_folder import read_config
 from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
 from lm.training.launch.ranks import device_kind
-from lm.training.plan import cost, estimate, plan, steps_of
+from lm.training.plan import cost, estimate, plan, seconds_of, steps_of
 from lm.units import counted, duration
 
 _SAMPLE_TOKENS = 8
@@ -55,7 +55,7 @@ def _small(cfg: TrainConfig, trial: Path, steps: int) -> TrainConfig:
     tree = cfg.tree()
     tree |= {"run": {"dir": str(trial), "name": "run"}, "logger": {"kind": "jsonl"}}
     tree["schedule"] |= {"warmup_steps": 0}
-    tree["data"] |= {"val_rows": min(cfg.data.val_rows or cfg.trainer.micro_batch, cfg.trainer.micro_batch)}
+    tree["data"] |= {"val_rows": min(cfg.data.val_rows or cfg.trainer.micro_batch, cfg.trainer.micro_batch), "ramp": []}
     tree["trainer"] |= {"max_steps": steps, "log_every": 1, "sample_tokens": min(cfg.trainer.sample_tokens, _SAMPLE_TOKENS)}
     tree["trainer"] |= {"early_stop": None, "max_minutes": None}  # lest the second step is never taken
     tree["checkpoint"] |= {"every": 1, "keep_last": 1, "keep_steps": []}
@@ -75,8 +75,8 @@ def _report(cfg: TrainConfig, run: RunFolder, folder: Path, say: Callable[[str],
     whose = "this process" if cfg.launch.world == 1 else f"the largest of {cfg.launch.world} ranks"
     say(f"check: step 2 has loss {line['loss']:.4f} and gradient norm {line['grad_norm']:.3g}, and took {line['step_s']:.3g} s")
     pace = f"at the pace of {'that step' if updates == 1 else 'these steps'}; those behind the first of a process are faster"
-    taken = duration(steps * step_s) + cost(cfg, steps * step_s)
-    say(f"check: {counted(steps, 'step')} take {taken}, {pace}")
+    seconds = seconds_of(cfg, steps, step_s)
+    say(f"check: {counted(steps, 'step')} take {duration(seconds)}{cost(cfg, seconds)}, {pace}")
     kind = device_kind(cfg.trainer.device, cfg.launch.devices)
     say(f"check: memory of {whose} is {peak} {_HELD[kind]}; by formula its tensors are {tensors}")
     say(f"check: {kept} checkpoints of {size:,} bytes are {kept * size:,}, and {free_bytes(folder):,} are free")

@@ -1,23 +1,22 @@
 """Everything that `lm train` can be told: the frozen `config.yaml` of a run folder is one TrainConfig."""
 
-from typing import Annotated, Literal, Self
+from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from lm.adapters.adapter import AdapterConfig, LoRAConfig
 from lm.cost.memory import Setting
 from lm.data.kinds import DataConfig, ObjectiveConfig, TokenizerConfig
 from lm.data.loader import micro_batches
 from lm.data.rows.base import ScheduledSamplingConfig, TaughtConfig
+from lm.data.sizes import Sizes
 from lm.generation.config import EvalConfig
-from lm.nn.activation_memory import Precision
 from lm.nn.head import CHUNK
 from lm.nn.parametrization import Growth
 from lm.nn.stack import ModelConfig
 from lm.nn.transformer import build_model
 from lm.ops.defaults import default_kind
-from lm.ops.recompute import Recompute, Recomputed
-from lm.schema import MOST, Config, MaybeEmpty, Named, flatten
+from lm.schema import MOST, Config, Named, flatten
 from lm.training.budget import BudgetConfig
 from lm.training.callbacks.kinds import CallbackConfig, MetricConfig
 from lm.training.callbacks.loggers import JsonlLoggerConfig, LoggerConfig
@@ -25,61 +24,10 @@ from lm.training.launch.config import LaunchConfig
 from lm.training.numerics import NumericsConfig
 from lm.training.optim.kinds import OptimConfig
 from lm.training.optim.schedule import ScheduleConfig
-from lm.training.run_config import CheckpointConfig, ResumeConfig, RunConfig
+from lm.training.run_config import CheckpointConfig, ResumeConfig, RunConfig, Seed, Seeds
 from lm.training.strategies import zero_config as zero_config
 from lm.training.strategies.config import SingleConfig, StrategyConfig
-
-
-class TrainerConfig(Config):
-    """The loop: length, cadence, precision, device."""
-
-    recompute: Recomputed = "none"
-    """What blocks compute again for the backward instead of keeping it (activation checkpointing). block: all but their input; selective:
-    all but their input, matrix products and fused attention."""
-    recompute_every: int = Field(1, gt=0)
-    """Every n-th block does so."""
-    max_steps: int = Field(gt=0)
-    """Optimizer steps in all."""
-    max_minutes: float | None = Field(None, gt=0)
-    """Minutes of stepping, validations and saves left out, that end a run before max_steps do; the rate decays in time. null: no limit."""
-    micro_batch: int = Field(8, gt=0, le=MOST)
-    """Most rows per forward and rank; accumulation is derived."""
-    val_every: int = Field(100, gt=0)
-    """Steps between validations; the last step always validates."""
-    log_every: int = Field(10, gt=0)
-    """Steps between lines of metrics."""
-    precision: Precision = "fp32"
-    """fp32; bf16 compute on fp32 weights; bf16 weights too; fp16 compute, with a loss scale, for GPUs before Ampere, such as a T4."""
-    float8: bool = False
-    """Linear layers of blocks multiply float8 numbers, a scale for each tensor (in bf16; GPUs from H100 on, and slowly a CPU)."""
-    compile: bool = False
-    """torch.compile the blocks; those that are alike are compiled once."""
-    deterministic: bool = True
-    """On CUDA, sums are taken in a fixed order, so that a run repeats bit for bit. A CPU always does so, a Mac's GPU never. false: a little
-    faster."""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """auto: CUDA where there is a GPU, else the CPU. mps: the GPU of a Mac, from torch 2.14 on; no test has run on one."""
-    ema_decay: float | None = Field(None, gt=0, lt=1)
-    """Keep an exponential moving average of the weights; it is validated and exported. null: off."""
-    early_stop: int | None = Field(None, gt=0)
-    """Stop after this many validations without a better one, whose model checkpoint.best hands on. null: never."""
-    freeze: list[str] = []
-    """Weights that no step moves: patterns over their names, as in `lm show`, or parts of these: [embed, blocks.0, ffn, '*.bias']."""
-    sample_prompts: list[MaybeEmpty] | Literal["held_out"] = []
-    """Prompts continued at each validation into samples.md, or sources; held_out: how the first held-out documents begin, or, where the
-    model learns from its own answers (grpo, rloo, gkd), held-out prompts, whose answers come with their rewards."""
-    sample_tokens: int = Field(64, gt=0, le=MOST)
-    """Tokens per sample."""
-
-    @model_validator(mode="after")
-    def _every_has_effect(self) -> Self:
-        if self.recompute == "none" and self.recompute_every > 1:
-            raise ValueError(f"recompute_every={self.recompute_every} has no effect with recompute=none. Set recompute=block or selective.")
-        return self
-
-    def recomputes(self) -> Recompute:
-        """Returns what the model's blocks recompute."""
-        return Recompute(self.recompute, self.recompute_every)
+from lm.training.trainer_config import TrainerConfig
 
 
 class TrainSetup(Config):
@@ -110,8 +58,9 @@ class TrainSetup(Config):
             return f"trainer.float8=true: {reason}."
         if (reason := self._why_not_context_parallel()) is not None:
             return f"launch.{self.launch.row_sharing}: {reason}."
-        if self.data.global_batch % (readers := self.launch.data_parallel):
-            given = f"data.global_batch={self.data.global_batch}"
+        readers = self.launch.data_parallel
+        if (uneven := next((n for n in self.data.sizes.all() if n % readers), None)) is not None:
+            given = f"data.{'' if uneven == self.data.global_batch else 'ramp: '}global_batch={uneven}"
             who = f"{readers} ranks" if self.launch.ranks_per_row == 1 else f"{readers} groups of {self.launch.ranks_per_row} ranks"
             return f"{given} is not a multiple of the {who}. Choose a multiple, or other devices."
         return None
@@ -164,16 +113,30 @@ class TrainSetup(Config):
         """Returns the model with null sizes set, for a tokenizer of so many tokens, and with the head that the objective trains."""
         return self.objective.headed(self.model).sized(n_tokens, self.data.seq_len)
 
+    def tokens(self, steps: int) -> int:
+        """Returns how many tokens the model reads in so many steps at the most."""
+        return self.data.sizes.before(steps) * self.objective.texts * self.data.seq_len
+
     @property
     def step_tokens(self) -> int:
-        """Tokens that the model reads in a step at the most."""
+        """Tokens that the model reads in a step of data.global_batch rows at the most."""
         return self.data.global_batch * self.objective.texts * self.data.seq_len
+
+    @property
+    def micro_batch(self) -> int:
+        """Rows of a micro-batch of one rank; a smaller step in data.ramp may have fewer."""
+        return micro_batches(self.data.global_batch, self.launch.data_parallel, self.trainer.micro_batch)[0]
+
+    @property
+    def accumulation(self) -> Sizes:
+        """Returns how many micro-batches each step has on one rank."""
+        return self.data.sizes.each(lambda rows: micro_batches(rows, self.launch.data_parallel, self.micro_batch)[1])
 
     def setting(self) -> Setting:
         """Returns the settings that the memory of a rank depends on."""
         trainer = self.trainer
         return Setting(
-            micro_batch=self.objective.held(micro_batches(self.data.global_batch, self.launch.data_parallel, trainer.micro_batch)[0]),
+            micro_batch=self.objective.held(self.micro_batch),
             seq_len=self.data.seq_len,
             chunk=self.objective.chunk if isinstance(self.objective, TaughtConfig) else CHUNK,
             precision=trainer.precision,
@@ -186,20 +149,6 @@ class TrainSetup(Config):
             device=default_kind() if trainer.device == "auto" else trainer.device,
             compiled=trainer.compile,
         )
-
-
-Seed = Annotated[int, Field(ge=0)]
-
-
-class Seeds(Config):
-    """What chance decides in a run, each by a seed of its own; seed=N is all of them."""
-
-    init: Seed
-    """Initial weights, and samples."""
-    data: Seed
-    """Order of the rows, and what is masked, cut or drawn in them."""
-    dropout: Seed
-    """Dropout, and scheduled sampling."""
 
 
 class TrainConfig(TrainSetup):
@@ -251,6 +200,14 @@ class TrainConfig(TrainSetup):
         """Says whether a step, counted from 0, has the same rate in a run of another length."""
         return self.schedule.factor(step, self.trainer.max_steps) == self.schedule.factor(step, max_steps)
 
+    def _alike(self) -> str | None:
+        """Returns the option that is for steps of equally many rows; None where there is none."""
+        asked = {
+            "trainer.max_minutes": self.trainer.max_minutes, "numerics.rollbacks": self.numerics.rollbacks,
+            "objective.updates": self.objective.updates_of_rows() > 1,
+        }  # fmt: skip
+        return next((key for key, value in asked.items() if value), None)
+
     @model_validator(mode="after")
     def _parts_agree(self) -> Self:
         if self.schedule.warmup_steps >= self.trainer.max_steps:
@@ -286,6 +243,8 @@ class TrainConfig(TrainSetup):
             )
         if self.numerics.rollbacks and self.objective.updates_of_rows() > 1:
             raise ValueError("numerics.rollbacks leaves out the rows of a few steps, and objective.updates reads them again. Drop one.")
+        if self.data.ramp and (beside := self._alike()) is not None:
+            raise ValueError(f"data.ramp makes steps of unlike rows, and {beside} counts on steps that are alike. Drop one.")
         if self.init_optimizer and (self.init_from is None or self.adapter is not None):
             without = "there is no init_from" if self.adapter is None else f"adapter={self.adapter.kind} is new"
             raise ValueError(f"init_optimizer=true goes on with the optimizer of a checkpoint, and {without}. Leave it out.")

@@ -122,6 +122,13 @@ class TrainModule(LightningModule):
             what = f"a callback or another part of a plugin raised StopIteration after step {self.step}, which a loop takes for its end"
             raise ConfigError(f"train: {what}. Catch it there, or give next() a default.")
 
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Called behind that of the callbacks. Sets how many micro-batches the next step has, where that changes."""
+        if self.cfg.data.ramp and self.stepped and (n := self.cfg.accumulation.of(self.step)) != self.trainer.accumulate_grad_batches:
+            self.trainer.accumulate_grad_batches = n
+            self.trainer.fit_loop.epoch_loop.batch_progress.current.reset()  # the loop counts micro-batches from the last change on
+            self.strategy.accumulate(n)
+
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
         return (batch if self.sharding is None else batch.sharded(self.sharding)).to(device)
 

@@ -53,6 +53,11 @@ def steps_of(cfg: TrainConfig, step_s: float | None) -> int:
     return min(cfg.trainer.max_steps, round(cfg.trainer.max_minutes * 60 / step_s))
 
 
+def seconds_of(cfg: TrainConfig, steps: int, step_s: float) -> float:
+    """Returns the seconds of so many steps, of which one of data.global_batch rows takes `step_s`."""
+    return step_s * cfg.tokens(steps) / cfg.step_tokens
+
+
 def cost(cfg: TrainConfig, seconds: float) -> str:
     """Returns the cost of so many seconds on all ranks, as text; '' where no price is given."""
     price, hours = cfg.budget.price, seconds / 3600 * cfg.launch.world
@@ -121,7 +126,7 @@ def _filled(cfg: TrainConfig) -> ModelConfig:
 
 
 def _step_s(cfg: TrainConfig, counts: Counts, gpu: GPU) -> float:
-    """Returns the seconds of one optimizer step at budget.mfu."""
+    """Returns the seconds of one optimizer step of data.global_batch rows at budget.mfu."""
     return cfg.step_tokens * counts.train_flops_per_token / (gpu.flops * cfg.budget.mfu * cfg.launch.world)
 
 
@@ -135,18 +140,19 @@ def _gpu(cfg: TrainConfig) -> tuple[str, GPU] | None:
 
 def _size(cfg: TrainConfig, counts: Counts, steps: int) -> str:
     """Returns the line on parameters and tokens. Compute-optimal: about 20 tokens a parameter (Hoffmann et al. 2022, arXiv:2203.15556)."""
-    tokens = steps * cfg.step_tokens
+    tokens = cfg.tokens(steps)
     active = f" ({counts.active:,} for one token)" if counts.active != counts.parameters else ""
     read = f"{tokens:,} tokens in {counted(steps, 'step')} are {tokens / counts.parameters:.3g} a parameter (Chinchilla: 20)"
     return f"{counts.parameters:,} parameters{active}; {read}"
 
 
 def _time(cfg: TrainConfig, counts: Counts, steps: int, step_s: float | None, gpu: tuple[str, GPU] | None) -> str:
-    flops = f"{si(steps * cfg.step_tokens * counts.train_flops_per_token)}FLOPs"
+    flops = f"{si(cfg.tokens(steps) * counts.train_flops_per_token)}FLOPs"
     if gpu is None or step_s is None:
         return f"{flops}; budget.gpu=H100, say, tells in what time"
     where = f"on {cfg.launch.world} x {gpu[0]} at {cfg.budget.mfu:.0%} of {si(gpu[1].flops)}FLOP/s"
-    return f"{flops} take {duration(steps * step_s)} {where}{cost(cfg, steps * step_s)}; validations and saves come on top"
+    seconds = seconds_of(cfg, steps, step_s)
+    return f"{flops} take {duration(seconds)} {where}{cost(cfg, seconds)}; validations and saves come on top"
 
 
 def _room(cfg: TrainConfig, found: Memory) -> str:
@@ -167,7 +173,6 @@ def _beyond(cfg: TrainConfig, found: Memory, gpu: tuple[str, GPU] | None) -> str
 
 
 def _advice(cfg: TrainConfig, counts: Counts, steps: int) -> str:
-    rows = cfg.step_tokens
-    lr, batch = step_law(counts.non_embedding, steps * rows)
+    lr, batch = step_law(counts.non_embedding, cfg.tokens(steps))
     law = f"a peak rate of {lr:.2g} and {si(batch)} tokens a step are the step law's (arXiv:2503.04715), of dense models under AdamW"
-    return f"{law}; here optim={cfg.optim.kind} has {cfg.optim.lr:.2g}, and a step {si(rows)}"
+    return f"{law}; here optim={cfg.optim.kind} has {cfg.optim.lr:.2g}, and a step {si(cfg.step_tokens)}"

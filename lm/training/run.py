@@ -13,7 +13,7 @@ import torch
 import lm
 from lm import collector, plugins
 from lm.adapters.float8 import multiply_in_float8, require_float8
-from lm.data.loader import micro_batches, train_loader, worker_faults
+from lm.data.loader import train_loader, worker_faults
 from lm.data.rows.build import build_splits
 from lm.data.store.prepare import Prepared, prepare
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -64,7 +64,7 @@ def train_rank(cfg: TrainConfig, command: str | None = None, callbacks: Sequence
     folder, ranks = RunFolder(cfg.run.folder), Ranks.from_environment()
     require_started(ranks, cfg.launch)
     ranks.meet(cfg.launch.timeout_s)  # before signals are handled: a signal during this wait must end the rank
-    console = Console(cfg.trainer.max_steps, silent=not ranks.first)
+    console = Console(cfg.trainer.max_steps, silent=not ranks.first, read=cfg.data.sizes.before)
     with folder.lock() if ranks.first else nullcontext(), Signals(folder, ranks.rank) as signals:
         is_new = folder.is_new()  # asked under the lock, lest another process's run is taken for a start of ours
         try:
@@ -162,15 +162,14 @@ def _fit(module: "TrainModule", callbacks: Sequence["Callback"]) -> None:
     from lm.training.trainer import build_trainer
 
     cfg, run, step = module.cfg, module.run, module.step
-    micro_batch, accumulation = micro_batches(cfg.data.global_batch, cfg.launch.data_parallel, cfg.trainer.micro_batch)
     shared = f", each on {cfg.launch.ranks_per_row} ranks" if cfg.launch.ranks_per_row > 1 else ""
-    _describe(module, f"{accumulation} x {counted(micro_batch, 'row')}{shared}")
+    _describe(module, f"{cfg.accumulation.last} x {counted(cfg.micro_batch, 'row')}{shared}")
     if run.done(step):  # the last step was saved, but the process was killed before it wrote the model
         return
     kind = device_kind(cfg.trainer.device, cfg.launch.devices)
     cuda = kind == "cuda"
     loader = train_loader(
-        run.splits.train, seed=cfg.seeds.data, global_batch=cfg.data.global_batch, micro_batch=micro_batch,
+        run.splits.train, seed=cfg.seeds.data, sizes=cfg.data.sizes, micro_batch=cfg.micro_batch,
         rank=run.ranks.rank // cfg.launch.ranks_per_row, world=cfg.launch.data_parallel, start_step=step + run.counters.rows_from,
         max_steps=_ENDLESS, workers=cfg.data.workers, train_rows=cfg.data.train_rows, widest_first=cfg.check, pinned=cuda,
     )  # fmt: skip
@@ -190,7 +189,7 @@ def _fit(module: "TrainModule", callbacks: Sequence["Callback"]) -> None:
         warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
         warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")  # autograd's thread makes the context at its first product
         warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")  # what is float32 beside bf16 is so on purpose
-        trainer = build_trainer(cfg, accumulation, module.strategy.lightning(), callbacks)
+        trainer = build_trainer(cfg, cfg.accumulation.of(step), module.strategy.lightning(), callbacks)
         with quiet(), run.signals.reaching_compiler():  # the console tells
             trainer.fit(module, train_dataloaders=loader)
     run.saver.wait()
@@ -205,12 +204,13 @@ def _describe(module: "TrainModule", rows: str) -> None:
     at = f"resumes at step {module.step:,}" if module.step else "starts"
     frozen = f" ({si(module.n_frozen)} frozen)" if module.n_frozen else ""
     n_rows = min(len(run.splits.train), cfg.data.train_rows or len(run.splits.train))
-    epochs = run.max_steps * cfg.data.global_batch / n_rows / run.splits.train.updates
+    epochs = cfg.data.sizes.before(run.max_steps) / n_rows / run.splits.train.updates
+    fewer = f"{cfg.data.ramp[0].global_batch} to " if cfg.data.ramp else ""
     texts = f" x {cfg.objective.texts} texts" if cfg.objective.texts > 1 else ""
     run.journal.console.say(
         f"{run.folder.path} {at}: {si(module.n_trained + module.n_frozen)} parameters{frozen},"
         f" {si(counts.train_flops_per_token)}FLOPs/token,"
-        f" {run.data.n_tokens('train'):,} train and {run.data.n_tokens('val'):,} validation tokens, {cfg.data.global_batch}{texts} x"
+        f" {run.data.n_tokens('train'):,} train and {run.data.n_tokens('val'):,} validation tokens, {fewer}{cfg.data.global_batch}{texts} x"
         f" {cfg.data.seq_len} tokens a step ({rows}), {counted(run.max_steps, 'step')}, {epochs:.3g} epochs"
     )
     if epochs > _MOST_EPOCHS and not cfg.trainer.early_stop:

@@ -9,6 +9,19 @@ from pydantic import Field, field_validator
 from lm.schema import Config
 from lm.storage.run_folder import RunFolder
 
+Seed = Annotated[int, Field(ge=0)]
+
+
+class Seeds(Config):
+    """What chance decides in a run, each by a seed of its own; seed=N is all of them."""
+
+    init: Seed
+    """Initial weights, and samples."""
+    data: Seed
+    """Order of the rows, and what is masked, cut or drawn in them."""
+    dropout: Seed
+    """Dropout, and scheduled sampling."""
+
 
 class RunConfig(Config):
     """Which folder a run lives in."""

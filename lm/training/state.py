@@ -17,10 +17,11 @@ from lm.storage.checkpoint import META, CheckpointReader, checkpoints, step_fold
 from lm.storage.reading import checked
 from lm.storage.run_folder import RunFolder
 from lm.training.callbacks.saving import Saver
-from lm.training.config import TrainConfig, TrainerConfig
+from lm.training.config import TrainConfig
 from lm.training.journal import Journal
 from lm.training.launch.ranks import GroupedRanks, Ranks
 from lm.training.launch.signals import Signals
+from lm.training.trainer_config import TrainerConfig
 
 
 @dataclass
@@ -95,6 +96,7 @@ class Clock:
     """Measures the time that steps take; what happens between them is left out."""
 
     def __init__(self) -> None:
+        self.steps = 0  # of the last lap
         self.step_s = self.data_s = 0.0  # mean seconds of a step in the last lap, and those of them spent waiting for batches
         self._waited = 0.0
         self.start(0)
@@ -107,7 +109,7 @@ class Clock:
         """Returns the seconds since the last lap.  waited_s: of all laps so far, those spent waiting for batches."""
         now = time.perf_counter()
         seconds, steps = now - self._at, max(1, step - self._step)
-        self.step_s, self.data_s = seconds / steps, (waited_s - self._waited) / steps
+        self.steps, self.step_s, self.data_s = steps, seconds / steps, (waited_s - self._waited) / steps
         self._step, self._at, self._waited = step, now, waited_s
         return seconds
 
@@ -187,18 +189,18 @@ class RunState:
 
     def tokens(self, step: int) -> int:
         """Returns the number of tokens read in the first `step` steps."""
-        return step * self.cfg.step_tokens
+        return self.cfg.tokens(step)
 
     def rows_of(self, step: int) -> list[int]:
         """Returns the row ids of a step, counted from 0."""
-        data = self.cfg.data
-        found = self.splits.train.of_step(self.cfg.seeds.data, step + self.counters.rows_from, data.global_batch, data.train_rows)
-        return list(found.tolist())
+        data, train = self.cfg.data, self.splits.train
+        places = data.sizes.places((step + self.counters.rows_from) // train.updates)
+        return list(train.at(self.cfg.seeds.data, places, data.train_rows).tolist())
 
     def consumed(self, step: int) -> Tree:
         """Returns how much of each source of a mixture the first `step` steps have read, as metrics."""
         data, train = self.cfg.data, self.splits.train
-        return dict(train.consumed(-(-(step + self.counters.rows_from) // train.updates) * data.global_batch, data.seq_len))
+        return dict(train.consumed(data.sizes.before(-(-(step + self.counters.rows_from) // train.updates)), data.seq_len))
 
     def last_checkpoint(self) -> str:
         """Returns the part of an error message that names the last checkpoint."""

@@ -9,6 +9,7 @@ import lm
 from lm.data.batches import Batches
 from lm.data.kinds import BytesConfig, CausalConfig, MLMConfig, TextConfig
 from lm.data.loader import train_loader
+from lm.data.sizes import Sizes
 from lm.nn.batch import Batch
 from lm.testing.runs import small_run
 
@@ -30,7 +31,7 @@ def test_a_loop_of_ones_own_reads_the_batches_of_a_training(tmp_path: Path, trai
     """Seen to fail with the step left out of the draw."""
     found = batches(tmp_path, train_rows=train_rows)
     loader = train_loader(
-        found.train, seed=3, global_batch=6, micro_batch=4, rank=0, world=1, start_step=2, max_steps=40, workers=0,
+        found.train, seed=3, sizes=Sizes(6), micro_batch=4, rank=0, world=1, start_step=2, max_steps=40, workers=0,
         train_rows=train_rows,
     )  # fmt: skip
     own = [batch for _, step in islice(found.steps(start=2, micro_batch=4), 38) for batch in step]

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from lm.data.loader import eval_batches, micro_batches, train_loader, worker_faults
-from lm.data.order import step_rows
+from lm.data.order import rows_at
 from lm.data.rows.causal import CausalRows
+from lm.data.sizes import Sizes
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError, ResourceError
@@ -34,7 +35,7 @@ def load(
     rows: CausalRows, *, micro_batch: int = 5, rank: int = 0, world: int = 1, start: int = 0, stop: int = 20, workers: int = 0
 ) -> list[Batch]:
     options: dict[str, Any] = {"rank": rank, "world": world, "start_step": start, "max_steps": stop, "workers": workers}
-    loader = train_loader(rows, seed=3, global_batch=GLOBAL_BATCH, micro_batch=micro_batch, **options)
+    loader = train_loader(rows, seed=3, sizes=Sizes(GLOBAL_BATCH), micro_batch=micro_batch, **options)
     found = list(loader)
     assert len(found) == len(loader)
     return found
@@ -53,7 +54,7 @@ def test_a_step_reads_the_same_rows_over_any_ranks_and_micro_batches(rows: Causa
     size, accumulation = micro_batches(GLOBAL_BATCH, world, micro_batch)
     ranks = [load(rows, micro_batch=micro_batch, rank=rank, world=world) for rank in range(world)]
     assert all(len(batch.tokens) == size for batches in ranks for batch in batches)
-    expected = [rows.batch(step_rows(3, step, GLOBAL_BATCH, len(rows))).tokens.flatten().tolist() for step in range(20)]
+    expected = [rows.batch(rows_at(3, Sizes(GLOBAL_BATCH).places(step), len(rows))).tokens.flatten().tolist() for step in range(20)]
     assert by_step(ranks, accumulation) == expected
 
 
@@ -100,7 +101,7 @@ def test_a_batch_that_the_ranks_do_not_divide_is_refused() -> None:
 
 
 def _lose_a_worker(rows: CausalRows, told: "multiprocessing.Queue[tuple[int, str]]") -> None:
-    loader = train_loader(rows, seed=0, global_batch=4, micro_batch=4, rank=0, world=1, start_step=0, max_steps=10**6, workers=1)
+    loader = train_loader(rows, seed=0, sizes=Sizes(4), micro_batch=4, rank=0, world=1, start_step=0, max_steps=10**6, workers=1)
     try:
         with worker_faults():
             batches = iter(loader)
@@ -155,6 +156,6 @@ def test_eval_batches_keep_the_order_and_every_row(rows: CausalRows) -> None:
 @pytest.mark.parametrize("idle", [True, False])
 def test_batches_that_come_while_a_gpu_computes_are_not_waited_for(rows: CausalRows, idle: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: Mock(query=lambda: idle))
-    given: dict[str, Any] = {"seed": 3, "global_batch": 4, "micro_batch": 4, "rank": 0, "world": 1, "start_step": 0, "max_steps": 5}
+    given: dict[str, Any] = {"seed": 3, "sizes": Sizes(4), "micro_batch": 4, "rank": 0, "world": 1, "start_step": 0, "max_steps": 5}
     loader = train_loader(rows, **given, workers=0, pinned=True)
     assert len(list(loader)) == 5 and (loader.waited_s > 0) is idle

@@ -14,6 +14,7 @@ from lm.data.layout.mixed import MixedRows
 from lm.data.loader import train_loader
 from lm.data.mixture import Mixture, Share, merged
 from lm.data.rows.build import build_splits
+from lm.data.sizes import Sizes
 from lm.data.store.prepare import Prepared, prepare
 from lm.errors import ConfigError
 from lm.nn.batch import IGNORED, Batch
@@ -24,7 +25,7 @@ FREE = [Share(700, None), Share(50, None), Share(301, None)]
 
 
 def test_shares_are_exact_in_each_block_and_near_everywhere() -> None:
-    mixture = Mixture(0, FREE, {0: [0.5, 0.2, 0.3]}, 8)
+    mixture = Mixture(0, FREE, {0: [0.5, 0.2, 0.3]})
     source, _ = mixture.read(0, 4096 * 3)
     for block in np.split(source, 3):
         assert np.bincount(block).tolist() == [2048, 819, 1229]
@@ -32,10 +33,10 @@ def test_shares_are_exact_in_each_block_and_near_everywhere() -> None:
     assert np.abs(running[500:] - 0.5).max() < 0.05
 
 
-@pytest.mark.parametrize("weights", [{0: [0.5, 0.2, 0.3]}, {0: [1, 0, 1], 40: [0, 1, 0], 90: [3, 2, 1]}])
+@pytest.mark.parametrize("weights", [{0: [0.5, 0.2, 0.3]}, {0: [1, 0, 1], 320: [0, 1, 0], 720: [3, 2, 1]}])
 def test_no_row_is_missing_or_repeated_within_an_epoch_of_its_source(weights: dict[int, list[float]]) -> None:
     """Seen to fail with what a source gave before a phase forgotten."""
-    mixture = Mixture(1, FREE, weights, 8)
+    mixture = Mixture(1, FREE, weights)
     source, row = mixture.read(0, 8 * 800)
     for which, share in enumerate(FREE):
         rows = row[source == which]
@@ -45,14 +46,14 @@ def test_no_row_is_missing_or_repeated_within_an_epoch_of_its_source(weights: di
         assert epochs[0].tolist() != epochs[1].tolist()
 
 
-def test_phases_hold_up_to_their_step() -> None:
-    source, _ = Mixture(1, FREE, {0: [1, 0, 0], 10: [0, 1, 0], 30: [0, 0, 1]}, 8).read(0, 400)
+def test_phases_hold_up_to_their_place() -> None:
+    source, _ = Mixture(1, FREE, {0: [1, 0, 0], 80: [0, 1, 0], 240: [0, 0, 1]}).read(0, 400)
     assert source.tolist() == [0] * 80 + [1] * 160 + [2] * 160
 
 
 def test_a_source_at_its_limit_leaves_its_part_to_the_others() -> None:
     shares = [Share(700, None), Share(50, 125), Share(300, 300)]
-    mixture = Mixture(2, shares, {0: [0.2, 0.3, 0.5]}, 8)
+    mixture = Mixture(2, shares, {0: [0.2, 0.3, 0.5]})
     source, row = mixture.read(0, 3000)
     assert np.bincount(source).tolist() == [3000 - 425, 125, 300]
     assert sorted(row[source == 2].tolist()) == list(range(300))
@@ -62,7 +63,7 @@ def test_a_source_at_its_limit_leaves_its_part_to_the_others() -> None:
 
 
 def test_where_all_sources_are_at_their_limit_the_run_is_refused() -> None:
-    mixture = Mixture(2, [Share(50, 100), Share(30, 30)], {0: [1, 1]}, 8)
+    mixture = Mixture(2, [Share(50, 100), Share(30, 30)], {0: [1, 1]})
     source, _ = mixture.read(0, 130)
     assert np.bincount(source).tolist() == [100, 30] and mixture.end == 130
     with pytest.raises(ConfigError, match="after 130 rows every source has reached its max_epochs"):
@@ -72,7 +73,7 @@ def test_where_all_sources_are_at_their_limit_the_run_is_refused() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_any_part_of_the_order_can_be_read_alone_and_its_counts_agree(seed: int) -> None:
     shares = [Share(70, None), Share(50, 125), Share(3000, 4000)]
-    mixture = Mixture(seed, shares, {0: [0.2, 0.3, 0.5], 90: [0.9, 0.05, 0.05], 700: [0.1, 0.2, 0.7]}, 16)
+    mixture = Mixture(seed, shares, {0: [0.2, 0.3, 0.5], 1440: [0.9, 0.05, 0.05], 11_200: [0.1, 0.2, 0.7]})
     source, row = mixture.read(0, 16 * 1000)
     for start, stop in ((0, 16), (1500, 1700), (4090, 4100), (11_190, 11_210), (15_000, 16_000)):
         part = mixture.read(start, stop)
@@ -105,7 +106,7 @@ def test_rows_come_from_every_source_by_weight_and_are_validated_by_name(mixed: 
     train, val, named, _ = build_splits(CausalConfig(), cfg, found, decoder, seed=0)
     assert isinstance(train, MixedRows) and list(named) == ["one", "two", "only_val"] and train.names == ["one", "two"]
     assert len(val) == sum(map(len, named.values()))
-    batch = train.batch(train.of_step(0, 0, 400))
+    batch = train.batch(train.at(0, range(400)))
     starts = [found.tokenizer.decode(row.tolist()) for row in batch.tokens]
     assert sum("two" in text for text in starts) / 400 == pytest.approx(0.25, abs=0.07) and not any("only" in text for text in starts)
     consumed = train.consumed(400, 16)
@@ -133,12 +134,12 @@ def test_steps_do_not_depend_on_ranks_accumulation_workers_or_where_they_begin(
     """Over a phase, a cap and several epochs; a run that begins at any step is one that was killed there."""
     cfg, found = mixed(phases=[{"until_step": 3, "weights": {"two": 1.0}}], max_epochs=[1.0, None, None], global_batch=16)
     rows = build_splits(CausalConfig(), cfg, found, decoder, seed=0).train
-    expected = [rows.batch(rows.of_step(0, step, 16), step).tokens.tolist() for step in range(12)]
+    expected = [rows.batch(rows.at(0, range(16 * step, 16 * (step + 1))), step).tokens.tolist() for step in range(12)]
 
     def load(start: int, workers: int = 0) -> list[list[list[int]]]:
         """The rows of each step, put together from those of the ranks."""
         options = {"start_step": start, "max_steps": 12, "workers": workers, "micro_batch": 16 // world // accumulation}
-        loaders = [train_loader(rows, seed=0, global_batch=16, rank=rank, world=world, **options) for rank in range(world)]
+        loaders = [train_loader(rows, seed=0, sizes=Sizes(16), rank=rank, world=world, **options) for rank in range(world)]
         assert all(len(loader) == (12 - start) * accumulation for loader in loaders)
         in_turn = [row for turn in zip(*loaders, strict=True) for batch in turn for row in batch.tokens.tolist()]
         return [in_turn[at : at + 16] for at in range(0, len(in_turn), 16)]

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from lm.data.order import permuted, spread, step_rows, uniforms
+from lm.data.order import permuted, rows_at, spread, uniforms
+from lm.data.sizes import Sizes
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 16, 17, 1000, 65_537])
@@ -18,7 +19,7 @@ def test_an_index_goes_to_one_place_whatever_is_asked_with_it() -> None:
 def test_permuted_keeps_its_values_over_versions() -> None:
     """A changed value would silently reorder the data of every run that is resumed."""
     assert permuted(np.arange(8), 1000, seed=0).tolist() == [355, 281, 795, 742, 620, 945, 2, 234]
-    assert step_rows(3, 100, 6, 50).tolist() == [10, 24, 45, 40, 2, 14]
+    assert rows_at(3, range(600, 606), 50).tolist() == [10, 24, 45, 40, 2, 14]
 
 
 def test_permuted_looks_random() -> None:
@@ -32,7 +33,7 @@ def test_permuted_looks_random() -> None:
 @pytest.mark.parametrize(("n_rows", "global_batch"), [(50, 7), (3, 8), (1, 4), (5000, 64)])
 def test_each_epoch_reads_every_row_once_and_in_another_order(n_rows: int, global_batch: int) -> None:
     steps = -(-3 * n_rows // global_batch)
-    stream = np.concatenate([step_rows(0, step, global_batch, n_rows) for step in range(steps)])
+    stream = np.concatenate([rows_at(0, Sizes(global_batch).places(step), n_rows) for step in range(steps)])
     epochs = stream[: 3 * n_rows].reshape(3, n_rows)
     assert all(np.array_equal(np.sort(epoch), np.arange(n_rows)) for epoch in epochs)
     if n_rows >= 50:
@@ -42,7 +43,9 @@ def test_each_epoch_reads_every_row_once_and_in_another_order(n_rows: int, globa
 @pytest.mark.parametrize(("first", "global_batch"), [(20, 7), (999, 8), (1, 4), (3000, 48)])
 def test_a_limited_run_reads_the_first_rows_of_an_unlimited_one_and_then_the_same_again(first: int, global_batch: int) -> None:
     steps = -(-4 * first // global_batch)
-    whole, limited = (np.concatenate([step_rows(0, step, global_batch, 5000, n) for step in range(steps)]) for n in (None, first))
+    whole, limited = (
+        np.concatenate([rows_at(0, Sizes(global_batch).places(step), 5000, n) for step in range(steps)]) for n in (None, first)
+    )
     epochs = limited[: 4 * first].reshape(4, first)
     assert np.array_equal(epochs[0], whole[:first]) and len(set(whole[:first].tolist())) == first
     assert all(np.array_equal(np.sort(epoch), np.sort(epochs[0])) for epoch in epochs)
@@ -50,19 +53,19 @@ def test_a_limited_run_reads_the_first_rows_of_an_unlimited_one_and_then_the_sam
 
 
 def test_a_limit_above_all_rows_is_none() -> None:
-    assert np.array_equal(step_rows(0, 9, 16, 50, 50), step_rows(0, 9, 16, 50)) and np.array_equal(
-        step_rows(0, 9, 16, 50, 51), step_rows(0, 9, 16, 50)
+    assert np.array_equal(rows_at(0, range(144, 160), 50, 50), rows_at(0, range(144, 160), 50)) and np.array_equal(
+        rows_at(0, range(144, 160), 50, 51), rows_at(0, range(144, 160), 50)
     )
 
 
 def test_rows_in_order_do_not_depend_on_the_batch_size() -> None:
-    small = np.concatenate([step_rows(5, step, 4, 999) for step in range(3000)])
-    large = np.concatenate([step_rows(5, step, 48, 999) for step in range(250)])
+    small = np.concatenate([rows_at(5, Sizes(4).places(step), 999) for step in range(3000)])
+    large = np.concatenate([rows_at(5, Sizes(48).places(step), 999) for step in range(250)])
     assert np.array_equal(small, large)
 
 
 def test_seeds_give_other_orders() -> None:
-    assert len({tuple(step_rows(seed, 0, 8, 1000)) for seed in range(20)}) == 20
+    assert len({tuple(rows_at(seed, range(8), 1000)) for seed in range(20)}) == 20
 
 
 @pytest.mark.parametrize(("n_rows", "wanted", "count"), [(10, None, 10), (10, 3, 3), (10, 99, 10), (1, 1, 1), (1_000_003, 1000, 1000)])

@@ -16,6 +16,7 @@ from lm import plugins
 from lm.data.kinds import BPEConfig, BytesConfig, DataConfig, ObjectiveConfig, RecordConfig, TokenizerConfig
 from lm.data.loader import train_loader
 from lm.data.rows.build import build_splits
+from lm.data.sizes import Sizes
 from lm.data.sources.base import document
 from lm.data.store.prepare import prepare
 from lm.errors import ConfigError
@@ -171,7 +172,7 @@ def test_workers_that_are_no_forks_know_the_plugin_and_do_not_run_the_program_ag
         monkeypatch.setitem(vars(sys.modules["__main__"]), name, value)
     multiprocessing.set_start_method(method, force=True)
     try:
-        loader = train_loader(rows, seed=0, global_batch=2, micro_batch=2, rank=0, world=1, start_step=0, max_steps=1, workers=1)
+        loader = train_loader(rows, seed=0, sizes=Sizes(2), micro_batch=2, rank=0, world=1, start_step=0, max_steps=1, workers=1)
         [batch] = loader
     finally:
         multiprocessing.set_start_method(None, force=True)

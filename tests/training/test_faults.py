@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from lm.cli.main import main
-from lm.data.order import step_rows
+from lm.data.order import rows_at
 from lm.errors import Interrupted, LmError, NumericsError, ResourceError
 from lm.storage.atomic import verify
 from lm.storage.checkpoint import META, CheckpointReader, checkpoints
@@ -89,7 +89,7 @@ def test_an_infinite_gradient_takes_no_step_and_names_the_rows(
     pieces = [*strategy.weights(model), *strategy.optimizer(model, module.trainer.optimizers[0])]
     assert len(pieces) > 10
     assert all(torch.equal(reader.read(piece.name, piece.kind), piece.tensor.view(piece.shape)) for piece in pieces)
-    rows = step_rows(cfg.seed, 5, cfg.data.global_batch, 59).tolist()
+    rows = rows_at(cfg.seed, cfg.data.sizes.places(5), 59).tolist()
     assert read(tmp_path / "run" / "metrics.jsonl")[-1] == {"step": 6, "event": "not finite", "rows": rows}
 
 
@@ -105,7 +105,7 @@ def test_skipped_steps_change_nothing_name_their_rows_and_are_counted(
     cfg = configure(f"optim={optim}", "checkpoint.every=1", "checkpoint.keep_last=99", "numerics.skip_in_a_row=2")
     assert train_rank(cfg)["steps"] == 12
     events = [line for line in read(tmp_path / "run" / "metrics.jsonl") if "event" in line]
-    rows = [step_rows(cfg.seed, step, cfg.data.global_batch, 59).tolist() for step in (4, 5, 8)]
+    rows = [rows_at(cfg.seed, cfg.data.sizes.places(step), 59).tolist() for step in (4, 5, 8)]
     assert events == [{"step": step, "event": "skipped", "rows": ids} for step, ids in zip((5, 6, 9), rows, strict=True)]
     before, first, second, after = (CheckpointReader(tmp_path / "run" / "checkpoints" / f"step-{step:08d}") for step in (4, 5, 6, 7))
     for name in before.names():

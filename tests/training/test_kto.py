@@ -15,6 +15,7 @@ from lm.cli.compose.compose import compose_config
 from lm.data.loader import Steps
 from lm.data.mixture import merged
 from lm.data.rows.rated import RatedRows
+from lm.data.sizes import Sizes
 from lm.errors import ConfigError
 from lm.losses.kto import KTOLoss
 from lm.nn.batch import IGNORED, Batch
@@ -91,7 +92,7 @@ def test_a_step_has_one_reference_point_however_it_is_split(of_rated: Made, pare
     sums = {}
     for size in (8, 4, 1):
         objective = build_objective(cfg)
-        micro = Steps(batches.train, 0, 8, size, rank=0, world=1, train_rows=None, widest_first=False)[2]
+        micro = Steps(batches.train, 0, Sizes(8), size, rank=0, world=1, train_rows=None, widest_first=False)[2]
         assert all(batch.step_tokens == 8 for batch in micro) and [len(batch.beside) for batch in micro] == [8 // size] + [0] * (
             8 // size - 1
         )

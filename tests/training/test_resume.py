@@ -71,6 +71,7 @@ BASE = ["model.parametrization.base_width=16", "model.parametrization.base_depth
         pytest.param(["optim=muon", "trainer.micro_batch=4", "trainer.precision=fp16-mixed"], marks=pytest.mark.slow),
         ["optim=soap", "optim.precondition_frequency=3", "optim.one_sided=true", "trainer.ema_decay=0.9", "model.embed.noise=5"],
         ["optim=adafactor", "optim.beta1=0.9", "trainer.precision=bf16-true"],
+        ["optim=adamw", "trainer.micro_batch=2", "data.ramp=[{until_step:4,global_batch:2},{until_step:8,global_batch:4}]"],
     ],
     ids=[
         "adamw, completep",
@@ -82,6 +83,7 @@ BASE = ["model.parametrization.base_width=16", "model.parametrization.base_depth
         "fp16",
         "soap, average, noise",
         "adafactor, bf16",
+        "batches that grow",
     ],
 )
 def test_a_run_that_was_stopped_four_times_is_bitwise_the_run_left_alone(
@@ -93,7 +95,7 @@ def test_a_run_that_was_stopped_four_times_is_bitwise_the_run_left_alone(
     train_rank(configure(*variant, "run.name=whole"))
     cfg = configure(*variant)
     for step in (1, 5, 8, 9):
-        stop(cfg, step, micro=cfg.data.global_batch // cfg.trainer.micro_batch - 1)
+        stop(cfg, step, micro=cfg.accumulation.of(step - 1) - 1)
         assert checkpoints(tmp_path / "run" / "checkpoints")[0].name == f"step-{step:08d}"
     train_rank(cfg)
     assert results(tmp_path / "run") == results(tmp_path / "whole")

@@ -21,6 +21,7 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
     "data.files": "corpus data_dir data_path dataset_path file input input_file path text text_file train_data train_file train_files",
     "data.global_batch": "batch batch_size bs global_batch_size train_batch_size",
     "data.packing": "sample_packing",
+    "data.ramp": "batch_ramp batch_size_rampup batch_size_schedule batch_size_warmup batch_warmup ramp_up rampup rampup_batch_size",
     "data.record.template": "chat_template chat_template_path",
     "data.seq_len": (
         "block_size context context_len context_length ctx_len cutoff_len max_len max_length max_seq_length n_ctx seq_length sequence_len"

@@ -72,10 +72,11 @@ class MixConfig(DataConfig):
         if len({*begins}) < len(begins):
             raise ConfigError(f"data.phases: one has no step of its own, as {updates} in a row read the same rows. Let it end later.")
         per_row = {name: n_tokens[name] / n for name, n in n_rows.items()}
-        weights = {step: [phase.get(name, 0.0) / per_row[name] for name in n_rows] for step, phase in zip(begins, phases, strict=True)}
+        places = [self.sizes.before(step) for step in begins]
+        weights = {place: [phase.get(name, 0.0) / per_row[name] for name in n_rows] for place, phase in zip(places, phases, strict=True)}
         epochs = {source.name: source.max_epochs for source in self.sources}
         shares = [Share(n, None if (most := epochs[name]) is None else max(1, round(most * n))) for name, n in n_rows.items()]
-        return Mixture(seed, shares, weights, self.global_batch)
+        return Mixture(seed, shares, weights)
 
     @model_validator(mode="after")
     def _sources_agree(self) -> Self:
@@ -175,11 +176,10 @@ class MixedRows(Rows):
     def describe(self) -> str:
         return "\n".join(f"{name} {said}" for name, part in zip(self.names, self._parts, strict=True) if (said := part.describe()))
 
-    def of_step(self, seed: int, step: int, global_batch: int, first: int | None = None) -> Ids:
+    def at(self, seed: int, places: range, first: int | None = None) -> Ids:
         """`seed` and `first` are not used here: the mixture has its own seed, and a limit for each source."""
         assert self.mixture is not None
-        number = step // self.updates
-        source, row = self.mixture.read(number * global_batch, (number + 1) * global_batch)
+        source, row = self.mixture.read(places.start, places.stop)
         return np.asarray(self.offsets[source] + row)
 
     def consumed(self, n: int, seq_len: int) -> dict[str, float]:

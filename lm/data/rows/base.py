@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from lm.data.config import DataConfig
 from lm.data.layout.best_fit import BestFit
 from lm.data.layout.windows import Packing, Windows
-from lm.data.order import Ids, step_rows, widest
+from lm.data.order import Ids, rows_at, widest
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.losses.measure import Answers, Measure, Start
@@ -79,9 +79,9 @@ class Rows(ABC):
         """Returns the rows of each source of a mixture by its name; {} of other data."""
         return {}
 
-    def of_step(self, seed: int, step: int, global_batch: int, first: int | None = None) -> Ids:
-        """Returns the row ids of a step, counted from 0.  first: only so many rows are read, over and over; None: all."""
-        return step_rows(seed, step // self.updates, global_batch, len(self), first)
+    def at(self, seed: int, places: range, first: int | None = None) -> Ids:
+        """Returns the ids of the rows at these places of a run.  first: only so many rows are read, over and over; None: all."""
+        return rows_at(seed, places, len(self), first)
 
     def consumed(self, n: int, seq_len: int) -> dict[str, float]:
         """Returns metrics of the first n rows of a run: tokens and epochs of each source of a mixture; {} for a single source."""

@@ -128,11 +128,11 @@ class ContrastiveRows(Rows):
                 batch.labels[start + number, self._reading.place(len(read[start + number].ids))] = number
         return batch
 
-    def of_step(self, seed: int, step: int, global_batch: int, first: int | None = None) -> Ids:
+    def at(self, seed: int, places: range, first: int | None = None) -> Ids:
         """Returns the next groups of the order; where only the `first` are read, these over and over."""
         if first is not None:
-            return super().of_step(seed, step, global_batch, first)
-        return np.arange(step * global_batch, (step + 1) * global_batch, dtype=np.int64)
+            return super().at(seed, places, first)
+        return np.arange(places.start, places.stop, dtype=np.int64)
 
     def widths(self, ids: Ids) -> Sequence[Ids]:
         """Of each row the tokens with padding, and the longest text."""

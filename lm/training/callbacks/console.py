@@ -39,8 +39,15 @@ _HELD_OUT = (
 class Console:
     """One aligned line per record, coloured on a terminal."""
 
-    def __init__(self, max_steps: int, clock: Callable[[], float] = time.monotonic, silent: bool = False) -> None:
-        self.max_steps = max_steps
+    def __init__(
+        self,
+        max_steps: int,
+        clock: Callable[[], float] = time.monotonic,
+        silent: bool = False,
+        read: Callable[[int], int] = int,
+    ) -> None:
+        """read: returns how much is read in so many steps, which the time goes by; as it is, steps are alike."""
+        self.max_steps, self._read = max_steps, read
         self._clock = clock
         self._since: tuple[int, float] | None = None  # step and time of the first record, after compilation and the like
         self._columns: list[str] = []
@@ -94,13 +101,13 @@ class Console:
 
     def _remaining_s(self, record: Tree) -> float:
         """Returns the remaining seconds, from the mean pace since the first record, with validations and saves included."""
-        step, now = record["step"], self._clock()
+        step, now, read = record["step"], self._clock(), self._read
         if self._since is None or step <= self._since[0]:
             self._since = (step, now)
-            pace = record.get("step_s", math.nan)
+            pace = record.get("step_s", math.nan) / (read(step) - read(step - 1))
         else:
-            pace = (now - self._since[1]) / (step - self._since[0])
-        return float(pace * (self.max_steps - step))
+            pace = (now - self._since[1]) / (read(step) - read(self._since[0]))
+        return float(pace * (read(self.max_steps) - read(step)))
 
     def _print(self, text: str, style: str) -> None:
         if not self._silent:

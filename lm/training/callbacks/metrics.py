@@ -119,7 +119,13 @@ def speed(trainer: Trainer, module: TrainModule) -> Tree:
     """Tokens per second and seconds per step since the previous record, without validations and saves."""
     clock, loader = module.run.clock, cast(TrainLoader, trainer.train_dataloader)
     module.run.counters.train_s += clock.lap(module.step, loader.waited_s)
-    return {"tokens_per_second": round(module.run.tokens(1) / clock.step_s, 1), "step_s": round(clock.step_s, 5)}
+    return {"tokens_per_second": round(_pace(module), 1), "step_s": round(clock.step_s, 5)}
+
+
+def _pace(module: TrainModule) -> float:
+    """Returns the tokens per second of the last lap."""
+    run, clock = module.run, module.run.clock
+    return (run.tokens(module.step) - run.tokens(module.step - clock.steps)) / clock.steps / clock.step_s
 
 
 def worst_rank(trainer: Trainer, module: TrainModule) -> Tree:
@@ -134,8 +140,8 @@ def utilisation(trainer: Trainer, module: TrainModule) -> Tree:
     peak = peak_flops(torch.cuda.get_device_name()) if module.device.type == "cuda" else None
     if peak is None:
         return {}
-    flops = module.run.tokens(1) * module.counts.train_flops_per_token
-    return {"mfu_pct": round(100 * flops / module.run.clock.step_s / (peak * trainer.world_size), 2)}
+    flops = _pace(module) * module.counts.train_flops_per_token
+    return {"mfu_pct": round(100 * flops / (peak * trainer.world_size), 2)}
 
 
 def data(trainer: Trainer, module: TrainModule) -> Tree:

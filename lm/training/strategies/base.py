@@ -34,6 +34,9 @@ class Strategy:
         """Returns the number by which Lightning and the engine divide a step's summed gradient: micro-batches, times ranks if averaged."""
         return accumulation * world
 
+    def accumulate(self, n: int) -> None:
+        """Called between steps where the steps from now on have another number of micro-batches on each rank."""
+
     def prepare(self, optimizer: Optimizer, judge: Judge) -> None:
         """Called once with the optimizer that the module has built.  judge: decides whether a step must be skipped."""
         self.judge = judge

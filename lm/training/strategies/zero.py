@@ -105,6 +105,12 @@ class Zero(Strategy):
         """Lightning divides by the accumulation, and DeepSpeed divides by it once more."""
         return accumulation**2 * world
 
+    def accumulate(self, n: int) -> None:
+        """The engine counts micro-batches from the last change on, and keeps the number in its optimizer too."""
+        engine: Any = self.plugin.deepspeed_engine
+        engine.set_train_batch_size(n * engine.dp_world_size)  # rows of a micro-batch count as one
+        engine.micro_steps, engine.optimizer.gradient_accumulation_steps = 0, n
+
     def prepare(self, optimizer: Optimizer, judge: Judge) -> None:
         """The engine replaces the parameters by flat slices, which are given their state in `ready`."""
         super().prepare(optimizer, judge)

@@ -27,6 +27,7 @@ from lm.data.kinds import (
 from lm.data.loader import Steps
 from lm.data.rows.base import Rows
 from lm.data.rows.build import build_rows, build_splits
+from lm.data.sizes import Sizes
 from lm.data.store.prepare import prepare
 from lm.nn.batch import Batch
 from lm.nn.stack import ModelConfig
@@ -119,7 +120,7 @@ def test_a_step_goes_to_ranks_and_micro_batches_by_the_width_of_its_rows(case: s
     cfg, model, data = CASES[case]
     rows = build(cfg, request.getfixturevalue(model), **data)
     n = len(rows) // 8 * 8
-    ids = rows.of_step(0, 1, n)
+    ids = rows.at(0, range(n, 2 * n))
     grouped = rows.by_width(ids)
     assert sorted(grouped.tolist()) == sorted(ids.tolist())
 
@@ -128,8 +129,8 @@ def test_a_step_goes_to_ranks_and_micro_batches_by_the_width_of_its_rows(case: s
 
     alike = case not in ("seq2seq", "seq2seq, one stack", "sft, unpacked", "dpo")
     assert grouped.tolist() == ids.tolist() if alike else places(grouped) < 0.9 * places(ids)
-    steps = [Steps(rows, 0, n, 4, rank, world=2, train_rows=None, widest_first=False) for rank in range(2)]
-    (first, second), whole = [rank[1] for rank in steps], Steps(rows, 0, n, n, 0, world=1, train_rows=None, widest_first=False)[1][0]
+    steps = [Steps(rows, 0, Sizes(n), 4, rank, world=2, train_rows=None, widest_first=False) for rank in range(2)]
+    (first, second), whole = [rank[1] for rank in steps], Steps(rows, 0, Sizes(n), n, 0, world=1, train_rows=None, widest_first=False)[1][0]
     assert sorted(chain(*map(texts, [*first, *second]))) == sorted(texts(whole)) and len(first) == len(second) == n // 8
     assert all(abs(a.tokens.shape[1] - b.tokens.shape[1]) <= 16 for a, b in zip(first, second, strict=True)) or case in ("spans", "ul2")
 

@@ -61,8 +61,8 @@ def test_a_row_is_a_group_and_every_pair_comes_once_an_epoch(rows: AlikeRows) ->
     order = [each for group in firsts for each in group]
     epochs = {tuple(order[start : start + n]) for start in range(0, 4 * n, n)}
     assert len(epochs) == 4 and all(len({*epoch}) == n for epoch in epochs)
-    assert found.of_step(0, 3, 2).tolist() == [6, 7]
-    few = [sorted(found.of_step(0, step, 2, first=2).tolist()) for step in range(4)]
+    assert found.at(0, range(6, 8)).tolist() == [6, 7]
+    few = [sorted(found.at(0, range(2 * step, 2 * step + 2), first=2).tolist()) for step in range(4)]
     assert all(each == few[0] for each in few) and len({*few[0]}) == 2
 
 

@@ -10,10 +10,12 @@ import torch
 
 from lm.data.kinds import ChatRecord, GKDConfig, GRPOConfig, PromptRecord, TextConfig
 from lm.data.layout.mixed import MixedRows
+from lm.data.loader import Steps
 from lm.data.mixture import Mixture, Share
 from lm.data.rewards.text import EndedReward, ExactReward
 from lm.data.rows.base import Rows
 from lm.data.rows.build import build_rows
+from lm.data.sizes import Sizes
 from lm.data.store.prepare import Prepared
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
@@ -52,10 +54,11 @@ def test_several_steps_in_a_row_may_read_the_same_prompts(chats: Prepared, decod
     """Of a mixture too, and none is left out."""
     data = TextConfig(files="x", seq_len=96, record=ChatRecord())
     once, thrice = (build_rows(GRPOConfig(max_tokens=16, updates=n), data, chats.train, chats.tokenizer, decoder) for n in (1, 3))
-    mixed = [MixedRows({"a": rows, "b": rows}, 0, Mixture(0, [Share(len(rows), None)] * 2, {0: [0.3, 0.7]}, 8)) for rows in (once, thrice)]
+    mixed = [MixedRows({"a": rows, "b": rows}, 0, Mixture(0, [Share(len(rows), None)] * 2, {0: [0.3, 0.7]})) for rows in (once, thrice)]
     for single, again in ((once, thrice), mixed):
-        read = [again.of_step(5, step, 8).tolist() for step in range(9)]
-        assert read == [single.of_step(5, step, 8).tolist() for step in (0, 0, 0, 1, 1, 1, 2, 2, 2)] and read[0] != read[3]
+        one, three = (Steps(each, 5, Sizes(8), 8, 0, world=1, train_rows=None, widest_first=False) for each in (single, again))
+        read = [[asked.prompt for asked in asked_of(three[step][0])] for step in range(9)]
+        assert read == [[asked.prompt for asked in asked_of(one[step][0])] for step in (0, 0, 0, 1, 1, 1, 2, 2, 2)] and read[0] != read[3]
 
 
 def test_prompts_without_room_for_an_answer_are_refused(chats: Prepared, decoder: ModelConfig) -> None:

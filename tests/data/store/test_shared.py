@@ -24,6 +24,7 @@ from lm.data.kinds import BPEConfig, BytesConfig, ChatRecord, TextConfig
 from lm.data.loader import train_loader
 from lm.data.rows.build import build_splits
 from lm.data.rows.causal import CausalConfig
+from lm.data.sizes import Sizes
 from lm.data.store import prepare as preparing
 from lm.data.store import shared
 from lm.data.store.distributed import merge, prepare_part
@@ -385,7 +386,7 @@ def test_a_server_that_goes_away_is_named_by_a_loader_process_too(prepared: Prep
     found = prepare(cfg, BytesConfig(), log=lambda line: None)
     rows = build_splits(CausalConfig(), cfg, found, decoder, 0)[0]
     server.stop()
-    order: Any = {"seed": 0, "global_batch": 4, "micro_batch": 4, "rank": 0, "world": 1, "start_step": 0, "max_steps": 2}
+    order: Any = {"seed": 0, "sizes": Sizes(4), "micro_batch": 4, "rank": 0, "world": 1, "start_step": 0, "max_steps": 2}
     for workers in (0, 1):
         with pytest.raises(ResourceError, match=rf"^{server.url}/tokens/\w+/train-0000\d.bin: cannot be read \(.*\). Check the URL"):
             list(train_loader(rows, workers=workers, **order))

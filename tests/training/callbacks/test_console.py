@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from lm.data.sizes import Sizes
 from lm.schema import Tree
 from lm.training.callbacks.console import Console, clock
 
@@ -88,6 +89,16 @@ def test_the_remaining_time_follows_the_pace_since_the_first_line(capsys: pytest
         out.log(record(step, step_s=9.0))
     etas = [line.split()[-1] for line in capsys.readouterr().out.splitlines()[1:]]
     assert etas == [clock(990 * 9), clock(980 * 2), clock(970 * 2)]
+
+
+def test_the_remaining_time_goes_by_what_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of steps of 2 rows up to step 500, and of 8 behind it."""
+    times = (20.0 * i for i in range(10))
+    out = Console(1000, clock=lambda: next(times), read=Sizes(8, ((500, 2),)).before)
+    for step in (10, 20, 510):
+        out.log(record(step, step_s=2.0))
+    etas = [line.split()[-1] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert etas == [clock(980 + 4000), clock(960 + 4000), clock(40 / (980 + 80) * 490 * 8)]
 
 
 def test_a_number_that_is_not_there_or_not_finite_still_prints(capsys: pytest.CaptureFixture[str]) -> None:

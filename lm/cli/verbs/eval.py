@@ -22,6 +22,7 @@ _REMARKS = {
     "val_reward": "of the likeliest answers", "val_answer_tokens": "in each",
 }  # fmt: skip
 _OF_TASKS = {"limit", "n_shots", "chat", "system", "samples", "overwrite"}
+_OF_RETRIEVAL = {"from_", "retrieval", "dims", "device", "dtype", "format"}
 
 
 class Eval(Verb):
@@ -33,7 +34,8 @@ class Eval(Verb):
     and how far the model's certainty is from how often it is right (val_ece). eval.seq_len=[512] asks for the loss of longer rows beside,
     eval.own_tokens=32 for what becomes of it when it reads itself (val_exposure).
 
-    tasks=arc_easy,my.yaml asks lm-eval's tasks instead, by name or by the file of one's own.
+    tasks=arc_easy,my.yaml asks lm-eval's tasks instead, by name or by the file of one's own. retrieval=FOLDER tells how well the model's
+    vectors find documents for queries.
     """
 
     takes = EXAMINED
@@ -63,17 +65,29 @@ class Eval(Verb):
     """With tasks: JSON lines to write, one for each question with what was asked and answered, as lm-eval's --log_samples. null: none."""
     overwrite: bool = False
     """Replace the file of samples."""
+    retrieval: str | None = None
+    """Folder with corpus.jsonl, queries.jsonl and qrels/test.tsv, as BEIR has them, or another .tsv of its qrels. null: none."""
+    dims: int | None = Field(None, gt=0)
+    """With retrieval: the first so many numbers of each vector, as in lm embed. null: all."""
     format: Literal["text", "json"] = "text"
     """json: one object on one line."""
 
     def run(self, rest: list[str]) -> None:
         """Prints metrics on stdout, progress on stderr."""
         model = resolve_model(self.from_)
+        if self.retrieval is not None:
+            self.refuse(rest)
+            ranked = self._retrieve(model, Path(self.retrieval).expanduser())
+            rows = [(name, f"{value:,}" if isinstance(value, int) else f"{value:.4f}") for name, value in ranked.items()]
+            answer(json.dumps(ranked) if self.format == "json" else table(rows, ""))
+            return
         if self.tasks is not None:
             self.refuse(rest)
             told = self._ask_tasks(model, self.tasks.split(","))
             answer(json.dumps(told, allow_nan=False, default=str) if self.format == "json" else table(_metrics(told), ""))
             return
+        if self.dims is not None:
+            raise ConfigError(f"dims={self.dims}: it is of vectors, and without retrieval none are made. Set that, or leave it out.")
         if given := sorted(self.model_fields_set & _OF_TASKS):
             raise ConfigError(f"{', '.join(given)}: only tasks have that, and none are named. Write tasks=arc_easy, or leave it out.")
         saved = read_config(model)
@@ -96,6 +110,20 @@ class Eval(Verb):
             shown = {name: f"{value:,}" if isinstance(value, int) else f"{value:.4f}" for name, value in numbers.items()}
             answer(table([(name, value, units.get(name.partition("/")[0], "")) for name, value in shown.items()], ""))
             answer("\n" + table([("place", "val_loss", "tokens"), *map(_place, found["loss_by_place"])], ""))
+
+    def _retrieve(self, model: Path, path: Path) -> Tree:
+        from lm.generation.load import load
+        from lm.generation.retrieval import read_retrieval, retrieve
+
+        if given := sorted(self.model_fields_set - _OF_RETRIEVAL):
+            raise ConfigError(f"retrieval: it has no {given[0]}. Leave one of them out.")
+        judged, prompts = read_retrieval(path), read_config(model).get("prompts") or {}
+        used = [f"{name}: {prompts[name]!r:.60}" for name in ("query", "document") if name in prompts]
+        note(f"prompts before texts: {'; '.join(used) or 'none'}")
+        return retrieve(
+            *load(model, self.device, dtype=self.dtype), judged, prompts=prompts, dims=self.dims,
+            told=lambda what, n: note(f"{n:,} {what} to embed"),
+        )  # fmt: skip
 
     def _ask_tasks(self, model: Path, tasks: list[str]) -> Tree:
         try:

@@ -64,8 +64,8 @@ def test_memory_is_what_this_process_allocates_and_not_the_one_that_started_it()
 def test_the_share_of_the_peak_is_of_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen to fail: two GPUs took twice their part."""
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
-    run = SimpleNamespace(tokens=lambda steps: 1000 * steps, clock=SimpleNamespace(step_s=0.5))
-    module: Any = SimpleNamespace(device=torch.device("cuda"), run=run, counts=SimpleNamespace(train_flops_per_token=989e9))
+    run = SimpleNamespace(tokens=lambda steps: 1000 * steps, clock=SimpleNamespace(step_s=0.5, steps=2))
+    module: Any = SimpleNamespace(step=4, device=torch.device("cuda"), run=run, counts=SimpleNamespace(train_flops_per_token=989e9))
     trainers: list[Any] = [SimpleNamespace(world_size=n) for n in (1, 2)]
     assert [utilisation(trainer, module) for trainer in trainers] == [{"mfu_pct": 200.0}, {"mfu_pct": 100.0}]
 

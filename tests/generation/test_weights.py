@@ -207,6 +207,13 @@ def test_a_dtype_changes_the_logits_as_little_as_its_bits(dtype: Dtype) -> None:
     assert low <= error < high
 
 
+@pytest.mark.parametrize("kind", [Int8, Int4])
+def test_rows_that_lie_apart_are_multiplied_too(kind: type[InferenceLinear]) -> None:
+    """As the last places of several prompts do. Seen to fail: "expect A to be contiguous"."""
+    held, x = kind(torch.randn(32, 64), None), torch.randn(3, 5, 64, dtype=torch.bfloat16)
+    assert torch.equal(held.product(x[:, -1]), held.product(x[:, -1].clone()))
+
+
 def test_a_model_in_float64_is_prepared_in_float64() -> None:
     """Seen to fail within torch's norm."""
     model = redrawn(config(d_model=64, ffn={"hidden": 96})).double()

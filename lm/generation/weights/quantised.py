@@ -19,7 +19,7 @@ _ROWS = 4  # multiplied at a time, where the kernels are fastest for each row
 def by_rows(kernel: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Returns the products of all rows, computed a few rows at a time, as the kernel is fastest.  x: (.., in); kernel: (n, in) -> (n,
     out)."""
-    rows = x.reshape(-1, x.shape[-1])
+    rows = x.reshape(-1, x.shape[-1]).contiguous()  # as the kernels want them, and the last place of several rows is not
     out = kernel(rows) if len(rows) <= _ROWS else torch.cat([kernel(piece) for piece in rows.split(_ROWS)])
     return out.view(*x.shape[:-1], -1)
 

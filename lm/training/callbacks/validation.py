@@ -4,7 +4,7 @@ import math
 
 from lm.data.order import Ids, spread
 from lm.data.rows.base import Rows
-from lm.errors import ConfigError, NumericsError
+from lm.errors import NumericsError
 from lm.generation.decode import eager
 from lm.generation.documents import Documents
 from lm.generation.evaluate import Evaluator, require_labels
@@ -28,15 +28,7 @@ class Validation(RunCallback):
         for _, rows, ids in [*self._held_out(module), *self._set_aside(module)]:
             require_labels(rows, ids, module.run.data.tokenizer, module.cfg.trainer.micro_batch)
         run, cfg = module.run, module.cfg
-        if cfg.checkpoint.best and run.splits.test is not None:
-            raise ConfigError(
-                "checkpoint.best: the test is of the last weights, and others are handed on. Set data.test_frac=0, or leave it out."
-            )
         if cfg.eval.wanted:
-            if run.splits.test is None:
-                raise ConfigError(
-                    "eval: it is asked of the test, and data.test_frac=0 sets no text aside for one. Raise it, such as to 0.5."
-                )
             require_further(cfg.eval, cfg.objective, cfg.data, run.data, ["test"], module.model.cfg)
 
     def look_at_parent(self, module: TrainModule) -> None:

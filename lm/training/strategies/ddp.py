@@ -12,5 +12,6 @@ class DDP(Strategy):
 
     def lightning(self) -> Any:
         """With find_unused_parameters DDP keeps its gradient buckets; otherwise it reorders them after the first step, so that a resumed
-        run of three ranks or more would add its gradients in another order. Unused experts of a router need the option too."""
-        return DDPStrategy(find_unused_parameters=True)
+        run of three ranks or more would add its gradients in another order. Unused experts of a router need the option too. Buffers are
+        constants, equal on all ranks, and need not be sent at each forward."""
+        return DDPStrategy(find_unused_parameters=True, broadcast_buffers=False)

@@ -133,15 +133,21 @@ class WeightsInSlices(ZeroConfig):
     """What the ranks send rounded: weights to 8 bits (qwZ of ZeRO++), gradients between machines to 4 (qgZ). On GPUs only."""
 
     def zero(self, cfg: "TrainConfig") -> Tree:
-        """With recompute=selective DeepSpeed's memory-efficient linear layer is off: it adds the bias in place to a kept product."""
-        linear: Tree = {"memory_efficient_linear": False} if cfg.trainer.recompute == "selective" else {}
+        """With recompute=selective a block must gather as much again in the backward as it has in the forward, since what is kept is told
+        by the order of operations: no weights stay whole or are gathered ahead. Nor is a bias added in place to a kept product, as by
+        DeepSpeed's memory-efficient linear layer."""
+        alike: Tree = {
+            "stage3_param_persistence_threshold": 0, "stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 0,
+            "memory_efficient_linear": False,
+        }  # fmt: skip
         sizes = {
             "stage3_param_persistence_threshold": self.persistence_threshold,
             "stage3_prefetch_bucket_size": self.prefetch_bucket_size,
             "sub_group_size": self.sub_group_size,
             "zero_hpz_partition_size": self.hpz_partition_size,
         }
-        return super().zero(cfg) | linear | sizes | {f"zero_quantized_{what}": True for what in self.quantized}
+        rounded = {f"zero_quantized_{what}": True for what in self.quantized}
+        return super().zero(cfg) | sizes | rounded | (alike if cfg.trainer.recompute == "selective" else {})
 
     def why_not_here(self, cfg: "TrainConfig") -> str | None:
         if not self.quantized:

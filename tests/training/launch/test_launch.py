@@ -302,15 +302,16 @@ def test_what_cannot_be_trained_so_is_refused_by_the_config(configure: Configure
 
 
 @pytest.mark.parametrize("kind", ["zero3", "zero3_offload"])
-def test_only_where_products_are_kept_does_zero3_leave_its_own_linear_layers(configure: Configure, kind: str) -> None:
-    """These add their bias to a product in place. Everywhere else DeepSpeed's own default holds."""
+def test_only_where_products_are_kept_does_zero3_gather_every_weight_when_it_is_used(configure: Configure, kind: str) -> None:
+    """And leave its own linear layers, which add their bias to a product in place. Everywhere else the config's sizes hold."""
     found = {}
     for recompute in ("none", "block", "selective"):
         cfg = configure("optim=adamw", f"trainer.recompute={recompute}", *ranks(kind))
         assert isinstance(cfg.strategy, ZeroConfig)
         found[recompute] = cfg.strategy.zero(cfg)
     assert found["none"] == found["block"] and "memory_efficient_linear" not in found["none"]
-    assert found["selective"] == found["none"] | {"memory_efficient_linear": False}
+    ahead = ("stage3_param_persistence_threshold", "stage3_prefetch_bucket_size", "stage3_max_reuse_distance")
+    assert found["selective"] == found["none"] | {"memory_efficient_linear": False} | dict.fromkeys(ahead, 0)
 
 
 @pytest.mark.slow

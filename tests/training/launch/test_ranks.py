@@ -41,6 +41,7 @@ EXACT = [
     pytest.param("fsdp", 4, ["launch.tensor=2", "trainer.ema_decay=0.9"], marks=pytest.mark.slow),
     pytest.param("zero2", 2, ["optim=muon"], marks=[pytest.mark.slow, needs_deepspeed]),
     *(pytest.param(kind, 2, [], marks=[pytest.mark.slow, needs_deepspeed]) for kind in ZERO),
+    pytest.param("zero3", 2, ["trainer.recompute=selective"], marks=[pytest.mark.slow, needs_deepspeed]),
     pytest.param("zero3", 4, ["strategy.hpz_partition_size=2"], marks=[pytest.mark.slow, needs_deepspeed]),
     pytest.param(
         "zero3", 2, ["strategy.reduce_bucket_size=500", "strategy.sub_group_size=1000"], marks=[pytest.mark.slow, needs_deepspeed]

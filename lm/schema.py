@@ -241,8 +241,8 @@ def entry_type(annotation: Any) -> Any:
 
 def did_you_mean(given: str, options: Iterable[str]) -> str:
     """'Did you mean 'x'?' where something is near, then all options in order, unless they are many and one is near."""
-    ranked = sorted(options, key=lambda option: -difflib.SequenceMatcher(None, given, option).ratio())
-    near = nearest(given, ranked)
+    options = [*options]
+    near, ranked = nearest(given, options), sorted(options, key=lambda option: -difflib.SequenceMatcher(None, given, option).ratio())
     hint = f"Did you mean '{near}'? " if near is not None else ""
     if near is not None and len(ranked) > _MANY:
         return f"{hint}It is one of {len(ranked)}."

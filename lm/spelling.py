@@ -12,15 +12,15 @@ def words(key: str) -> frozenset[str]:
     return frozenset("n" if part == "num" else part for part in parts if part)
 
 
-def nearest(given: str, options: Iterable[str]) -> str | None:
+def nearest(given: str, options: Iterable[str], least: float = 0.6) -> str | None:
     """Returns the option that is a slip of the key away; else one that has all words of what was given, or only such, as max_steps has
-    those of `steps`; else one that begins it or begins with it; else one written somewhat alike; None where none is near."""
+    those of `steps`; else one that begins it or begins with it; else one written somewhat alike, `least` of 1; None where none is near."""
     options, mine = list(options), words(given)
     theirs = {option: words(option) for option in options}
     inside = [option for option, each in theirs.items() if mine and each and (mine <= each or each <= mine)]
     inside.sort(key=lambda option: -len(mine & theirs[option]) / len(mine | theirs[option]))
     begun = [option for option in options if min(len(given), len(option)) > 2 and (option.startswith(given) or given.startswith(option))]
-    slips, alike = (difflib.get_close_matches(given, options, n=1, cutoff=cutoff) for cutoff in (0.85, 0.6))
+    slips, alike = (difflib.get_close_matches(given, options, n=1, cutoff=cutoff) for cutoff in (0.85, least))
     return next(iter([*slips, *inside, *begun, *alike]), None)
 
 

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Self, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
@@ -15,6 +15,8 @@ from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.schema import MOST, Slot, Tree
 from lm.storage.remote import require_folder
+
+T = TypeVar("T")
 
 
 class DataConfig(Slot, group="data"):
@@ -71,6 +73,10 @@ class DataConfig(Slot, group="data"):
         """Returns how many rows each step reads."""
         return Sizes(self.global_batch, tuple((phase.until_step, phase.global_batch) for phase in self.ramp))
 
+    def phases_end(self) -> int:
+        """Returns the step at which the last phase of the data has ended; 0 where there is none."""
+        return max((phase.until_step for phase in self.ramp), default=0)
+
     @abstractmethod
     def parts(self) -> dict[str, "SourceConfig"]:
         """Returns the sources by name: '' where there is only one."""
@@ -105,6 +111,10 @@ class DataConfig(Slot, group="data"):
     def trained(self) -> set[str]:
         """Returns the names of the sources that are trained on, not only validated."""
         return set(self.parts())
+
+    def judged(self, found: Mapping[str, T]) -> dict[str, T]:
+        """Returns what is found of the sources that are trained on, by which a training is judged; of all where these have nothing."""
+        return {name: each for name, each in found.items() if name in self.trained()} or dict(found)
 
     def mixture(self, n_rows: Mapping[str, int], n_tokens: Mapping[str, int], seed: int, updates: int) -> Mixture | None:
         """Returns the order in which the sources' rows are read; None: there is only one source.  n_rows, n_tokens: by source; updates:

@@ -47,11 +47,11 @@ def peak_flops(device_name: str) -> float | None:
 
 
 def known_gpu(device_name: str) -> GPU | None:
-    """Returns the GPU of this CUDA name; None where it is unknown."""
-    words = set(device_name.replace("-", " ").split())
-    if words & {"Laptop", "D", "MIG", "Ti"}:
+    """Returns the GPU of this CUDA name, in any case; None where it is unknown."""
+    words = set(device_name.upper().replace("-", " ").split())
+    if words & {"LAPTOP", "D", "MIG", "TI"}:
         return None
-    return next((gpu for gpu in _GPUS if set(gpu.name.split()) <= words), None)
+    return next((gpu for gpu in _GPUS if set(gpu.name.upper().split()) <= words), None)
 
 
 class BudgetConfig(Config):

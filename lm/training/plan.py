@@ -35,6 +35,8 @@ def plan(cfg: TrainConfig, say: Callable[[str], None]) -> None:
     step_s = None if gpu is None else _step_s(cfg, counts, gpu[1])
     steps = steps_of(cfg, step_s)
     say(f"plan: {_size(cfg, counts, steps)}")
+    if (n_tokens := cfg.tokenizer.size(cfg.objective.specials())) and (idle := idle_rows(model.vocab_size or 0, n_tokens)):
+        say(f"plan: {idle}")
     say(f"plan: {_time(cfg, counts, steps, step_s, gpu)}")
     needed = replace(memory(built, how), frozen=frozen_bytes(cfg, model))
     say(f"plan: {_room(cfg, needed)}")
@@ -44,6 +46,13 @@ def plan(cfg: TrainConfig, say: Callable[[str], None]) -> None:
         say(f"plan: {float8}; the time and the room above are those of bfloat16")
     if cfg.init_from is None:
         say(f"plan: {_advice(cfg, counts, steps)}")
+
+
+def idle_rows(vocab_size: int, n_tokens: int) -> str | None:
+    """Returns the line on an embedding with many more rows than there are tokens, as a preset for another tokenizer has; else None."""
+    if vocab_size <= 1.25 * n_tokens + 64:
+        return None
+    return f"model.vocab_size={vocab_size}, and the tokenizer has {n_tokens:,} tokens: no step uses the other rows. null takes as many"
 
 
 def steps_of(cfg: TrainConfig, step_s: float | None) -> int:

@@ -158,6 +158,20 @@ def _typed(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
+def _apart(key: str, was: Any, now: Any) -> list[tuple[str, Any, Any]]:
+    """Returns what differs in a value: of two lists of as many sections, such as sources, the keys in these."""
+    if (
+        not isinstance(was, list)
+        or not isinstance(now, list)
+        or len(was) != len(now)
+        or not all(isinstance(one, dict) for one in was + now)
+    ):
+        return [(key, was, now)]
+    pairs = [(f"{key}.{i}.", flatten(one), flatten(other)) for i, (one, other) in enumerate(zip(was, now, strict=True))]
+    both = [(at + name, a.get(name, ABSENT), b.get(name, ABSENT)) for at, a, b in pairs for name in a | b]
+    return [(name, a, b) for name, a, b in both if a != b]
+
+
 def _as_of_today(saved: Tree) -> Tree:
     """Returns a saved config with options added to lm since: the default of a new option stands for how runs were before it."""
     try:
@@ -185,7 +199,8 @@ def _require_same_config(folder: RunFolder, saved: Tree, cfg: TrainConfig, step:
     if "schedule.warmup_steps" in changed and cfg.trainer.max_steps != steps:
         kept = before["schedule.warmup_steps"]
         also = f" Where the warm-up followed from the length, write schedule.warmup_steps={kept} to keep the run's."
-    lines = [f"  {key}: {_typed(before.get(key, ABSENT))} in the run, {_typed(after.get(key, ABSENT))} now" for key in changed]
+    apart = [each for key in changed for each in _apart(key, before.get(key, ABSENT), after.get(key, ABSENT))]
+    lines = [f"  {key}: {_typed(was)} in the run, {_typed(now)} now" for key, was, now in apart]
     shown = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
     other_weights = any(key.split(".")[0] in ("model", "tokenizer", "adapter") for key in changed)
     onward = "" if other_weights else f", from its weights with init_from={newest} run.name=..."

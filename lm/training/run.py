@@ -35,6 +35,7 @@ from lm.training.launch.agreement import require_same, require_same_config, requ
 from lm.training.launch.ranks import Ranks, device_kind
 from lm.training.launch.signals import Signals
 from lm.training.lean import leave_out_metrics
+from lm.training.plan import idle_rows
 from lm.training.resume import finished, imported, open_run, parent_hash, require_same_data, teacher_hash
 from lm.training.state import Counters, RunState, Saved
 from lm.training.weights.carried import require_state
@@ -213,6 +214,10 @@ def _describe(module: "TrainModule", rows: str) -> None:
         f" {run.data.n_tokens('train'):,} train and {run.data.n_tokens('val'):,} validation tokens, {fewer}{cfg.data.global_batch}{texts} x"
         f" {cfg.data.seq_len} tokens a step ({rows}), {counted(run.max_steps, 'step')}, {epochs:.3g} epochs"
     )
+    if cfg.init_from is None and (idle := idle_rows(module.model.cfg.vocab_size or 0, run.data.tokenizer.vocab_size)):
+        run.journal.console.say(idle)
+    if (end := cfg.data.phases_end()) >= run.max_steps:
+        run.journal.console.say(f"data: the last of its phases ends at step {end:,}, and the run at {run.max_steps:,}, so none follows it")
     if epochs > _MOST_EPOCHS and not cfg.trainer.early_stop:
         run.journal.console.say(
             f"each row comes {epochs:.0f} times, and a model learns by heart what comes that often: trainer.early_stop=3 ends the run"

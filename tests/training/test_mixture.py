@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lm.cli.compose.compose import compose_config
+from lm.errors import ConfigError
 from lm.report.page import write_report
 from lm.training.run import train_rank
 from tests.server import Process
@@ -65,3 +66,11 @@ def test_the_report_and_the_summary_show_what_was_read_of_each_source(mixed: lis
     share = read_of_a / summary["tokens"]
     assert f'<th scope="row">a</th><td>{summary["tokens/a"] / 1000:.2f} k</td><td>{share:.1%}</td><td>1.00</td>' in table
     assert '<th scope="row">held</th><td>0</td><td>0.0%</td><td>0.00</td>' in table
+
+
+def test_of_sources_that_changed_only_the_keys_in_them_are_told(mixed: list[str], tmp_path: Path) -> None:
+    """Seen to fail: all sources as JSON, twice."""
+    train_rank(compose_config([*mixed[:-1], "trainer.max_steps=5"]))
+    with pytest.raises(ConfigError) as caught:
+        train_rank(compose_config([arg.replace("weight:2.0", "weight:4.0") for arg in [*mixed[:-1], "trainer.max_steps=5"]]))
+    assert caught.value.before == ["  data.sources.0.weight: 2.0 in the run, 4.0 now"]

@@ -114,3 +114,15 @@ def test_each_mistake_is_one_sentence(lm: Lm, args: list[str], expected: str) ->
 def test_a_plan_is_not_trained_from_python_either() -> None:
     with pytest.raises(ConfigError, match="plan=true: a run that is only planned is not trained"):
         lm.train(lm.config("pretrain/tiny", ["plan=true"]))
+
+
+def test_a_preset_for_another_tokenizer_is_told(lm: Lm) -> None:
+    said = "plan: model.vocab_size=128256, and the tokenizer has 259 tokens: no step uses the other rows. null takes as many\n"
+    assert said in lm("train", "model=llama3_8b", "model.n_layers=1", "tokenizer=bytes", "plan=true")[1]
+    assert (
+        "no step uses" not in lm("train", "model=llama3_8b", "model.n_layers=1", "tokenizer=bytes", "model.vocab_size=null", "plan=true")[1]
+    )
+
+
+def test_a_gpu_may_be_named_in_any_case(lm: Lm) -> None:
+    assert " on 1 x h100 at 40% of 989 TFLOP/s" in lm("train", "model=nano", "plan=true", "budget.gpu=h100")[1]

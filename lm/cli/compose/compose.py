@@ -107,7 +107,7 @@ def compose(overrides: Sequence[str], saved: Layer | None = None) -> Composition
     given = with_one_parent(parse(overrides))
     for item in given:
         if not item.is_group:
-            check_key(item.key.partition(".")[0], {})  # a mistyped section is reported before anything is composed
+            check_key(item.key, {}, first=True)  # a mistyped section is reported before anything is composed
     chosen = {item.key: item.value for item in given if item.is_group}
     choices = choices_of(chosen)
     switched = _switched(choices, chosen)

@@ -1,6 +1,6 @@
 """Which keys a composed tree may have, by dotted path, and the error messages for unknown ones."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import get_origin
 
 from pydantic.fields import FieldInfo
@@ -32,8 +32,9 @@ def _leaves(field: FieldInfo, value: object, path: str) -> Iterator[tuple[str, F
         yield path, field
 
 
-def check_key(path: str, tree: Tree) -> FieldInfo:
-    """Returns the field of a dotted path. Raises ConfigError naming the first part that does not exist, and similar keys that do."""
+def check_key(path: str, tree: Tree, first: bool = False) -> FieldInfo:
+    """Returns the field of a dotted path. Raises ConfigError naming the first part that does not exist, and similar keys that do.  first:
+    look at the first part alone."""
     parts = path.split(".")
     if parts[0] == "plugins":
         raise ConfigError(f"{path}: code is named by a person, never by a config. Write plugins=my_norm.py, or set LM_PLUGINS.")
@@ -44,7 +45,7 @@ def check_key(path: str, tree: Tree) -> FieldInfo:
     if field is not None and entry_type(field.annotation) is not None:  # keys are free names, and perhaps name a kind
         held = tree.get(parts[0])
         tree = {**tree, parts[0]: kind_from_key({key: {} for key in parts[1:2]} | (held if isinstance(held, dict) else {}))}
-    for n in range(1, len(parts) + 1):
+    for n in range(1, 2 if first else len(parts) + 1):
         parent, (owner, field) = field, find_field(cls, tree, parts[:n])
         if field is None:
             raise ConfigError(_unknown(parts, n, owner, parent, tree))
@@ -77,6 +78,11 @@ def require_section(path: str, field: FieldInfo, value: object, raw: str | None 
     """Raises ConfigError for a value in the place of a section.  raw: as it was typed; None: it stands in a file."""
     optional = value is None and type(None) in members(field.annotation)
     kinds = variants(field.annotation)
+    section, _, name = path.partition(".")
+    if section in ("callbacks", "metrics") and name and "." not in name and not kinds and not isinstance(value, dict):
+        found = [key for key in meant(name, section, ()) if key.startswith("trainer.")]
+        hint = f"{_meaning(found)} " if found else ""
+        raise ConfigError(f"{path}: in {section} stand those of one's own, and none is known. {hint}One's own comes with plugins=FILE.py.")
     if path != "seed" and kinds and not isinstance(value, dict) and not optional:  # a seed is all seeds
         group, given = path.replace(".", "/"), raw if raw is not None else "null" if value is None else value
         if group in catalog.groups():
@@ -113,6 +119,8 @@ def _unknown(parts: list[str], n: int, owner: type[Config], parent: FieldInfo | 
     if here in catalog.GLOBAL:
         return f"{here}: this chooses a file, and has no keys. Write {here}=NAME on the command line."
     if n == 1:
+        if found := meant(parts[-1], key, ()) if len(parts) > 1 else []:  # in a section of another program
+            return f"{'.'.join(parts)}: there is no such key. {_meaning(found)}"
         return f"{here}: there is no such key. {_elsewhere(key, [*owner.model_fields, *catalog.GLOBAL], tree)}"
     kind = owner.model_fields.get("kind")
     if kind and key == kind.default:
@@ -142,10 +150,14 @@ def _elsewhere(key: str, own: Sequence[str], tree: Tree, section: str = "") -> s
     paths = at_hand + sorted(known_keys(), key=lambda path: (sections.index(path.partition(".")[0]), path))
     if found := meant(key, section, paths):
         found = [path for path in found if section and path.removeprefix(f"{section}.") in own] or found
-        return f"Did you mean {' or '.join(map(repr, map(_as_group, found)))}?"
-    if not section and nearest(key, own) is None and (near := nearest(key, [path.split(".")[-1] for path in paths])) is not None:
+        return _meaning(found)
+    if not section and nearest(key, own) is None and (near := nearest(key, [path.split(".")[-1] for path in paths], least=0.8)) is not None:
         return f"Did you mean '{_as_group(next(path for path in paths if path.split('.')[-1] == near))}'?"
     return did_you_mean(key, own)
+
+
+def _meaning(paths: Iterable[str]) -> str:
+    return f"Did you mean {' or '.join(map(repr, map(_as_group, paths)))}?"
 
 
 def _as_group(path: str) -> str:

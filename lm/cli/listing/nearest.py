@@ -16,7 +16,11 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
     "adapter.whole": "additional_target lora_modules_to_save modules_to_save trainable_token_indices",
     "adapter=lora": "finetuning_type lora peft peft_config qlora use_lora use_peft",
     "checkpoint.best": "load_best_model_at_end save_best",
-    "checkpoint.every": "checkpoint_every checkpoint_interval ckpt_every ckpt_interval save_every save_interval save_steps save_strategy",
+    "checkpoint.every": (
+        "checkpoint.interval checkpoint_every checkpoint_interval ckpt_every ckpt_interval save_every save_interval save_steps"
+        " save_strategy"
+    ),
+    "checkpoint.background": "async_mode async_save",
     "checkpoint.keep_last": "keep max_to_keep save_total_limit save_top_k",
     "data.files": "corpus data_dir data_path dataset_path file input input_file path text text_file train_data train_file train_files",
     "data.global_batch": "batch batch_size bs global_batch_size train_batch_size",
@@ -30,10 +34,12 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
     "data.val_frac": "eval_split test_size val_ratio val_size validation_split",
     "data.workers": "dataloader_num_workers n_workers num_workers",
     "init_from": "base base_model checkpoint_path ckpt ckpt_path from load_from model_name_or_path parent pretrained resume_from",
-    "launch.context": "context_parallel context_parallel_size cp cp_size sequence_parallel sequence_parallel_size sp ulysses",
+    "launch.context": (
+        "context_parallel context_parallel_degree context_parallel_size cp cp_size sequence_parallel sequence_parallel_size sp ulysses"
+    ),
     "launch.devices": "gpus n_gpu n_gpus ngpu nproc nproc_per_node num_gpus num_processes world_size",
     "launch.nodes": "machines nnodes",
-    "launch.tensor": "tensor_parallel tensor_parallel_size tp tp_size",
+    "launch.tensor": "tensor_model_parallel_size tensor_parallel tensor_parallel_degree tensor_parallel_size tp tp_size",
     "logger": "report_to",
     "logger.mode": "offline",
     "logger.run_group": "group",
@@ -47,7 +53,7 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
     "model.attention.gpt_oss_sinks": "attn_head_learned_sink head_learned_sink",
     "model.attention.head_dim": "attn_dim_head dim_head",
     "model.attention.n_heads": "attention_heads heads n_head num_attention_heads",
-    "model.attention.n_kv_heads": "attn_kv_heads kv_heads n_query_groups num_key_value_heads",
+    "model.attention.n_kv_heads": "attn_kv_heads kv_heads n_query_groups num_query_groups num_key_value_heads",
     "model.attention.out_gate": "attn_gate_values gate_values",
     "model.attention.qk_norm": "attn_qk_norm attn_qk_rmsnorm qk_rmsnorm use_qk_norm",
     "model.attention.shared_layers": "kv_sharing num_kv_shared_layers share_kv",
@@ -74,7 +80,7 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
     "model.ffn.hidden": "d_ff ff_mult ffn_dim ffn_hidden ffn_hidden_size hidden_size intermediate_size mlp_hidden",
     "model.ffn.inner_norm": "ff_post_act_ln post_act_ln",
     "model.head.softcap": "final_logit_softcapping",
-    "model.head.tied": "tie_embedding tie_embeddings tie_weights tie_word_embeddings weight_tying",
+    "model.head.tied": "tie_embedding tie_embeddings tie_weights tie_word_embeddings untie_embeddings_and_output_weights weight_tying",
     "model.init.out_scale": "zero_init_branch_output zero_init_output",
     "model.max_seq_len": "context context_len context_length max_position_embeddings n_positions",
     "model.n_layers": "depth num_hidden_layers",
@@ -103,7 +109,7 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
     "objective.teacher_temperature": "distillation_temperature kd_temperature",
     "objective.teacher_weight": "distillation_weight kd_alpha kd_ratio",
     "objective.updates": "mu num_iterations ppo_epochs",
-    "optim": "optimiser optimizer",
+    "optim": "optim.name optim.type optimiser optimizer optimizer_type",
     "optim.adam_lr": "scalar_lr unembedding_lr",
     "optim.beta1": "betas",
     "optim.beta2": "betas",
@@ -117,22 +123,23 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
     "recipes": "experiment",
     "run.dir": "checkpoint_dir log_dir logdir logging_dir out out_dir output output_dir paths save_dir",
     "run.name": "exp_name experiment run_name task_name",
-    "schedule": "lr_schedule lr_scheduler lr_scheduler_type",
+    "schedule": "lr_decay_style lr_schedule lr_scheduler lr_scheduler_type scheduler",
     "schedule.final_frac": "final_lr lr_min min_lr min_lr_ratio",
-    "schedule.warmup_steps": "num_warmup_steps warmup warmup_iters warmup_ratio",
+    "schedule.warmup_steps": "lr_warmup_iters lr_warmup_steps num_warmup_steps warmup warmup_iters warmup_ratio",
     "strategy=ddp": "ddp",
     "strategy=fsdp": "fsdp",
     "strategy=zero2": "deepspeed zero",
     "tokenizer.specials": "add_special_tokens add_tokens additional_special_tokens extra_special_tokens new_special_tokens special_tokens",
     "tokenizer.vocab_size": "vocab vocab_size vocabulary vocabulary_size",
     "trainer.early_stop": "early_stopping early_stopping_patience patience",
-    "trainer.log_every": "log_interval log_steps logging_steps logging_strategy",
+    "trainer.log_every": "log_freq log_interval log_steps metrics.log_freq logging_steps logging_strategy",
     "trainer.max_steps": (
-        "epochs iterations iters max_epochs max_iters n_iters n_steps num_epochs num_steps num_train_epochs steps tokens train_steps"
+        "epochs iterations iters max_duration max_epochs max_iters max_tokens n_iters n_steps num_epochs num_steps num_train_epochs steps"
+        " token_budget tokens train_iters train_samples train_steps train_tokens"
     ),
     "trainer.micro_batch": (
-        "accumulation batch batch_size device_batch_size grad_accum gradient_accumulation_steps micro_batch_size"
-        " per_device_train_batch_size"
+        "accumulation batch batch_size device_batch_size device_train_microbatch_size grad_accum gradient_accumulation_steps"
+        " local_batch_size micro_batch_size per_device_train_batch_size"
     ),
     "trainer.precision": "dtype torch_dtype",
     "trainer.precision=bf16-mixed": "amp bf16 bfloat16 mixed_precision",
@@ -140,7 +147,8 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
     "trainer.recompute": "activation_checkpointing checkpoint_blocks gradient_checkpointing",
     "trainer.recompute_every": "checkpoint_blocks",
     "trainer.val_every": (
-        "eval_every eval_freq eval_interval eval_steps eval_strategy evaluation_strategy val_check_interval val_interval"
+        "eval_every eval_freq eval_interval eval_iters eval_steps eval_strategy evaluation_strategy val_check_interval"
+        " val_interval validation.freq"
     ),
     "trainer=gpu": "cuda gpu",
 }
@@ -169,9 +177,11 @@ def of_hydra(path: str) -> str | None:
 
 
 def meant(key: str, section: str, paths: Iterable[str]) -> list[str]:
-    """Returns the keys that other programs call by this name; else the shallowest path with the same words, or with a last part that has
-    them; or a key of the section that begins so. Those in the section go before others. Some have a value: 'logger=wandb'."""
-    found = [path for path, names in OTHER_NAMES.items() if key.lower() in names.split()]
+    """Returns the keys that other programs call by this name, alone or as section.key; else the shallowest path with the same words, or
+    with a last part that has them; or a key of the section that begins so. Those in the section go before others. Some have a value:
+    'logger=wandb'."""
+    theirs = {name.lower().replace("-", "_") for name in (key, f"{section}.{key}")}
+    found = [path for path, names in OTHER_NAMES.items() if theirs & {*names.split()}]
     if not found:
         paths, begun = list(paths), f"{section}.{key}"
         same = [path for path in paths if words(key) in (words(path), words(path.rpartition(".")[2]))]

@@ -58,6 +58,9 @@ class MixConfig(DataConfig):
     def parts(self) -> dict[str, SourceConfig]:
         return {source.name: source.data for source in self.sources}
 
+    def phases_end(self) -> int:
+        return max(super().phases_end(), *(phase.until_step for phase in self.phases), 0)
+
     def trained(self) -> set[str]:
         weighed = {source.name for source in self.sources if source.weight is None or source.weight > 0}
         return weighed | {name for phase in self.phases for name, weight in phase.weights.items() if weight > 0}
@@ -117,9 +120,11 @@ class MixConfig(DataConfig):
 
 
 class MixedRows(Rows):
-    """Row ids number the rows of all sources, source after source.  mixture: decides which rows a step reads; None in a validation."""
+    """Row ids number the rows of all sources, source after source.  mixture: decides which rows a step reads; None in a validation.  all:
+    the rows of each source, if there are some that are looked at alone."""
 
-    def __init__(self, parts: Mapping[str, Rows], pad: int, mixture: Mixture | None = None) -> None:
+    def __init__(self, parts: Mapping[str, Rows], pad: int, mixture: Mixture | None = None, all: Mapping[str, Rows] | None = None) -> None:
+        self._sources = dict(all or parts)
         self.names, self._parts, self._pad, self.mixture = list(parts), list(parts.values()), pad, mixture
         self.offsets = np.cumsum([0, *map(len, self._parts)])
         self.n_labels, self.updates = sum(part.n_labels for part in self._parts), self._parts[0].updates
@@ -171,7 +176,7 @@ class MixedRows(Rows):
         return np.asarray(self.offsets[which] + self._parts[which].widest(n))
 
     def sources(self) -> dict[str, Rows]:
-        return dict(zip(self.names, self._parts, strict=True))
+        return self._sources
 
     def describe(self) -> str:
         return "\n".join(f"{name} {said}" for name, part in zip(self.names, self._parts, strict=True) if (said := part.describe()))

@@ -26,7 +26,8 @@ class Splits(NamedTuple):
 
 
 def build_splits(cfg: ObjectiveConfig, data: DataConfig, prepared: Prepared, model: ModelConfig | None, seed: int) -> Splits:
-    """Returns the rows for training, validation and test; of a mixture also the validation rows of each source."""
+    """Returns the rows for training, validation and test; of a mixture also the validation rows of each source. What is only validated is
+    in these alone."""
     parts, trained, pad = prepared.parts, data.trained(), prepared.tokenizer.pad
     seeds = _seeds(prepared, seed)
 
@@ -40,7 +41,8 @@ def build_splits(cfg: ObjectiveConfig, data: DataConfig, prepared: Prepared, mod
     mixture = data.mixture({name: len(found) for name, found in train.items()}, tokens, seed, cfg.updates_of_rows())
     if mixture is None:
         return Splits(train[""], val[""], {}, test.get(""))
-    return Splits(MixedRows(train, pad, mixture), MixedRows(val, pad), val, MixedRows(test, pad) if test else None)
+    watched = MixedRows(data.judged(test), pad) if test else None
+    return Splits(MixedRows(train, pad, mixture), MixedRows(data.judged(val), pad), val, watched)
 
 
 def _seeds(prepared: Prepared, seed: int) -> dict[str, int]:
@@ -57,7 +59,8 @@ def split_rows(
     seed: int = 0,
     short: bool = False,
 ) -> list[Rows]:
-    """Returns the rows of each of these splits that has tokens; those of a mixture's sources are concatenated, as in a validation.
+    """Returns the rows of each of these splits that has tokens; those of a mixture's sources are concatenated, but for those that
+    are only validated.
 
     seed: of the objective's random choices in the rows.  short: as in `Material`."""
     tokenizer, seeds = prepared.tokenizer, _seeds(prepared, seed)
@@ -67,7 +70,7 @@ def split_rows(
         for each in stores
         if each
     ]
-    return [rows[""] if "" in rows else MixedRows(rows, tokenizer.pad) for rows in found]
+    return [rows[""] if "" in rows else MixedRows(data.judged(rows), tokenizer.pad, all=rows) for rows in found]
 
 
 def build_rows(

@@ -262,7 +262,7 @@ def _prepared(data: DataConfig, tokenizer: Tokenizer, parts: dict[str, Part]) ->
     fingerprint = short_hash([*hashes, tokenizer.hash, data.seq_len, data.mask_documents, *packing])
     indices = {name: part.index for name, part in parts.items()}
     files = {f"{name}/{file}" if name else file: sha for name, index in indices.items() for file, sha in index["files"].items()}
-    sizes = [index["zlib"] for index in indices.values()]
+    sizes = [index["zlib"] for index in data.judged(indices).values()]
     bits = 8 * sum(packed for _, packed in sizes) / max(1, sum(plain for plain, _ in sizes))
     same = sum(_contamination(index).documents for index in indices.values())
     return Prepared(tokenizer, parts, fingerprint, bits, files, same, sum(index["skipped"] for index in indices.values()))

@@ -56,6 +56,10 @@ class Rollback(RunCallback):
         run.saver.wait()
         wanted = run.counters.rolled_back < numerics.rollbacks
         path = run.ranks.from_first(lambda: newest_valid(run.folder.checkpoints)[0]) if wanted else None
+        if wanted and path is None:
+            run.journal.console.say(
+                "numerics.rollbacks: there is no checkpoint yet to go back to. A lower checkpoint.every makes one sooner"
+            )
         if path is not None:
             self._go_back(module, CheckpointReader(path, verified=True))
 

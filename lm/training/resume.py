@@ -31,6 +31,7 @@ _MAY_CHANGE = (
     "data.verify", "data.cache_dir", "data.remote", "optim.state_bits", "objective.parts", "objective.recompute",
     "objective.threads",
 )  # fmt: skip
+_PHASES = ("data.phases", "data.ramp")
 
 
 def open_run(folder: RunFolder, cfg: TrainConfig, say: Say) -> Path | None:
@@ -158,6 +159,20 @@ def _typed(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
+def _same_so_far(was: Any, now: Any, step: int) -> bool:
+    """Says whether two lists of phases are the same for all steps before this one."""
+    if not all(isinstance(phases, list) and all(isinstance(phase, dict) for phase in phases) for phases in (was, now)):
+        return False
+    starts = {0, *(phase["until_step"] for phase in was + now)}
+    return all(_phase(was, start) == _phase(now, start) for start in starts if start < step)
+
+
+def _phase(phases: list[Tree], step: int) -> Tree | None:
+    """Returns what a step, counted from 0, has of its phase; None where it is behind all phases."""
+    found = next((phase for phase in phases if step < phase["until_step"]), None)
+    return None if found is None else {key: value for key, value in found.items() if key != "until_step"}
+
+
 def _apart(key: str, was: Any, now: Any) -> list[tuple[str, Any, Any]]:
     """Returns what differs in a value: of two lists of as many sections, such as sources, the keys in these."""
     if (
@@ -182,13 +197,15 @@ def _as_of_today(saved: Tree) -> Tree:
 
 def _require_same_config(folder: RunFolder, saved: Tree, cfg: TrainConfig, step: int, newest: Path) -> None:
     """Raises ConfigError listing every difference that a resume does not allow. trainer.max_steps may grow; it may shrink only where all
-    steps so far would have been the same in the shorter run.  newest: what the run's weights can be taken from."""
+    steps so far would have been the same in the shorter run; and phases may change behind the step.  newest: what the run's weights can be
+    taken from."""
     saved = _as_of_today(saved)
     plugins.require(saved, folder.config_file)
     before, after = flatten(saved), flatten(cfg.tree())
     there = flatten(placed(saved, folder.path, whole=True))  # since one file may be spelled in two ways
     here = flatten(placed(cfg.tree(), Path.cwd(), whole=True))
     changed = [key for key in before | after if there.get(key) != here.get(key) and not below(key, _MAY_CHANGE)]
+    changed = [key for key in changed if key not in _PHASES or not _same_so_far(before.get(key), after.get(key), step)]
     if type(steps := before.get("trainer.max_steps")) is not int:
         raise CheckpointError(f"{folder.path}: its config has trainer.max_steps={steps!r}, and a whole number is needed. Restore the file.")
     if cfg.trainer.max_steps > steps or (step < cfg.trainer.max_steps < steps and step <= cfg.shared_steps(steps)):
@@ -206,7 +223,7 @@ def _require_same_config(folder: RunFolder, saved: Tree, cfg: TrainConfig, step:
     onward = "" if other_weights else f", from its weights with init_from={newest} run.name=..."
     raise ConfigError(
         f"{folder.path}: the run exists with another config ({shown}), and a resumed run may only change where and how often it works, and"
-        " raise trainer.max_steps, or lower it before a rate depends on it."
+        " raise trainer.max_steps, or lower it before a rate depends on it, and change phases that it has not come to."
         f" Set run.name to start a new run{onward}, or restore the values.{also}",
         before=lines,
     )

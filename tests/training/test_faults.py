@@ -185,6 +185,15 @@ def test_a_gradient_that_stays_exactly_0_is_told_once(configure: Configure, tmp_
     assert [(line["step"], line["since_step"]) for line in events] == [(8, 7)] and "gradient exactly 0" in events[0]["event"]
 
 
+def test_a_leap_before_the_first_checkpoint_is_told_to_have_none_to_go_back_to(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = TrainModule.loss
+    monkeypatch.setattr(TrainModule, "loss", lambda module: own(module) * (10 if module.step == 11 else 1))
+    assert train_rank(configure("optim=adamw", "numerics.rollbacks=1", "checkpoint.every=50"))["steps"] == 12
+    assert "numerics.rollbacks: there is no checkpoint yet to go back to. A lower checkpoint.every" in capsys.readouterr().out
+
+
 def _noted(module: TrainModule, norm: torch.Tensor) -> torch.Tensor:
     module.grad_norm = norm
     return norm

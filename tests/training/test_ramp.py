@@ -132,3 +132,19 @@ def test_start_and_report_tell_the_smallest_and_the_largest_step(lm: Lm, tiny: l
 def test_phases_that_outlast_the_run_are_told(lm: Lm, tiny: list[str]) -> None:
     code, out, _ = lm("train", *settled(*tiny, *RAMP, "trainer.max_steps=5"))
     assert code == 0 and "data: the last of its phases ends at step 6, and the run at 5, so none follows it\n" in out
+
+
+def test_a_resumed_run_may_change_what_it_has_not_come_to(configure: Configure, tmp_path: Path) -> None:
+    """Phases that are other than those of the checkpoint at step 4, and the run that has had them from the beginning."""
+    train_rank(configure(*RAMP, "trainer.max_steps=4", "schedule=constant"))
+    first, second = "{until_step:3,global_batch:2}", "{until_step:6,global_batch:4}"
+    for ramp in (f"[{second}]", f"[{first}]", f"[{{until_step:4,global_batch:2}},{second}]"):
+        with pytest.raises(ConfigError, match=r"another config \(data\.ramp\).* and change phases that it has not come to"):
+            train_rank(configure(*RAMP[1:], f"data.ramp={ramp}", "trainer.max_steps=8", "schedule=constant"))
+    later = [*RAMP[1:], f"data.ramp=[{first},{{until_step:5,global_batch:4}}]", "trainer.max_steps=8", "schedule=constant"]
+    train_rank(configure(*later))
+    train_rank(configure(*later, "run.name=whole"))
+    lines = [[line for line in read(tmp_path / name / "metrics.jsonl") if "val_loss" not in line] for name in ("run", "whole")]
+    assert [line["tokens"] // 32 for line in lines[0]] == [2, 4, 6, 10, 14, 22, 30, 38]
+    assert weights(tmp_path / "run").keys() == weights(tmp_path / "whole").keys()
+    assert all(each.equal(weights(tmp_path / "whole")[name]) for name, each in weights(tmp_path / "run").items())

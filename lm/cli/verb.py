@@ -112,7 +112,7 @@ class OfTexts(Verb):
     text: MaybeEmpty | list[MaybeEmpty] | None = None
     """A text; may be given several times."""
     texts: str | None = None
-    """File of JSON lines, each with a text."""
+    """File of JSON lines, each with a text, or .txt of plain ones."""
     field: str | None = None
     """With texts: the field of the text; a dot leads into an object: meta.text. null: text."""
     out: str | None = None
@@ -143,14 +143,15 @@ class OfTexts(Verb):
         asked: returns it of a line and its place.  adds: the field that each line gets.  Raises ConfigError for a file of no texts, and
         where there is something at `out`.
         """
-        from lm.generation.answering import read_lines, require_lines, require_new
+        from lm.generation.answering import require_lines, require_new
+        from lm.generation.whole import read_texts_file
 
         if adds is None:
             require_new(files[1], self.overwrite)
         else:
             require_lines(files[1], self.overwrite, read=files[0])
         lines, found = [], []
-        for line, where in read_lines(files[0], "texts"):
+        for line, where in read_texts_file(files[0]):
             found.append(asked(line, where))
             if adds is not None and adds in line:
                 raise ConfigError(f"{where}: it has the field {adds} already, which is written here. Rename it.")

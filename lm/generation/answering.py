@@ -52,21 +52,21 @@ def read_prompts(path: Path) -> list[Prompt]:
     return prompts
 
 
-def read_lines(path: Path, key: str) -> list[tuple[Any, str]]:
-    """Returns the value of each line of a file of JSON lines, and its place for errors; blank lines are left out. Raises ConfigError for
-    one that is none.  key: the option that names the file."""
-    if not path.is_file():
-        found = "this is no regular file" if path.exists() else "there is no such file"
-        raise ConfigError(f"{key}={path}: {found}. Name one of JSON lines.")
-    lines = read_bytes(path, _MOST_MIB).removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    return [(_value(data, where), where) for number, data in enumerate(lines, 1) if data.strip() and (where := f"{path}, line {number}")]
-
-
 def _value(data: bytes, where: str) -> Any:
     try:
         return parse_asked(data)
     except ValueError as error:  # UnicodeDecodeError too
         raise ConfigError(f"{where}: it is not JSON ({error}). Fix the line.") from None
+
+
+def read_lines(path: Path, key: str, parse: Callable[[bytes, str], Any] = _value) -> list[tuple[Any, str]]:
+    """Returns the value of each line of a file of JSON lines, and its place for errors; blank lines are left out. Raises ConfigError for
+    one that is none.  key: the option that names the file.  parse: makes the value of a line and its place, where it is no JSON."""
+    if not path.is_file():
+        found = "this is no regular file" if path.exists() else "there is no such file"
+        raise ConfigError(f"{key}={path}: {found}. Name one of JSON lines.")
+    lines = read_bytes(path, _MOST_MIB).removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    return [(parse(data, where), where) for number, data in enumerate(lines, 1) if data.strip() and (where := f"{path}, line {number}")]
 
 
 def _prompt(line: Any, where: str) -> Prompt:

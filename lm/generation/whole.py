@@ -4,12 +4,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from lm.data.records.fields import BadRecord, value_of
+from lm.data.records.fields import names as fields_of
 from lm.data.rows.reading import Read
 from lm.errors import ConfigError
-from lm.generation.answering import add_line, digest, gone_on_with
+from lm.generation.answering import add_line, digest, gone_on_with, read_lines
 from lm.schema import Tree
 
 _ROWS, _TOKENS = 32, 1 << 14  # of a batch at the most, so that long texts need no more memory than short ones
@@ -80,6 +81,19 @@ def numbered(number: int, n: int) -> str:
     return f"number {number:,} of {n:,}"
 
 
+def read_texts_file(path: Path) -> list[tuple[Any, str]]:
+    """Returns what each line of a file of texts holds, and its place for errors, as `read_lines`; in one that ends in .txt a line is a text
+    as it is."""
+    return read_lines(path, "texts", _plain) if path.suffix == ".txt" else read_lines(path, "texts")
+
+
+def _plain(data: bytes, where: str) -> Tree:
+    try:
+        return {"text": data.decode().rstrip("\r")}
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{where}: it is not UTF-8 ({error}). Fix the line.") from None
+
+
 def values_of(line: object, names: Sequence[str], where: str) -> list[object]:
     """Returns the values of these fields of a line; none where one is missing, or the line is no object."""
     if isinstance(line, dict):
@@ -88,8 +102,9 @@ def values_of(line: object, names: Sequence[str], where: str) -> list[object]:
     return []
 
 
-def require_texts(values: Sequence[object], names: Sequence[str], where: str) -> tuple[str, ...]:
-    """Returns what `values_of` has returned. Raises ConfigError unless they are texts."""
+def require_texts(values: Sequence[object], names: Sequence[str], where: str, line: object) -> tuple[str, ...]:
+    """Returns what `values_of` has returned of a line. Raises ConfigError unless they are texts."""
     if not values or not all(isinstance(value, str) for value in values):
-        raise ConfigError(f"{where}: it is no object with a text in {' and '.join(names)}. Fix the line, or set field.")
+        there = f", which has {fields_of(line)}" if isinstance(line, dict) else ""
+        raise ConfigError(f"{where}: it is no object with a text in {' and '.join(names)}{there}. Fix the line, or set field.")
     return tuple(map(str, values))

@@ -38,7 +38,8 @@ class Classify(OfTexts):
     text_pair: MaybeEmpty | list[MaybeEmpty] | None = None
     """Of pairs the second text of each `text`. null: there is none."""
     texts: str | None = None
-    """File of JSON lines, each with a text. The lines go to `out` with `predicted` added: the likeliest label, and all probabilities."""
+    """File of JSON lines, each with a text, or .txt of plain ones. The lines go to `out` with `predicted` added: the likeliest label,
+    and all probabilities."""
     chat: bool = False
     """`text` is a user's message and `text_pair` the answer, under the tokenizer's chat template. Lines of a file tell by themselves."""
     field: str | None = None
@@ -121,4 +122,4 @@ def _asked(line: object, fields: list[str | None], where: str) -> "Given":
         of_form = not texts and fields == [None] and any(line.keys() >= {*form} for form in forms)
         if of_form or (len(texts) == 1 and (isinstance(texts[0], list) or (fields[0] in forms[-1] and line.keys() >= {*forms[-1]}))):
             return chat_of(line, fields[0], where)
-    return require_texts(texts, names, where)
+    return require_texts(texts, names, where, line)

@@ -39,7 +39,8 @@ class Embed(OfTexts):
     done = "embedded"
 
     texts: str | None = None
-    """File of JSON lines, each with a text. To `out` go the lines with `embedding` added; to one that ends in .npy the vectors alone."""
+    """File of JSON lines, each with a text, or .txt of plain ones. To `out` go the lines with `embedding` added; to one that ends in .npy
+    the vectors alone."""
     prompt: str | None = None
     """Name of a text that is written before each one, as the model has learned it: query, document, or another. null: none."""
     dims: int | None = Field(None, gt=0)
@@ -76,7 +77,7 @@ class Embed(OfTexts):
         names = [self.field or "text"]
         matrix = files[1].suffix == _MATRIX
         lines, texts = self.read_lines(
-            files, lambda line, where: require_texts(values_of(line, names, where), names, where)[0], None if matrix else EMBEDDING
+            files, lambda line, where: require_texts(values_of(line, names, where), names, where, line)[0], None if matrix else EMBEDDING
         )
         before = self._before(folder)
         embedding = self._embedding(folder, before, texts)

@@ -164,3 +164,21 @@ def test_what_has_no_vector_is_told(made: str, lm: Lm, tmp_path: Path) -> None:
     for texts in wrong:
         with pytest.raises(ConfigError, match=r"is no list of texts. Give one, such as \['a text'\]"):
             api.embed(built("decoder"), tokenizer, texts)
+
+
+def test_a_file_of_plain_lines_is_one_of_texts(made: str, lm: Lm, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"the sea\r\n\n  a line\n")
+    code, _, err = lm("embed", made, "texts=a.txt", "out=a.jsonl")
+    found = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    assert code == 0, err
+    assert [line["text"] for line in found] == ["the sea", "  a line"]
+    vectors = api.embed(*api.load(tmp_path / "made"), ["the sea", "  a line"])
+    torch.testing.assert_close(torch.tensor([line["embedding"] for line in found]), vectors, atol=1e-5, rtol=1e-5)
+    (tmp_path / "b.txt").write_bytes(b"\xff\n")
+    assert "b.txt, line 1: it is not UTF-8" in lm("embed", made, "texts=b.txt", "out=b.jsonl")[2]
+
+
+def test_a_line_with_other_fields_is_refused_with_their_names(made: str, lm: Lm, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"query": "a", "positive": "b"}\n')
+    said = "a.jsonl, line 1: it is no object with a text in text, which has query, positive. Fix the line, or set field."
+    assert said in lm("embed", made, "texts=a.jsonl", "out=b.jsonl")[2]

@@ -13,7 +13,7 @@ import torch  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from lm.errors import CheckpointError  # noqa: E402
-from lm.hf.io.family import families  # noqa: E402
+from lm.hf.io.family import families, without  # noqa: E402
 from lm.hf.io.reading import read_hf  # noqa: E402
 from lm.hf.io.within import USUAL, text_of  # noqa: E402
 from lm.testing.models import Doubles, same  # noqa: E402
@@ -94,6 +94,19 @@ MADE: dict[str, Callable[[], Any]] = {
             vision_config=DEEP, **IMAGE,
         )
     ),
+    "GLM-4.1V, heads as wide as hidden_size says": lambda: transformers.Glm4vForConditionalGeneration(
+        transformers.Glm4vConfig(
+            text_config=without(TEXT, "head_dim") | {"num_attention_heads": 2, "pad_token_id": 0}
+            | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [3, 3, 2]}}, vision_config=DEEP, **IMAGE,
+        )
+    ),
+    "GLM-4.5V, heads as wide as hidden_size says": lambda: transformers.Glm4vMoeForConditionalGeneration(
+        transformers.Glm4vMoeConfig(
+            text_config=without(TEXT, "head_dim") | {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+            | {"rope_parameters": HALF["rope_parameters"] | {"mrope_section": [2, 1, 1]}, "num_attention_heads": 2, "pad_token_id": 0},
+            vision_config=DEEP, **IMAGE,
+        )
+    ),
     "LFM2-VL": lambda: transformers.Lfm2VlForConditionalGeneration(
         transformers.Lfm2VlConfig(
             text_config=TEXT | {"model_type": "lfm2", "layer_types": ["conv", "full_attention"] * 2, "block_auto_adjust_ff_dim": False},
@@ -135,6 +148,20 @@ def test_what_a_text_config_leaves_out_is_what_transformers_takes() -> None:
         needed = {theirs for theirs in families()[name].fields.values() if isinstance(theirs, str)}
         theirs = transformers.AutoConfig.for_model(name)
         assert usual == {key: getattr(theirs, key) for key in needed}, name
+
+
+def test_what_a_text_config_of_glm_leaves_out_is_what_its_own_class_takes() -> None:
+    """And not what that of the family takes, such as heads of 128."""
+    needed = {key: TEXT[key] for key in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")}
+    for kind, own, whole in (("glm4v_text", {}, "Glm4v"), ("glm4v_moe_text", {"moe_intermediate_size": 16}, "Glm4vMoe")):
+        said = {"model_type": kind, "num_key_value_heads": 2, "max_position_embeddings": 64, **needed, **own}
+        full = getattr(transformers, f"{whole}Config")(text_config={**needed, **own, "num_key_value_heads": 2}).text_config.to_dict()
+        cfgs = []
+        for text in (said, full | {"max_position_embeddings": 64}):
+            found = text_of({"model_type": kind.removesuffix("_text"), "text_config": text}, families())
+            assert found is not None
+            cfgs.append(families()[str(found["model_type"])].config(found))
+        assert cfgs[0] == cfgs[1], kind
 
 
 def test_experts_are_read_as_transformers_4_has_them_and_another_number_of_them_is_refused(tmp_path: Path) -> None:

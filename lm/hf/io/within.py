@@ -25,6 +25,11 @@ _SAME = {
 """Text models -> the family that they are of: in a text, the three numbers of their positions are one."""
 _FUSED: dict[str, Tree] = {"qwen3_vl_moe_text": {"norm_topk_prob": True}}
 """Those whose files have the experts of a layer as one tensor, and the family's one by one -> what they always do."""
+_OTHERWISE: dict[str, Tree] = {
+    "glm4v_text": {"head_dim": None, "partial_rotary_factor": 1.0, "rms_norm_eps": 1e-5},
+    "glm4v_moe_text": {"attention_bias": True},
+}
+"""What transformers takes where theirs does not say, and the class of the family takes otherwise."""
 _FLAT = {"qwen2_vl": "qwen2_vl_text", "qwen2_5_vl": "qwen2_5_vl_text"}
 """Whole models -> their text models, whose options older files have beside the others."""
 _BESIDE = ("vision_config", "image_token_id", "video_token_id")
@@ -61,7 +66,7 @@ def text_of(hf: Tree, families: Mapping[str, Family]) -> Tree | None:
     own = {key: _in_text(value) if key.startswith("rope_") else value for key, value in text.items() if key not in _BESIDE}
     named = {"model_type": family.name, "architectures": [family.architecture]}
     kind = str(text.get("model_type"))
-    return {**USUAL.get(kind, {}), **own, **_FUSED.get(kind, {}), **shared, **named}
+    return {**USUAL.get(kind, {}), **_OTHERWISE.get(kind, {}), **own, **_FUSED.get(kind, {}), **shared, **named}
 
 
 def _in_text(rope: Any) -> Any:

@@ -12,14 +12,17 @@ transformers = pytest.importorskip("transformers")
 import torch  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
+from lm.data.tokenizer.config import BytesConfig  # noqa: E402
 from lm.errors import CheckpointError  # noqa: E402
+from lm.generation.load import load  # noqa: E402
 from lm.hf.io.family import families, without  # noqa: E402
+from lm.hf.io.import_ import import_adapter, import_model  # noqa: E402
 from lm.hf.io.reading import read_hf  # noqa: E402
 from lm.hf.io.within import USUAL, text_of  # noqa: E402
 from lm.testing.models import Doubles, same  # noqa: E402
 from tests.hf.harness import cases, in_doubles, ours_of, redraw  # noqa: E402
 
-VOCAB, IMAGE = 61, {"image_token_id": 60}
+VOCAB, IMAGE = 320, {"image_token_id": 60}
 TEXT: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64,
@@ -224,3 +227,39 @@ def test_options_beside_others_in_an_older_file_are_those_of_the_text(tmp_path: 
     found = read_hf(tmp_path)
     assert found.config == expected.config and found.weights.keys() == expected.weights.keys()
     assert all(torch.equal(found.weights[name], tensor) for name, tensor in expected.weights.items())
+
+
+PEFT: dict[str, dict[str, Any]] = {
+    "Gemma 3": {"target_modules": ["q_proj", "down_proj"], "alpha_pattern": {"model.language_model.layers.1.self_attn.q_proj": 9}},
+    "Mistral 3": {"target_modules": ["v_proj"], "modules_to_save": ["multi_modal_projector", "lm_head", "language_model.norm"]},
+    "Mistral 3, rows of the embedding": {"target_modules": ["k_proj"], "trainable_token_indices": {"embed_tokens": [3, 7]}},
+}
+LEFT = {"Gemma 3": [2], "Mistral 3": [6], "Mistral 3, rows of the embedding": [2]}
+
+
+@pytest.mark.parametrize("case", cases(PEFT, quick=2))
+@torch.no_grad()
+def test_an_adapter_of_the_whole_is_one_of_the_text_model(case: str, tmp_path: Path) -> None:
+    """peft names the modules of the whole, those of its other inputs too, which are left out."""
+    peft = pytest.importorskip("peft")
+    theirs = MADE[case.partition(",")[0]]()
+    redraw(theirs, 1.0)
+    theirs.save_pretrained(tmp_path / "theirs")
+    BytesConfig().build().save(tmp_path / "theirs")
+    whole = peft.get_peft_model(theirs, peft.LoraConfig(r=3, lora_alpha=5, **PEFT[case])).eval()
+    source = torch.Generator().manual_seed(1)
+    for p in whole.parameters():
+        if p.requires_grad:
+            p.add_(0.3 * torch.randn(p.shape, generator=source))
+    whole.save_pretrained(tmp_path / "adapter")
+    told: list[str] = []
+    import_model(tmp_path / "theirs", tmp_path / "base", say=lambda line: None)
+    import_adapter(tmp_path / "adapter", tmp_path / "ours", base=tmp_path / "base", say=told.append)
+    ids = torch.randint(2, 50, (2, 20))
+    expected = whole(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+    plain, ours = (load(tmp_path / name, "cpu")[0](ids) for name in ("base", "ours"))
+    assert (ours - plain).std() > 0.1 * plain.std()
+    assert torch.allclose(ours, expected, atol=1e-4 * expected.abs().max().item())
+    assert [line.split(" (")[0] for line in told] == [
+        f"adapter_model.safetensors: left out: {n} tensors of other inputs" for n in LEFT[case]
+    ]

@@ -37,7 +37,9 @@ class Import(Writer):
         if self.base is not None:
             if self.tokenizer is not None or self.max_seq_len is not None:
                 raise ConfigError("base: tokenizer and max_seq_len of an adapter are those of its base. Leave them out.")
-            found = import_adapter(self.from_, self.out, base=self.base, revision=self.revision, overwrite=self.overwrite)
+            found = import_adapter(
+                self.from_, self.out, base=self.base, revision=self.revision, overwrite=self.overwrite, say=note
+            )  # fmt: skip
         else:
             found = import_model(
                 self.from_, self.out, tokenizer=self.tokenizer, max_seq_len=self.max_seq_len, revision=self.revision,

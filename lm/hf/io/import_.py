@@ -83,7 +83,13 @@ def import_model(
 
 
 def import_adapter(
-    source: str | Path, out: str | Path, *, base: str | Path, revision: str | None = None, overwrite: bool = False
+    source: str | Path,
+    out: str | Path,
+    *,
+    base: str | Path,
+    revision: str | None = None,
+    overwrite: bool = False,
+    say: Callable[[str], None] = printing.say,
 ) -> Written:
     """Writes an adapter of peft as a model folder that names `base`, a run, model or checkpoint folder of ours, as its parent.
 
@@ -95,7 +101,7 @@ def import_adapter(
     tree = known["model"]
     cfg, folder = model_config(tree, f"{parent}: model"), local_folder(str(source), revision)
     home = family_for(cfg, imported=known.get("family"))
-    adapter, own = read_peft(folder, home, cfg, read_merged(parent)[1])
+    adapter, own = read_peft(folder, home, cfg, read_merged(parent)[1], say)
     tokenizer, cfg = _grown_beside(tokenizer, folder), with_rows_of(cfg, own)
     assert cfg.vocab_size is not None
     require_fit(tokenizer, cfg.vocab_size, str(folder / "tokenizer.json"))

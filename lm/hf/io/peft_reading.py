@@ -5,7 +5,7 @@ there, it is the other way round.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import sqrt
 from pathlib import Path
 
@@ -21,26 +21,34 @@ from lm.errors import CheckpointError, ConfigError
 from lm.hf.io.family import Family, Pair, resolved
 from lm.hf.io.peft import CONFIG, WEIGHTS, Low, modules, probes, transposed
 from lm.hf.io.transforms import Copies
-from lm.hf.io.whole import from_modules, with_rows_of
+from lm.hf.io.whole import PREFIX, from_modules, with_rows_of
+from lm.hf.io.within import apart, within
 from lm.nn.stack import ModelConfig
 from lm.nn.transformer import build_model
 from lm.schema import Tree
 from lm.storage.checkpoint import require_finite
 from lm.storage.reading import read_json
+from lm.units import counted
 
 _MODULE = re.compile(r"base_model\.model\.(.+)\.lora_(?:([AB])\.weight|magnitude_vector)")
 _UNREAD = {"bias": "none", "target_parameters": None, "layer_replication": None, "alora_invocation_tokens": None}
 _CHANGE_THE_BASE = ("pissa", "olora", "loftq", "corda")  # ways to begin, by what init_lora_weights starts with
 
 
-def read_peft(folder: Path, family: Family, cfg: ModelConfig, weights: Mapping[str, Tensor]) -> tuple[LoRAConfig, dict[str, Tensor]]:
-    """Returns the config and the weights of a peft adapter of a model of this family. Raises ConfigError for an adapter that is no LoRA or
-    DoRA of lm's kind or does not fit the model, CheckpointError for files that are damaged.
+def read_peft(
+    folder: Path, family: Family, cfg: ModelConfig, weights: Mapping[str, Tensor], say: Callable[[str], None]
+) -> tuple[LoRAConfig, dict[str, Tensor]]:
+    """Returns the config and the weights of a peft adapter of a model of this family, or of a model of several kinds of inputs that it is
+    the text model of. Raises ConfigError for an adapter that is no LoRA or DoRA of lm's kind or does not fit the model, CheckpointError for
+    files that are damaged.
 
     weights: of the model."""
-    config, (theirs, rest) = read_json(folder / CONFIG, foreign=True), _tensors(folder)
-    theirs = {family.as_built(path): each for path, each in theirs.items()}  # lm wrote names of files once
+    config, tensors = read_json(folder / CONFIG, foreign=True), _stored(folder)
     _require_lora(folder, config)
+    if apart(tensors.keys()):
+        config, tensors = _within_alone(config, tensors, say)
+    theirs, rest = _parted(folder, tensors)
+    theirs = {family.as_built(path): each for path, each in theirs.items()}  # lm wrote names of files once
     whole = from_modules(folder, family, cfg, config, rest, weights)
     rows = {name: p.shape[-2] for name, p in build_model(cfg, device="meta").named_parameters() if p.ndim == 2}
     found: dict[str, tuple[Tensor, Tensor, float]] = {}
@@ -91,19 +99,39 @@ def _split(
     return a, pair.transform.to_ours(b), [each.flatten() for each in pair.transform.to_ours(m)] if dora else []
 
 
-def _tensors(folder: Path) -> tuple[dict[str, Low], dict[str, Tensor]]:
-    """Returns the low-rank matrices by the path of their module, and the other tensors by their keys. Raises CheckpointError for damaged
-    files."""
+def _stored(folder: Path) -> dict[str, Tensor]:
+    """Returns all tensors by their keys. Raises CheckpointError for a damaged file."""
     try:
         tensors = load_file(folder / WEIGHTS)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{folder / WEIGHTS}: cannot be read ({error}). Restore the file.") from None
-    found: dict[str, dict[str, Tensor]] = {}
-    rest: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
         if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
             raise CheckpointError(f"{folder / WEIGHTS}: {key} is {tensor.dtype}, and fp32, fp16 or bf16 is needed. Use another adapter.")
         require_finite(key, tensor, str(folder / WEIGHTS), "Use another adapter")
+    return tensors
+
+
+def _within_alone(config: Tree, tensors: Mapping[str, Tensor], say: Callable[[str], None]) -> tuple[Tree, dict[str, Tensor]]:
+    """Returns config and tensors of an adapter of a model of several kinds of inputs as those of one of its text model."""
+    names = {key: within(key.removeprefix(PREFIX), apart=True) for key in tensors}
+    if others := [key for key, name in names.items() if name is None]:
+        parts = ", ".join(dict.fromkeys(".".join(key.removeprefix(PREFIX).split(".")[:2]) for key in others))
+        say(f"{WEIGHTS}: left out: {counted(len(others), 'tensor')} of other inputs ({parts[:200]})")
+    saved = [name for name in config.get("modules_to_save") or () if not any(f".{name}." in f".{key}" for key in others)]
+    found: Tree = {"modules_to_save": [within(name, apart=True) or name for name in saved]}
+    for key in ("alpha_pattern", "trainable_token_indices"):
+        if isinstance(named := config.get(key), dict):
+            found[key] = {within(name, apart=True) or name: value for name, value in named.items()}
+    return config | found, {PREFIX + name: tensors[key] for key, name in names.items() if name is not None}
+
+
+def _parted(folder: Path, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Low], dict[str, Tensor]]:
+    """Returns the low-rank matrices by the path of their module, and the other tensors by their keys. Raises CheckpointError where two
+    matrices do not fit each other."""
+    found: dict[str, dict[str, Tensor]] = {}
+    rest: dict[str, Tensor] = {}
+    for key, tensor in tensors.items():
         if (match := _MODULE.fullmatch(key)) is not None:
             found.setdefault(match[1], {})[match[2] or "M"] = tensor
         else:

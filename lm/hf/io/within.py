@@ -1,6 +1,6 @@
 """The text model within a model of several kinds of inputs."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -117,8 +117,8 @@ class TextFiles:
 
     def __init__(self, files: Files, text: Tree) -> None:
         """text: `text_config`."""
-        self._files, apart = files, any(root in name for name in files.names for root in _ROOTS)
-        self._where = {key: name for name in files.names if (key := _within(name, apart)) is not None}
+        self._files, named_apart = files, apart(files.names)
+        self._where = {key: name for name in files.names if (key := within(name, named_apart)) is not None}
         self._experts = _matrices(self._where, text) if text.get("model_type") in _FUSED else {}
         whole = {matrix.name for matrix in self._experts.values()}
         self.names = {key for key, name in self._where.items() if name not in whole} | self._experts.keys()
@@ -154,10 +154,15 @@ class TextFiles:
         return found
 
 
-def _within(name: str, apart: bool) -> str | None:
-    """Returns the name that a tensor of the text model has there; None for any other tensor.  apart: they have a root of their own."""
+def apart(names: Collection[str]) -> bool:
+    """Returns whether the tensors of a text model have a root of their own among these names."""
+    return any(root in name for name in names for root in _ROOTS)
+
+
+def within(name: str, apart: bool) -> str | None:
+    """Returns the name that a tensor, or a module, of the text model has there; None for any other.  apart: as `apart` says of all."""
     for root in _ROOTS:
         if name.startswith(root) or f".{root}" in name:
             return name.replace(root, "", 1)
     beside = not apart and name.startswith("model.") and not name.startswith("model.visual.")
-    return name if name == _HEAD or beside else None
+    return name if name.partition(".")[0] == "lm_head" or beside else None

@@ -19,8 +19,9 @@ from lm.hf.io.family import families, without  # noqa: E402
 from lm.hf.io.import_ import import_adapter, import_model  # noqa: E402
 from lm.hf.io.reading import read_hf  # noqa: E402
 from lm.hf.io.within import USUAL, text_of  # noqa: E402
+from lm.nn.batch import Batch  # noqa: E402
 from lm.testing.models import Doubles, same  # noqa: E402
-from tests.hf.harness import cases, in_doubles, ours_of, redraw  # noqa: E402
+from tests.hf.harness import cases, change, in_doubles, ours_of, redraw  # noqa: E402
 
 VOCAB, IMAGE = 320, {"image_token_id": 60}
 TEXT: dict[str, Any] = {
@@ -227,6 +228,57 @@ def test_options_beside_others_in_an_older_file_are_those_of_the_text(tmp_path: 
     found = read_hf(tmp_path)
     assert found.config == expected.config and found.weights.keys() == expected.weights.keys()
     assert all(torch.equal(found.weights[name], tensor) for name, tensor in expected.weights.items())
+
+
+TELLING: dict[str, tuple[str, dict[str, Any]]] = {
+    "Gemma 3": ("Gemma3", {"pad_token_id": 0}),
+    "Qwen 3.5, without a head for tokens": ("Qwen3_5", {"pad_token_id": 0, "tie_word_embeddings": False}),
+}
+
+
+def telling(case: str, what: str) -> Any:
+    name, text = TELLING[case]
+    config = MADE[case.partition(",")[0]]().config
+    config.id2label = dict(enumerate(["calm", "wild", "neither"]))
+    for key, value in text.items():
+        setattr(config.text_config, key, value)
+    theirs = getattr(transformers, f"{name}For{what}Classification")(config)
+    redraw(theirs, 1.0)
+    return theirs
+
+
+@pytest.mark.parametrize("case", cases(TELLING, quick=2))
+@torch.no_grad()
+def test_a_whole_that_tells_labels_is_a_classifier(case: str, tmp_path: Path) -> None:
+    """Seen to fail: its head was left out, and a language model was imported."""
+    theirs = telling(case, "Sequence")
+    theirs.save_pretrained(tmp_path)
+    found = read_hf(tmp_path)
+    assert found.config.head.labels == ["calm", "wild", "neither"]
+    assert found.notes[-1].startswith("config.json: model_type=") and "score" not in found.notes[-1]
+    ids = torch.randint(2, 50, (2, 20))
+    with Doubles():
+        expected = in_doubles(theirs)(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+        assert expected.std() > 0.5
+        same(ours_of(found)(Batch(ids), read=lambda hidden, head, ctx: head(hidden[:, -1])), expected)
+
+
+def test_a_whole_that_tells_labels_of_tokens_is_refused(tmp_path: Path) -> None:
+    telling("Qwen 3.5, without a head for tokens", "Token").save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="the config names Qwen3_5ForTokenClassification, and lm reads Qwen3_5ForCausalLM"):
+        read_hf(tmp_path)
+
+
+def test_a_whole_that_tells_labels_with_a_text_model_that_does_not_is_refused(tmp_path: Path) -> None:
+    """No class of transformers is one, and others may be."""
+    MADE["LFM2-VL"]().save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file(weights | {"score.weight": torch.ones(3, 32)}, tmp_path / "model.safetensors")
+    change(tmp_path, architectures=["Lfm2VlForSequenceClassification"])
+    with pytest.raises(
+        CheckpointError, match=r"not known \(score.weight\); the config names Lfm2VlForSequenceClassification, and lm reads"
+    ):
+        read_hf(tmp_path)
 
 
 PEFT: dict[str, dict[str, Any]] = {

@@ -18,6 +18,9 @@ from lm.units import counted
 _ROOTS = ("language_model.", "text_model.")
 """What stands before, or within, the names of its tensors."""
 _HEAD = "lm_head.weight"
+_HEADS = ("lm_head", "score")
+_LABELS = ("id2label", "label2id", "num_labels", "problem_type")
+"""Which a whole that tells labels has beside its text_config, where others are of no account."""
 _SAME = {
     "qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3", "qwen3_vl_moe_text": "qwen3_moe",
     "glm4v_text": "glm4", "glm4v_moe_text": "glm4_moe",
@@ -63,8 +66,11 @@ def text_of(hf: Tree, families: Mapping[str, Family]) -> Tree | None:
     if family is None:
         return None
     shared = {key: hf[key] for key in ("tie_word_embeddings", "quantization_config", "auto_map") if hf.get(key) is not None}
-    own = {key: _in_text(value) if key.startswith("rope_") else value for key, value in text.items() if key not in _BESIDE}
-    named = {"model_type": family.name, "architectures": [family.architecture]}
+    shared |= {key: hf[key] for key in _LABELS if key in hf}
+    own = {key: _in_text(value) if key.startswith("rope_") else value for key, value in text.items() if key not in (*_BESIDE, *_LABELS)}
+    classes = hf.get("architectures")
+    labels = isinstance(classes, list) and len(classes) > 0 and str(classes[0]).endswith("Classification")
+    named = {"model_type": family.name, "architectures": classes if labels else [family.architecture]}
     kind = str(text.get("model_type"))
     return {**USUAL.get(kind, {}), **_OTHERWISE.get(kind, {}), **own, **_FUSED.get(kind, {}), **shared, **named}
 
@@ -149,7 +155,7 @@ class TextFiles:
             if value is not None
         ]
         told = [each.get("tie_word_embeddings") for each in (whole, whole.get("text_config", {}))]
-        if _HEAD not in self.names and False in told and True not in told:
+        if head.labels is None and _HEAD not in self.names and False in told and True not in told:
             found.append("config.json: tie_word_embeddings=False, and no tensor is a head: the embedding takes its place")
         return found
 
@@ -165,4 +171,4 @@ def within(name: str, apart: bool) -> str | None:
         if name.startswith(root) or f".{root}" in name:
             return name.replace(root, "", 1)
     beside = not apart and name.startswith("model.") and not name.startswith("model.visual.")
-    return name if name.partition(".")[0] == "lm_head" or beside else None
+    return name if name.partition(".")[0] in _HEADS or beside else None

@@ -161,6 +161,15 @@ def resolve_model(path: str) -> Path:
     raise CheckpointError(f"{path}: neither {CONFIG} nor model/{CONFIG} is there, so it is no run or model folder. {remedy}")
 
 
+def is_ours(folder: Path) -> bool:
+    """Returns whether this is a run, model or checkpoint folder of lm, and of no other program."""
+    if (folder / CONFIG).is_file():
+        config = read_json(folder / CONFIG, foreign=True)
+        return {"format", "model"} <= config.keys() and "model_type" not in config
+    run = RunFolder(folder)
+    return (folder / META).is_file() or (run.exists() and (run.model.is_dir() or run.checkpoints.is_dir()))
+
+
 def _folder_of(file: Path) -> str:
     """Returns, in words, the model, checkpoint or run folder that a file lies in."""
     marks = (CONFIG, META, "config.yaml")

@@ -379,6 +379,18 @@ def test_a_folder_that_was_not_imported_says_how_to(theirs: Path) -> None:
         load(theirs)
 
 
+def test_what_is_of_lm_already_is_not_imported(tmp_path: Path, lm: Run) -> None:
+    """A run, its model, its checkpoints and a model folder. Seen to fail: 'model_type=None is not known', and names of all families."""
+    assert lm("train", "debug=fast", "run.name=r", "checkpoint.every=2", "data.seq_len=32").returncode == 0
+    checkpoint = next((tmp_path / "runs/r/checkpoints").glob("step-*")).relative_to(tmp_path)
+    saved(tmp_path / "base")
+    for source in ("runs/r", "runs/r/model", str(checkpoint), "base"):
+        for more in ([], ["base=base"]):
+            done = lm("import", f"from={source}", "out=new", *more)
+            said = f"{source}: this is a model of lm already. Use it as it is: init_from={source} in lm train, from={source} elsewhere."
+            assert (done.returncode, done.stderr.splitlines()[-1]) == (3, said)
+
+
 def test_a_revision_of_a_folder_is_refused(theirs: Path, lm: Run) -> None:
     done = lm("import", f"from={theirs}", "out=new", "revision=main")
     assert done.returncode == 2

@@ -7,7 +7,7 @@ from pathlib import Path
 from lm import printing
 from lm.data.tokenizer.fitting import fitted, grown, new_ids
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from lm.errors import ConfigError, expect
+from lm.errors import CheckpointError, ConfigError, expect
 from lm.generation.text import require_fit
 from lm.hf.io.bodies import headless
 from lm.hf.io.card import stated
@@ -24,7 +24,7 @@ from lm.hf.io.written import Written
 from lm.nn.stack import model_config
 from lm.ops.defaults import device_unset
 from lm.storage.adapted import read_merged
-from lm.storage.model_folder import IMPORTED, folder_hash, read_config, resolve_model, save_model
+from lm.storage.model_folder import IMPORTED, folder_hash, is_ours, read_config, resolve_model, save_model
 from lm.storage.out import require_free
 from lm.units import counted
 
@@ -50,7 +50,7 @@ def import_model(
     expect("tokenizer", tokenizer, (str, os.PathLike, type(None)), "Give the path of tokenizer.json, or a folder with one")
     expect("max_seq_len", max_seq_len, (int, type(None)), "Give a whole number of tokens")
     target = require_free(out, overwrite, source)
-    folder = local_folder(str(source), revision)
+    folder = _foreign(source, revision)
     if (folder / ADAPTER).is_file():
         raise ConfigError(f"{source}: this is an adapter, which belongs to a model. Name that, once it is imported, as base=FOLDER.")
     found = read_hf(folder, max_seq_len)
@@ -99,7 +99,7 @@ def import_adapter(
     target, parent = require_free(out, overwrite, source, base), resolve_model(str(base))
     known, tokenizer = read_config(parent), load_tokenizer(parent)
     tree = known["model"]
-    cfg, folder = model_config(tree, f"{parent}: model"), local_folder(str(source), revision)
+    cfg, folder = model_config(tree, f"{parent}: model"), _foreign(source, revision)
     home = family_for(cfg, imported=known.get("family"))
     adapter, own = read_peft(folder, home, cfg, read_merged(parent)[1], say)
     tokenizer, cfg = _grown_beside(tokenizer, folder), with_rows_of(cfg, own)
@@ -109,6 +109,16 @@ def import_adapter(
     extra |= {key: known[key] for key in IMPORTED if known.get(key) is not None}
     save_model(target, tree | {"vocab_size": cfg.vocab_size}, own, tokenizer.save, extra, overwrite)
     return Written(target, f"adapter of {home.name}", sum(tensor.numel() for tensor in own.values()))
+
+
+def _foreign(source: str | Path, revision: str | None) -> Path:
+    """Returns the folder of what is imported. Raises CheckpointError where there is none, or it is of lm already."""
+    folder = local_folder(str(source), revision)
+    if is_ours(folder):
+        raise CheckpointError(
+            f"{source}: this is a model of lm already. Use it as it is: init_from={source} in lm train, from={source} elsewhere."
+        )
+    return folder
 
 
 def _grown_beside(tokenizer: Tokenizer, adapter: Path) -> Tokenizer:

@@ -1,8 +1,10 @@
-"""Well-known models of transformers that no family here can hold, and what of them has no form in lm."""
+"""Models that no family here can hold: what of well-known ones has no form in lm, and what a config.json says of any other."""
 
+import difflib
+import re
 from collections.abc import Collection
 
-from lm.schema import Tree, did_you_mean
+from lm.schema import Tree
 
 _SPARSE = "most of its tokens attend to a few places only, by a pattern"
 _CHOSEN = "a second, small attention chooses which tokens the first may see"
@@ -58,6 +60,12 @@ WHY: dict[str, str] = {
     "zaya": "its queries and keys pass convolutions, and its router is a network of several layers",
 }
 """model_type -> what is particular to it."""
+_SOUNDS = (
+    "data2vec-audio", "hubert", "moonshine", "parakeet", "seamless_m4t", "speech", "unispeech", "vits", "wav2vec2", "wavlm", "whisper",
+)  # fmt: skip
+"""How a model_type begins of models of sounds that have a vocabulary, too."""
+_INPUTS = ("text_config", "vision_config", "audio_config")
+_LISTED = "docs/huggingface.md lists the models that lm reads."
 
 
 def refusal(hf: Tree, known: Collection[str]) -> str:
@@ -66,6 +74,21 @@ def refusal(hf: Tree, known: Collection[str]) -> str:
     inner = text.get("model_type") if isinstance(text, dict) else None
     if name := next((name for name in (kind, inner) if isinstance(name, str) and name in WHY), None):
         return f"model_type={name!r} has no form in lm: {WHY[name]}. Import another model."
-    if isinstance(text, dict) and text:
-        return f"model_type={kind!r} has a text_config beside other inputs, and lm reads models of text. {did_you_mean(str(inner), known)}"
-    return f"model_type={kind!r} is not known. {did_you_mean(str(kind), known)}"
+    if kind is None:
+        return "model_type is missing, which says how the weights are read. Use the config.json that belongs to them."
+    if any(isinstance(hf.get(key), dict) for key in _INPUTS):
+        named = f"its text model, {inner!r}" if inner is not None else "the text model in it"
+        return f"model_type={kind!r} has several kinds of inputs, and lm does not know {named}. {_near(str(inner), known)}{_LISTED}"
+    if str(kind).startswith(_SOUNDS):
+        return f"model_type={kind!r} is a model of sounds, and lm reads models of text. Import another model."
+    if not any("vocab" in key for key in hf):
+        return f"model_type={kind!r} is no model of text, since this file names no vocabulary. Import another model."
+    return f"model_type={kind!r} is not known. {_near(str(kind), known)}{_LISTED}"
+
+
+def _near(given: str, known: Collection[str]) -> str:
+    """Returns the question whether another name was meant, where that is nearly the same word with the same numbers; else nothing."""
+    numbers, plain = re.findall(r"\d+", given), {name.replace("-", "_"): name for name in known}
+    others = [name for name in plain if re.findall(r"\d+", name) == numbers and abs(len(name) - len(given)) <= 1]
+    found = difflib.get_close_matches(given.replace("-", "_"), others, n=1, cutoff=0.88)
+    return f"Did you mean {plain[found[0]]!r}? " if found else ""

@@ -11,6 +11,7 @@ transformers = pytest.importorskip("transformers")
 
 import torch  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
+from transformers.models import qwen2_5_omni, qwen3_omni_moe  # noqa: E402
 
 from lm.data.tokenizer.config import BytesConfig  # noqa: E402
 from lm.errors import CheckpointError  # noqa: E402
@@ -33,7 +34,28 @@ HALF = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_se
 VISION: dict[str, Any] = {
     "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14,
 }  # fmt: skip
+SPEECH: dict[str, Any] = {
+    "d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 24, "output_dim": 32, "num_mel_bins": 16,
+}  # fmt: skip
+MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5, "mrope_section": [1, 1, 2]}}
+SPOKEN: dict[str, Any] = {"audio_config": SPEECH, "vision_start_token_id": 59}
+SPEAKER = {"talker_config": TEXT | MROPE | {"embedding_size": 32}, "token2wav_config": {
+    "dit_config": {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 16, "enc_channels": [8, 8, 8, 8, 24],
+                   "mel_dim": 16, "enc_dim": 8, "emb_dim": 8, "repeats": 1, "num_embeds": 64, "ff_mult": 1},
+    "bigvgan_config": {"mel_dim": 16, "upsample_initial_channel": 64},
+}}  # fmt: skip
 LAYERS, EXPERTS = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2}, {"num_local_experts": 2}
+
+
+def thinker() -> Any:
+    return qwen2_5_omni.Qwen2_5OmniThinkerConfig(text_config=TEXT | MROPE, vision_config=DEEP, **SPOKEN)
+
+
+def thinker_of_experts() -> Any:
+    text = TEXT | MROPE | {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+    return qwen3_omni_moe.Qwen3OmniMoeThinkerConfig(text_config=text, vision_config=DEEP | {"deepstack_visual_indexes": []}, **SPOKEN)
+
+
 MADE: dict[str, Callable[[], Any]] = {
     "Gemma 3": lambda: transformers.Gemma3ForConditionalGeneration(
         transformers.Gemma3Config(
@@ -117,6 +139,14 @@ MADE: dict[str, Callable[[], Any]] = {
             vision_config=VISION | {"model_type": "siglip2_vision_model", "num_patches": 16}, **IMAGE,
         )
     ),
+    "Qwen 2.5 Omni": lambda: transformers.Qwen2_5OmniForConditionalGeneration(
+        transformers.Qwen2_5OmniConfig(thinker_config=thinker().to_dict(), **SPEAKER, enable_audio_output=True)
+    ),
+    "Qwen 2.5 Omni, its thinker": lambda: transformers.Qwen2_5OmniThinkerForConditionalGeneration(thinker()),
+    "Qwen 3 Omni": lambda: transformers.Qwen3OmniMoeForConditionalGeneration(
+        transformers.Qwen3OmniMoeConfig(thinker_config=thinker_of_experts().to_dict(), enable_audio_output=False)
+    ),
+    "Qwen 3 Omni, its thinker": lambda: transformers.Qwen3OmniMoeThinkerForConditionalGeneration(thinker_of_experts()),
     "SmolVLM": lambda: transformers.SmolVLMForConditionalGeneration(
         transformers.SmolVLMConfig(
             text_config=TEXT | {"model_type": "llama"}, vision_config=VISION, scale_factor=2, pad_token_id=0, **IMAGE
@@ -135,7 +165,7 @@ def test_the_text_model_within_gives_the_logits_of_the_whole(name: str, tmp_path
     assert f"model_type={theirs.config.model_type!r}: its text model alone is read; left out: " in found.notes[-1]
     ids = torch.randint(2, 50, (2, 20))
     with Doubles():
-        expected = in_doubles(theirs)(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+        expected = in_doubles(getattr(theirs, "thinker", theirs))(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
         assert expected.std() > 0.5
         same(ours_of(found)(ids), expected)
 
@@ -285,8 +315,9 @@ PEFT: dict[str, dict[str, Any]] = {
     "Gemma 3": {"target_modules": ["q_proj", "down_proj"], "alpha_pattern": {"model.language_model.layers.1.self_attn.q_proj": 9}},
     "Mistral 3": {"target_modules": ["v_proj"], "modules_to_save": ["multi_modal_projector", "lm_head", "language_model.norm"]},
     "Mistral 3, rows of the embedding": {"target_modules": ["k_proj"], "trainable_token_indices": {"embed_tokens": [3, 7]}},
+    "Qwen 2.5 Omni": {"target_modules": ["k_proj", "up_proj"], "alpha_pattern": {"thinker.model.layers.1.mlp.up_proj": 9}},
 }
-LEFT = {"Gemma 3": [2], "Mistral 3": [6], "Mistral 3, rows of the embedding": [2]}
+LEFT = {"Gemma 3": [2], "Mistral 3": [6], "Mistral 3, rows of the embedding": [2], "Qwen 2.5 Omni": [20]}
 
 
 @pytest.mark.parametrize("case", cases(PEFT, quick=2))
@@ -308,7 +339,7 @@ def test_an_adapter_of_the_whole_is_one_of_the_text_model(case: str, tmp_path: P
     import_model(tmp_path / "theirs", tmp_path / "base", say=lambda line: None)
     import_adapter(tmp_path / "adapter", tmp_path / "ours", base=tmp_path / "base", say=told.append)
     ids = torch.randint(2, 50, (2, 20))
-    expected = whole(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+    expected = getattr(theirs, "thinker", whole)(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
     plain, ours = (load(tmp_path / name, "cpu")[0](ids) for name in ("base", "ours"))
     assert (ours - plain).std() > 0.1 * plain.std()
     assert torch.allclose(ours, expected, atol=1e-4 * expected.abs().max().item())

@@ -15,7 +15,7 @@ from lm.hf.io.family import Family, Pair, families, resolved
 from lm.hf.io.files import Files
 from lm.hf.io.packed import PackedFiles, Packing, packing_of
 from lm.hf.io.unread import refusal
-from lm.hf.io.within import TextFiles, text_of
+from lm.hf.io.within import TextFiles, text_of, thinker_of
 from lm.hf.options.context import changes_at, shortened, stretched_beyond
 from lm.hf.options.keys import unheard
 from lm.nn.stack import ModelConfig
@@ -44,7 +44,7 @@ def read_hf(folder: Path, max_seq_len: int | None = None) -> Imported:
     CheckpointError for files that do not fit the config.  max_seq_len: a shorter context; None: the model's own."""
     if not (folder / CONFIG).exists():
         raise CheckpointError(f"{folder}: {CONFIG} is missing{_beside(folder)}.")
-    whole = read_json(folder / CONFIG, foreign=True)
+    whole = thinker_of(read_json(folder / CONFIG, foreign=True))
     text = text_of(whole, families())
     hf = whole if text is None else text
     family = _family(folder, hf)

@@ -17,13 +17,15 @@ from lm.units import counted
 
 _ROOTS = ("language_model.", "text_model.")
 """What stands before, or within, the names of its tensors."""
+_THINKER = "thinker."
+"""What stands before the names of all tensors of the part that writes texts, where another part speaks them."""
 _HEAD = "lm_head.weight"
 _HEADS = ("lm_head", "score")
 _LABELS = ("id2label", "label2id", "num_labels", "problem_type")
 """Which a whole that tells labels has beside its text_config, where others are of no account."""
 _SAME = {
     "qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3", "qwen3_vl_moe_text": "qwen3_moe",
-    "glm4v_text": "glm4", "glm4v_moe_text": "glm4_moe",
+    "glm4v_text": "glm4", "glm4v_moe_text": "glm4_moe", "qwen2_5_omni_text": "qwen2", "qwen3_omni_moe_text": "qwen3_moe",
 }  # fmt: skip
 """Text models -> the family that they are of: in a text, the three numbers of their positions are one."""
 _FUSED: dict[str, Tree] = {"qwen3_vl_moe_text": {"norm_topk_prob": True}}
@@ -31,6 +33,7 @@ _FUSED: dict[str, Tree] = {"qwen3_vl_moe_text": {"norm_topk_prob": True}}
 _OTHERWISE: dict[str, Tree] = {
     "glm4v_text": {"head_dim": None, "partial_rotary_factor": 1.0, "rms_norm_eps": 1e-5},
     "glm4v_moe_text": {"attention_bias": True},
+    "qwen3_omni_moe_text": {"norm_topk_prob": True},
 }
 """What transformers takes where theirs does not say, and the class of the family takes otherwise."""
 _FLAT = {"qwen2_vl": "qwen2_vl_text", "qwen2_5_vl": "qwen2_5_vl_text"}
@@ -54,6 +57,13 @@ USUAL: dict[str, Tree] = {
     "qwen3": _usual(151936, 32768, 4096, 32, 32, 22016),
 }
 """What transformers takes where a text_config does not say: files of transformers 4 have in it what is other alone (Gemma 3, LLaVA)."""
+
+
+def thinker_of(hf: Tree) -> Tree:
+    """Returns the config.json of the part that writes texts, where another part speaks them (Qwen Omni); else this one."""
+    if not isinstance(thinker := hf.get("thinker_config"), dict):
+        return hf
+    return hf | {"tie_word_embeddings": False} | thinker | {"model_type": hf.get("model_type")}
 
 
 def text_of(hf: Tree, families: Mapping[str, Family]) -> Tree | None:
@@ -165,8 +175,14 @@ def apart(names: Collection[str]) -> bool:
     return any(root in name for name in names for root in _ROOTS)
 
 
+def of_whole(names: Collection[str]) -> bool:
+    """Returns whether these are names of tensors of a model of several kinds of inputs. Some have those of a text model alone."""
+    return apart(names) or any(name.startswith(_THINKER) for name in names)
+
+
 def within(name: str, apart: bool) -> str | None:
     """Returns the name that a tensor, or a module, of the text model has there; None for any other.  apart: as `apart` says of all."""
+    name = name.removeprefix(_THINKER)
     for root in _ROOTS:
         if name.startswith(root) or f".{root}" in name:
             return name.replace(root, "", 1)

@@ -17,6 +17,7 @@ from lm.schema import C, Tree, from_tree
 
 MIB = 1 << 20
 _DEEPEST = 900  # lists and objects within one another: Python 3.11 parses about as many, 3.13 thousands, which overflow later
+_POINTER = b"version https://git-lfs"
 _DEEPEST_ASKED = 150  # the parser that a request goes through after it takes 200
 
 
@@ -30,6 +31,7 @@ def read_bytes(path: Path, most_mib: int = 256) -> bytes:
     with _opened(path) as file:
         data = file.read(most_mib * MIB + 1)
     _require_size(path, len(data), most_mib)
+    _require_fetched(path, data)
     return data
 
 
@@ -38,6 +40,17 @@ def read_lines(path: Path, most_mib: int) -> Iterator[bytes]:
     with _opened(path) as file:
         _require_size(path, os.fstat(file.fileno()).st_size, most_mib)
         yield from file
+
+
+def refuse_pointer(path: Path) -> None:
+    """Raises CheckpointError for what git has in place of a large file until git-lfs fetches it."""
+    with _opened(path) as file:
+        _require_fetched(path, file.read(len(_POINTER)))
+
+
+def _require_fetched(path: Path, data: bytes) -> None:
+    if data.startswith(_POINTER):
+        raise CheckpointError(f"{path}: this is a pointer of git-lfs, which has not fetched the file yet. Run git lfs pull in its folder.")
 
 
 @contextmanager

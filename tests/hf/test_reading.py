@@ -28,7 +28,8 @@ def test_missing_and_unknown_tensors_are_named(theirs: Path) -> None:
     with pytest.raises(CheckpointError) as error:
         read_hf(theirs)
     assert "1 tensors are missing (model.layers.1.self_attn.k_proj.weight)" in str(error.value)
-    assert "1 tensors are not known (model.layers.0.self_attn.extra)" in str(error.value)
+    said = "1 tensors are not known (model.layers.0.self_attn.extra); the config names another model. Use the config.json that belongs to"
+    assert said in str(error.value)
 
 
 def test_a_model_with_another_head_is_told_by_its_class(theirs: Path) -> None:
@@ -120,7 +121,24 @@ def test_sharded_files_are_read_as_one(theirs: Path) -> None:
     found = read_hf(theirs)
     assert all(torch.equal(found.weights[name], weight) for name, weight in whole.weights.items())
     (theirs / "second.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"second\.safetensors: it cannot be read"):
+    with pytest.raises(CheckpointError, match=r"theirs: second\.safetensors, which \S+ names, is missing\. Download the rest too\."):
+        read_hf(theirs)
+    (theirs / "first.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"first\.safetensors and 1 more, which \S+ names, are missing\."):
+        read_hf(theirs)
+
+
+def test_a_folder_without_weights_says_so(theirs: Path) -> None:
+    """Seen to fail: 'Convert the model to safetensors first', of no model."""
+    (theirs / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"model.safetensors is missing, and so are any other weights that lm reads\. Download them"):
+        read_hf(theirs)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_file_that_git_lfs_has_not_fetched_is_told(name: str, theirs: Path) -> None:
+    (theirs / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935\nsize 135\n")
+    with pytest.raises(CheckpointError, match=rf"{name}: this is a pointer of git-lfs, .*\. Run git lfs pull in its folder\."):
         read_hf(theirs)
 
 
@@ -173,6 +191,9 @@ def test_a_tensor_of_the_index_that_its_shard_lacks_is_refused(theirs: Path) -> 
         ({"rope_parameters": {"rope_type": "spiral"}}, "rope_type='spiral' is not known"),
         ({"model_type": ["llama"]}, "model_type=['llama'] is not known"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 means nothing in llama, which rotates whole heads"),
+        ({"model_type": "qwen3", "layer_types": ["full_attention", "sliding_attention", "full_attention"], "use_sliding_window": True},
+         "num_hidden_layers=2, and layer_types tells of 3 layers. Restore the file."),
+        ({"model_type": "lfm2", "layer_types": ["conv"]}, "num_hidden_layers=2, and layer_types tells of 1 layer. Restore the file."),
         ({"num_hidden_layers": 10**9}, "1000000000 layers do not fit"),
         ({"model_type": "gemma2", "query_pre_attn_scalar": -1}, "a value does not fit gemma2"),
         ({"model_type": "gpt_oss", "swiglu_limit": None}, "swiglu_limit is null"),

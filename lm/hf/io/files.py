@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lm.errors import CheckpointError
 from lm.storage.checkpoint import require_finite
-from lm.storage.reading import read_json
+from lm.storage.reading import read_json, refuse_pointer
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 MOST_SHARDS = 10_000
@@ -27,8 +27,10 @@ class Files:
             self._where = _numbered(folder, shards)
         else:
             found = sorted(file.name for file in folder.iterdir() if file.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"))
-            pickles = f"; {found[0]} is a pickle, which can run any code when it is read" if found else ""
-            raise CheckpointError(f"{folder}: {SINGLE} is missing{pickles}. Convert the model to safetensors first.")
+            if not found:
+                raise CheckpointError(f"{folder}: {SINGLE} is missing, and so are any other weights that lm reads. Download them too.")
+            pickles = f"{found[0]} is a pickle, which can run any code when it is read"
+            raise CheckpointError(f"{folder}: {SINGLE} is missing; {pickles}. Convert the model to safetensors first.")
         self.names = set(self._where)
 
     def read(self, key: str) -> Tensor:
@@ -57,6 +59,9 @@ def _indexed(folder: Path) -> dict[str, Path]:
     if not isinstance(index, dict):
         raise CheckpointError(f"{folder / INDEX}: 'weight_map' is missing. Download the file again.")
     where = {str(key): _inside(folder, str(file)) for key, file in index.items()}
+    if missing := sorted({file.name for file in where.values() if not file.exists()}):
+        more, are = (f" and {len(missing) - 1} more", "are") if len(missing) > 1 else ("", "is")
+        raise CheckpointError(f"{folder}: {missing[0]}{more}, which {INDEX} names, {are} missing. Download the rest too.")
     held = {(key, file) for file in set(where.values()) for key in _keys(file)}
     for key, file in sorted(where.items() - held):
         raise CheckpointError(f"{file}: {key} is not in it, and {INDEX} says that it is. Download both again.")
@@ -82,6 +87,7 @@ def _numbered(folder: Path, shards: list[Path]) -> dict[str, Path]:
 
 
 def _keys(file: Path) -> list[str]:
+    refuse_pointer(file)
     try:
         with safe_open(file, framework="pt") as opened:
             return list(opened.keys())

@@ -27,7 +27,7 @@ from lm.nn.stack import ModelConfig
 from lm.nn.transformer import build_model
 from lm.schema import Tree
 from lm.storage.checkpoint import require_finite
-from lm.storage.reading import read_json
+from lm.storage.reading import read_json, refuse_pointer
 from lm.units import counted
 
 _MODULE = re.compile(r"base_model\.model\.(.+)\.lora_(?:([AB])\.weight|magnitude_vector)")
@@ -101,6 +101,7 @@ def _split(
 
 def _stored(folder: Path) -> dict[str, Tensor]:
     """Returns all tensors by their keys. Raises CheckpointError for a damaged file."""
+    refuse_pointer(folder / WEIGHTS)
     try:
         tensors = load_file(folder / WEIGHTS)
     except (OSError, SafetensorError) as error:

@@ -58,7 +58,7 @@ def read_hf(folder: Path, max_seq_len: int | None = None) -> Imported:
     try:
         cfg = family.config(hf)
     except ConfigError as error:
-        raise ConfigError(f"{folder}: {error}") from None
+        raise ConfigError(f"{folder}: {_uneven(hf) or error}") from None
     if cfg.vocab_size is None or cfg.max_seq_len is None:
         raise ConfigError(f"{folder / CONFIG}: vocab_size or the longest row is null, and weights have numbers. Restore the file.")
     notes = unheard(str(folder / CONFIG), hf, family, cfg)
@@ -105,6 +105,14 @@ def _family(folder: Path, hf: Tree) -> Family:
     if kind not in known:
         raise ConfigError(f"{folder / CONFIG}: {refusal(hf, known)}")
     return known[kind]
+
+
+def _uneven(hf: Tree) -> str | None:
+    """Returns what is wrong where a config.json tells of another number of layers than it has."""
+    n, types = hf.get("num_hidden_layers"), hf.get("layer_types")
+    if not isinstance(types, list) or type(n) is not int or len(types) == n:
+        return None
+    return f"{CONFIG}: num_hidden_layers={n}, and layer_types tells of {counted(len(types), 'layer')}. Restore the file."
 
 
 def _files(folder: Path, packing: Packing | None) -> Files:
@@ -156,7 +164,8 @@ def _weights(
     if missing or extra:
         known = architecture in (None, family.architecture)
         other = "another model" if known else f"{architecture}, and lm reads {family.architecture}"
-        raise CheckpointError(f"{folder}: {_listed('missing', missing)}{_listed('not known', extra)}the config names {other}.")
+        remedy = "Use the config.json that belongs to the weights" if known else "Import another model"
+        raise CheckpointError(f"{folder}: {_listed('missing', missing)}{_listed('not known', extra)}the config names {other}. {remedy}.")
     zeros = {name for pair in stored if _left_out(family, pair, files.names) for name in pair.ours}
     weights = {name: torch.zeros(shape) for name, shape in shapes.items() if name in zeros}
     for pair in named:

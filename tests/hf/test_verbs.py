@@ -374,6 +374,32 @@ def test_neither_folder_nor_hub_model(lm: Run) -> None:
         assert name in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.parametrize("address", ["https://huggingface.co/Qwen/Qwen3-0.6B", "hf.co/Qwen/Qwen3-0.6B/tree/main?x=1"])
+def test_the_address_of_a_model_is_told_by_its_name(address: str, lm: Run) -> None:
+    done = lm("import", f"from={address}", "out=new")
+    said = f"{address}: a model of the hub is given by its name. Give Qwen/Qwen3-0.6B."
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (3, said)
+
+
+def test_a_file_of_a_model_is_told_by_its_folder(theirs: Path, lm: Run) -> None:
+    done = lm("import", f"from={theirs}/model.safetensors", "out=new")
+    said = f"{theirs}/model.safetensors: this is a file, and a model is a folder. Give the one that it is in, {theirs}."
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (3, said)
+
+
+def test_a_tokenizer_that_is_missing_is_told_once(theirs: Path, lm: Run) -> None:
+    """Seen to fail: 'Give the path of a tokenizer.json. Give another with tokenizer=PATH.'"""
+    (theirs / "tokenizer.json").unlink()
+    for more, missing in (([], f"{theirs}/tokenizer.json"), (["tokenizer=other.json"], "other.json")):
+        done = lm("import", f"from={theirs}", "out=new", *more)
+        said = f"tokenizer: {missing} does not exist. Give one with tokenizer=PATH."
+        assert (done.returncode, done.stderr.splitlines()[-1]) == (3, said)
+    for name in ("tokenizer.json", "tokenizer.model"):
+        (theirs / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935\nsize 135\n")
+        assert "Run git lfs pull in its folder." in lm("import", f"from={theirs}", "out=new").stderr.splitlines()[-1]
+        (theirs / name).unlink()
+
+
 def test_a_folder_that_was_not_imported_says_how_to(theirs: Path) -> None:
     with pytest.raises(CheckpointError, match=r"this is a Hugging Face model\. Make it ours first: lm import from="):
         load(theirs)

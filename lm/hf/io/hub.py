@@ -18,6 +18,7 @@ _PATTERNS = [
     *OLDER,
     *BESIDE,
 ]
+_ADDRESS = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)")
 
 
 def local_folder(source: str, revision: str | None = None) -> Path:
@@ -28,6 +29,10 @@ def local_folder(source: str, revision: str | None = None) -> Path:
         if revision is not None:
             raise ConfigError(f"revision={revision}: {source} is a folder, and only models of the hub have revisions. Leave it out.")
         return folder
+    if address := _ADDRESS.match(source):
+        raise CheckpointError(f"{source}: a model of the hub is given by its name. Give {address[1]}.")
+    if folder.is_file() and folder.suffix != ".gguf":
+        raise CheckpointError(f"{source}: this is a file, and a model is a folder. Give the one that it is in, {folder.parent}.")
     if folder.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", source):
         gguf = " lm reads safetensors, and no GGUF of llama.cpp: name the model that it was made of." if folder.suffix == ".gguf" else ""
         raise CheckpointError(f"{source}: this is no folder and no name of a hub model (owner/name).{gguf or ' Check the path.'}")

@@ -1,11 +1,13 @@
 """Tokenizers of other programs, also in older files than tokenizer.json, which transformers makes one of."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import CheckpointError, ConfigError
+from lm.storage.reading import refuse_pointer
 
 OLDER = ("vocab.json", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 BESIDE = ("merges.txt",)
@@ -15,6 +17,8 @@ def read_foreign(path: Path, say: Callable[[str], None]) -> Tokenizer:
     """Reads a tokenizer.json, that of a folder, or what transformers makes of the older files there. Raises CheckpointError."""
     folder = path.parent if path.name in OLDER else path
     older = next((name for name in OLDER if (folder / name).is_file()), None)
+    if older is None and not os.path.lexists(file := path / "tokenizer.json" if path.is_dir() else path):
+        raise CheckpointError(f"tokenizer: {file} does not exist. Give one with tokenizer=PATH.")
     try:
         if older is None or (folder / "tokenizer.json").exists():
             return load_tokenizer(folder, foreign=True)
@@ -23,10 +27,11 @@ def read_foreign(path: Path, say: Callable[[str], None]) -> Tokenizer:
             say(f"tokenizer.json is missing: transformers made it of {older}")
             return load_tokenizer(Path(beside), foreign=True)
     except ConfigError as error:
-        raise CheckpointError(f"{error} Give another with tokenizer=PATH.") from None
+        raise CheckpointError(f"{error} Or give another with tokenizer=PATH.") from None
 
 
 def _convert(folder: Path, older: str, out: Path) -> None:
+    refuse_pointer(folder / older)
     try:
         import transformers
     except ModuleNotFoundError:

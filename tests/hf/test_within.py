@@ -315,28 +315,34 @@ PEFT: dict[str, dict[str, Any]] = {
     "Gemma 3": {"target_modules": ["q_proj", "down_proj"], "alpha_pattern": {"model.language_model.layers.1.self_attn.q_proj": 9}},
     "Mistral 3": {"target_modules": ["v_proj"], "modules_to_save": ["multi_modal_projector", "lm_head", "language_model.norm"]},
     "Mistral 3, rows of the embedding": {"target_modules": ["k_proj"], "trainable_token_indices": {"embed_tokens": [3, 7]}},
-    "Qwen 2.5 Omni": {"target_modules": ["k_proj", "up_proj"], "alpha_pattern": {"thinker.model.layers.1.mlp.up_proj": 9}},
+    "Qwen 2.5 Omni": {"target_modules": ["k_proj", "up_proj"], "alpha_pattern": {"thinker.model.language_model.layers.1.mlp.up_proj": 9}},
 }
 LEFT = {"Gemma 3": [2], "Mistral 3": [6], "Mistral 3, rows of the embedding": [2], "Qwen 2.5 Omni": [20]}
+
+
+def adapted(case: str, folder: Path) -> tuple[Any, Any]:
+    """The whole model and it with an adapter, both saved, and the import of the first."""
+    peft = pytest.importorskip("peft")
+    theirs = MADE[case.partition(",")[0]]()
+    redraw(theirs, 1.0)
+    theirs.save_pretrained(folder / "theirs")
+    BytesConfig().build().save(folder / "theirs")
+    whole = peft.get_peft_model(theirs, peft.LoraConfig(r=3, lora_alpha=5, **PEFT[case])).eval()
+    source = torch.Generator().manual_seed(1)
+    for p in whole.parameters():
+        if p.requires_grad:
+            p.add_(0.3 * torch.randn(p.shape, generator=source))
+    whole.save_pretrained(folder / "adapter")
+    import_model(folder / "theirs", folder / "base", say=lambda line: None)
+    return theirs, whole
 
 
 @pytest.mark.parametrize("case", cases(PEFT, quick=2))
 @torch.no_grad()
 def test_an_adapter_of_the_whole_is_one_of_the_text_model(case: str, tmp_path: Path) -> None:
     """peft names the modules of the whole, those of its other inputs too, which are left out."""
-    peft = pytest.importorskip("peft")
-    theirs = MADE[case.partition(",")[0]]()
-    redraw(theirs, 1.0)
-    theirs.save_pretrained(tmp_path / "theirs")
-    BytesConfig().build().save(tmp_path / "theirs")
-    whole = peft.get_peft_model(theirs, peft.LoraConfig(r=3, lora_alpha=5, **PEFT[case])).eval()
-    source = torch.Generator().manual_seed(1)
-    for p in whole.parameters():
-        if p.requires_grad:
-            p.add_(0.3 * torch.randn(p.shape, generator=source))
-    whole.save_pretrained(tmp_path / "adapter")
+    theirs, whole = adapted(case, tmp_path)
     told: list[str] = []
-    import_model(tmp_path / "theirs", tmp_path / "base", say=lambda line: None)
     import_adapter(tmp_path / "adapter", tmp_path / "ours", base=tmp_path / "base", say=told.append)
     ids = torch.randint(2, 50, (2, 20))
     expected = getattr(theirs, "thinker", whole)(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
@@ -346,3 +352,22 @@ def test_an_adapter_of_the_whole_is_one_of_the_text_model(case: str, tmp_path: P
     assert [line.split(" (")[0] for line in told] == [
         f"adapter_model.safetensors: left out: {n} tensors of other inputs" for n in LEFT[case]
     ]
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_an_adapter_of_the_whole_by_the_names_of_transformers_4_is_read_too(tmp_path: Path) -> None:
+    """There the text model within the thinker has no root of its own."""
+    adapted("Qwen 2.5 Omni", tmp_path)
+    file, config = tmp_path / "adapter" / "adapter_model.safetensors", tmp_path / "adapter" / "adapter_config.json"
+    import_adapter(tmp_path / "adapter", tmp_path / "ours", base=tmp_path / "base", say=lambda line: None)
+    older = {"thinker.model.": "thinker.", "thinker.language_model.": "thinker.model."}
+    stored, told = load_file(file), config.read_text()
+    for name, other in older.items():
+        stored, told = {key.replace(name, other): tensor for key, tensor in stored.items()}, told.replace(name, other)
+    assert "thinker.model.layers.1.mlp.up_proj" in told
+    save_file(stored, file)
+    config.write_text(told)
+    import_adapter(tmp_path / "adapter", tmp_path / "older", base=tmp_path / "base", say=lambda line: None)
+    expected, found = (load_file(tmp_path / name / "model.safetensors") for name in ("ours", "older"))
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], tensor) for name, tensor in expected.items())

@@ -159,6 +159,15 @@ def test_what_has_no_form_there_is_refused_by_name(case: str, lm: Lm, tokenizer:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(("imported", "said"), [("stablelm", "lm writes no stablelm for llama.cpp."), (None, "Train with that.")])
+def test_a_family_that_is_not_written_for_llama_cpp_is_sent_by_way_of_transformers(imported: str | None, said: str) -> None:
+    """Whoever has imported the model need not train another one."""
+    with pytest.raises(ConfigError) as caught:
+        architecture_for(built({"norm": LAYER, "position": ROPE | {"fraction": 0.25}}).cfg, imported=imported)
+    instead = " format=hf writes it as stablelm, and llama.cpp's convert_hf_to_gguf.py makes a file of that where llama.cpp knows stablelm."
+    assert str(caught.value).startswith("format=gguf: ") and str(caught.value).endswith(said + instead)
+
+
 @pytest.mark.parametrize(("layers", "width"), [(46, 16), (3, 32)])
 def test_gemma_2_of_46_layers_has_another_scale_there(layers: int, width: int) -> None:
     """llama.cpp takes 1/sqrt(d_model / n_heads) for it, and 1/sqrt(head_dim) for the others."""

@@ -38,14 +38,27 @@ def require_gguf() -> None:
 
 
 def architecture_for(cfg: ModelConfig, family: str | None = None, imported: str | None = None) -> Architecture:
-    """Returns llama.cpp's architecture for this model, chosen as in `family_for`. Raises ConfigError naming an option that it lacks."""
+    """Returns llama.cpp's architecture for this model, chosen as in `family_for`. Raises ConfigError naming an option that it lacks, and
+    what to do instead."""
     known = {name: one for one in ARCHITECTURES for name in one.families}
     try:
         found = known[family_for(cfg, family, known, imported).name]
     except ConfigError as error:
-        raise ConfigError(f"format=gguf: {error}") from None
+        instead = _instead(cfg, imported)
+        if imported is not None and instead:  # it is as it should be, and not to be trained otherwise
+            raise ConfigError(f"format=gguf: lm writes no {imported} for llama.cpp. {instead}") from None
+        raise ConfigError(f"format=gguf: {error} {instead}".rstrip()) from None
     found.refuse(resolved(cfg))
     return found
+
+
+def _instead(cfg: ModelConfig, imported: str | None) -> str:
+    """Returns the sentence on a model that a family of transformers holds; '' where none does."""
+    try:
+        name = family_for(cfg, imported=imported).name
+    except ConfigError:
+        return ""
+    return f"format=hf writes it as {name}, and llama.cpp's convert_hf_to_gguf.py makes a file of that where llama.cpp knows {name}."
 
 
 def write_gguf(

@@ -7,7 +7,7 @@ from typing import Any
 from lm.ablation.config import StudyConfig
 from lm.cost.count import Counts, count
 from lm.errors import ConfigError
-from lm.schema import find_field, from_tree, members
+from lm.schema import Tree, find_field, from_tree, members
 from lm.training.config import TrainConfig
 
 TOLERANCE = 0.005
@@ -54,14 +54,25 @@ def moved(cfg: TrainConfig, key: str, value: Any) -> TrainConfig:
     if key == "trainer.max_steps":
         share = value / cfg.trainer.max_steps
         tree["schedule"]["warmup_steps"] = round(tree["schedule"]["warmup_steps"] * share)
-        for phase in (*tree["data"]["ramp"], *tree["data"].get("phases", [])):
-            phase["until_step"] = max(1, round(phase["until_step"] * share))
+        for key_of in ("ramp", "phases"):
+            if phases := tree["data"].get(key_of):
+                tree["data"][key_of] = _stretched(phases, share)
     *parents, last = key.split(".")
     section = tree
     for parent in parents:
         section = section[parent]
     section[last] = value
     return from_tree(TrainConfig, tree)
+
+
+def _stretched(phases: list[Tree], share: float) -> list[Tree]:
+    """Returns phases that end at a share of their steps; those that no step is left for are left out."""
+    found: list[Tree] = []
+    for phase in phases:
+        end = max(1, round(phase["until_step"] * share))
+        if not found or end > found[-1]["until_step"]:
+            found.append(phase | {"until_step": end})
+    return found
 
 
 _MEASURES: dict[str, Callable[[TrainConfig], int]] = {"params": lambda cfg: size(cfg).parameters, "flops": lambda cfg: size(cfg).flops}
@@ -103,8 +114,6 @@ def _first(at: Callable[[int], int | None], values: Sequence[int]) -> Iterator[t
 
 
 def _timed(name: str, cfg: TrainConfig, seconds: float, step_s: float) -> TrainConfig:
-    if cfg.data.ramp:
-        raise ConfigError(f"match=time: the steps of variant {name} have unlike batches, and one of them was timed. Drop its data.ramp.")
     steps = max(1, round(seconds / step_s))
     if abs(steps * step_s - seconds) > TOLERANCE * seconds:
         reached = f"variant {name} takes {steps * step_s:.3g} s in {steps} steps where the baseline takes {seconds:.3g} s"

@@ -70,7 +70,7 @@ class Probe(Runs):
         tree |= {"run": {"name": f"{name}-turn-{turn}", "dir": str(self.folder)}, "seed": turn, "logger": {"kind": "jsonl"}}
         tree["trainer"] |= {"max_steps": _STEPS, "log_every": 1, "sample_prompts": []}
         tree["schedule"] |= {"warmup_steps": 0}
-        tree["data"] |= {"val_rows": 1}
+        tree["data"] |= {"val_rows": 1, "ramp": []}
         tree["checkpoint"] |= {"every": _STEPS, "keep_last": 1, "keep_steps": []}
         return Job(tree["run"]["name"], name, turn, from_tree(TrainConfig, tree), "train_s")
 

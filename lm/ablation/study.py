@@ -101,6 +101,9 @@ def new_study(folder: Path, config: StudyConfig, variants: Mapping[str, TrainCon
     plain = {name: plain_config(f"variants.{name}", cfg, config.metric) for name, cfg in variants.items()}
     refuse_equal(plain, config.tune)
     refuse_other_figures(plain, config.baseline, config.metric)
+    if (ramped := next((name for name, cfg in plain.items() if cfg.data.ramp), None)) and (config.match == "time" or config.exchange):
+        asked = "exchange=true" if config.exchange else "match=time"
+        raise ConfigError(f"{asked}: steps of the variant {ramped} have unlike batches, and this counts in steps. Drop its data.ramp.")
     step_s = begun.step_s if begun is not None else {}
     if config.match == "time" and begun is None:
         step_s = measured(folder / "probe", plain, config.threads)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import count
 
 from lm.data.config import DataConfig
-from lm.data.loader import Steps, eval_batches
+from lm.data.loader import Steps, eval_batches, micro_batches
 from lm.data.order import spread
 from lm.data.rows.base import ObjectiveConfig
 from lm.data.rows.build import build_splits
@@ -45,13 +45,13 @@ class Batches:
         self._data, self._seed = data, seed
 
     def steps(self, start: int = 0, micro_batch: int = 8) -> Iterator[tuple[int, list[Batch]]]:
-        """Yields (step, its micro-batches) from `start` on, without end: data.global_batch rows in batches of at most `micro_batch` rows.
+        """Yields (step, its micro-batches) from `start` on, without end: data.global_batch rows, or the fewer of data.ramp, in batches of
+        at most `micro_batch` rows.
 
         A step depends only on the seed and its number, so a loop that starts at step n continues one that ended before step n.
         """
-        rows = Steps(
-            self.train, self._seed, self._data.sizes, micro_batch, rank=0, world=1, train_rows=self._data.train_rows, widest_first=False
-        )
+        size, _ = micro_batches(self._data.global_batch, 1, micro_batch)
+        rows = Steps(self.train, self._seed, self._data.sizes, size, rank=0, world=1, train_rows=self._data.train_rows, widest_first=False)
         return ((step, rows[step]) for step in count(start))
 
     def validation(self, micro_batch: int = 8) -> Iterator[Batch]:

@@ -38,7 +38,9 @@ def read_retrieval(path: Path) -> Retrieval:
         try:
             query, document, score = line["query-id"], line["corpus-id"], int(line["score"])
         except (KeyError, TypeError, ValueError):
-            raise ConfigError(f"{judged}: line {number} is no query-id, corpus-id and score. Head the columns so, with tabs.") from None
+            raise ConfigError(
+                f"{judged}: line {number} is no query-id, corpus-id and whole score. Head the columns so, with tabs."
+            ) from None
         for given, known, name in ((query, queries, "queries"), (document, documents, "corpus")):
             if given not in known:
                 raise ConfigError(f"{judged}: line {number} names {given[:80]!r}, which is not in {name}.jsonl. Restore one of the files.")

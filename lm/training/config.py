@@ -200,7 +200,7 @@ class TrainConfig(TrainSetup):
         """Says whether a step, counted from 0, has the same rate in a run of another length."""
         return self.schedule.factor(step, self.trainer.max_steps) == self.schedule.factor(step, max_steps)
 
-    def _alike(self) -> str | None:
+    def _counts_steps(self) -> str | None:
         """Returns the option that is for steps of equally many rows; None where there is none."""
         asked = {
             "trainer.max_minutes": self.trainer.max_minutes, "numerics.rollbacks": self.numerics.rollbacks,
@@ -244,12 +244,8 @@ class TrainConfig(TrainSetup):
         if self.numerics.rollbacks and self.objective.updates_of_rows() > 1:
             raise ValueError("numerics.rollbacks leaves out the rows of a few steps, and objective.updates reads them again. Drop one.")
         if self.checkpoint.best and self.data.test_frac:
-            raise ValueError(
-                "checkpoint.best: the test is of the last weights, and others are handed on. Set data.test_frac=0, or drop it."
-            )
-        if self.eval.wanted and not self.data.test_frac:
-            raise ValueError("eval: it is asked of the test, and data.test_frac=0 sets no text aside for one. Raise it, such as to 0.5.")
-        if self.data.ramp and (beside := self._alike()) is not None:
+            raise ValueError("checkpoint.best: the test is of the last weights, and others are handed on. Drop one.")
+        if self.data.ramp and (beside := self._counts_steps()) is not None:
             raise ValueError(f"data.ramp makes steps of unlike rows, and {beside} counts on steps that are alike. Drop one.")
         if self.init_optimizer and (self.init_from is None or self.adapter is not None):
             without = "there is no init_from" if self.adapter is None else f"adapter={self.adapter.kind} is new"

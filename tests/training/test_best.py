@@ -70,7 +70,7 @@ def test_a_parent_that_no_step_makes_better_is_handed_on(configure: Configure, t
 
 
 def test_a_test_of_other_weights_than_those_handed_on_is_refused(configure: Configure) -> None:
-    with pytest.raises(ConfigError, match=r"checkpoint.best: the test is of the last weights.* Set data.test_frac=0"):
+    with pytest.raises(ConfigError, match=r"checkpoint.best: the test is of the last weights.* Drop one"):
         train_rank(configure("checkpoint.best=true", "data.test_frac=0.5"))
 
 

@@ -1,5 +1,6 @@
 """data.ramp: steps of fewer rows at the beginning of a run."""
 
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,10 @@ from safetensors.torch import load_file
 
 from lm.ablation.matching import moved, size
 from lm.data.batches import Batches
+from lm.data.layout.mixed import MixConfig
 from lm.data.loader import micro_batches
 from lm.errors import ConfigError
+from lm.schema import from_tree
 from lm.storage.checkpoint import CheckpointReader
 from lm.training.module import TrainModule
 from lm.training.run import train_rank
@@ -76,6 +79,8 @@ EACH_WAY = [
     pytest.param(ranks("ddp"), marks=pytest.mark.slow, id="ddp"),
     pytest.param([*ranks("ddp"), "trainer.micro_batch=1"], marks=pytest.mark.slow, id="ddp, micro-batches"),
     pytest.param([*ranks("fsdp"), "trainer.micro_batch=1"], marks=pytest.mark.slow, id="fsdp, micro-batches"),
+    pytest.param([*ranks("fsdp", tensor=2), "trainer.micro_batch=2"], marks=pytest.mark.slow, id="matrices in slices"),
+    pytest.param([*ranks("ddp", context=2), "trainer.micro_batch=2"], marks=pytest.mark.slow, id="rows in slices"),
     *(
         pytest.param([*ranks(kind), "trainer.micro_batch=1"], marks=[pytest.mark.slow, needs_deepspeed], id=kind)
         for kind in ("zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
@@ -92,6 +97,21 @@ def test_micro_batches_and_ranks_change_nothing(configure: Configure, launch: La
     assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "whole"), rel=2e-3 if "fp16" in str(where) else 1e-5)
 
 
+def test_a_loop_of_ones_own_has_the_micro_batches_of_a_training(configure: Configure) -> None:
+    cfg = configure("data.ramp=[{until_step:1,global_batch:8}]", "data.global_batch=12")
+    data = Batches(cfg.data, cfg.objective, cfg.tokenizer, cfg.model, log=lambda line: None)
+    assert [[len(batch.tokens) for batch in batches] for _, batches in islice(data.steps(), 2)] == [[4, 4], [6, 6]]
+
+
+def test_phases_of_a_mixture_end_with_their_step_whatever_its_rows(tmp_path: Path) -> None:
+    data = [{"name": name, "data": {"kind": "text", "files": "x"}, "weight": 1.0} for name in "ab"]
+    phases = [{"until_step": 4, "weights": {"a": 1.0}}]
+    ramp = [{"until_step": 2, "global_batch": 1}]
+    cfg = from_tree(MixConfig, {"kind": "mix", "sources": data, "phases": phases, "ramp": ramp, "global_batch": 8})
+    source, _ = cfg.mixture({"a": 50, "b": 50}, {"a": 50, "b": 50}, 0, 1).read(0, 34)
+    assert not source[:18].any() and source[18:].tolist().count(1) == 8  # of 2 x 1 and 2 x 8 rows, and of two further steps
+
+
 def test_a_smaller_step_has_no_larger_micro_batch(configure: Configure) -> None:
     """One that fits beside 12 rows on two ranks: 6, and not the 8 that a step of 8 rows would have."""
     ramp = "data.ramp=[{until_step:3,global_batch:8}]"
@@ -104,6 +124,8 @@ def test_time_tokens_and_trial_are_of_the_whole_and_of_full_steps(lm: Lm, config
     assert size(cfg).tokens == 32 * sum(ROWS) == cfg.tokens(12)
     twice = moved(cfg, "trainer.max_steps", 24)
     assert [phase.until_step for phase in twice.data.ramp] == [6, 12] and size(twice).tokens == 2 * size(cfg).tokens
+    assert [(phase.until_step, phase.global_batch) for phase in moved(cfg, "trainer.max_steps", 3).data.ramp] == [(1, 2), (2, 4)]
+    assert [(phase.until_step, phase.global_batch) for phase in moved(cfg, "trainer.max_steps", 2).data.ramp] == [(1, 2)]
     code, out, err = lm("train", *settled(*tiny, *RAMP, "check=true"))
     assert code == 0, err
     assert f"{32 * sum(ROWS):,} tokens in 12 steps" in out and "check: 12 steps take" in out

@@ -13,7 +13,7 @@ from lm import plugins, printing
 from lm.cli.compose import catalog
 from lm.cli.compose.choices import Choices, choices_of
 from lm.cli.compose.finetune import SPECIALS, gentle_choices, gentle_source, gentle_values, parent_of, parent_values, with_one_parent
-from lm.cli.compose.keys import at, check_key, chosen_as_value, of_another_kind, require_section
+from lm.cli.compose.keys import at, check_key, check_section, chosen_as_value, of_another_kind, require_section
 from lm.cli.compose.naming import run_name
 from lm.cli.compose.overrides import Given, parse
 from lm.cli.compose.quoting import as_text
@@ -107,7 +107,7 @@ def compose(overrides: Sequence[str], saved: Layer | None = None) -> Composition
     given = with_one_parent(parse(overrides))
     for item in given:
         if not item.is_group:
-            check_key(item.key, {}, first=True)  # a mistyped section is reported before anything is composed
+            check_section(item.key)  # a mistyped section is reported before anything is composed
     chosen = {item.key: item.value for item in given if item.is_group}
     choices = choices_of(chosen)
     switched = _switched(choices, chosen)

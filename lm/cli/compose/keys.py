@@ -32,9 +32,14 @@ def _leaves(field: FieldInfo, value: object, path: str) -> Iterator[tuple[str, F
         yield path, field
 
 
-def check_key(path: str, tree: Tree, first: bool = False) -> FieldInfo:
-    """Returns the field of a dotted path. Raises ConfigError naming the first part that does not exist, and similar keys that do.  first:
-    look at the first part alone."""
+def check_section(path: str) -> None:
+    """Raises ConfigError, as `check_key`, where the first part of a dotted path does not exist."""
+    if path.partition(".")[0] not in known.root().model_fields:
+        check_key(path, {})
+
+
+def check_key(path: str, tree: Tree) -> FieldInfo:
+    """Returns the field of a dotted path. Raises ConfigError naming the first part that does not exist, and similar keys that do."""
     parts = path.split(".")
     if parts[0] == "plugins":
         raise ConfigError(f"{path}: code is named by a person, never by a config. Write plugins=my_norm.py, or set LM_PLUGINS.")
@@ -45,7 +50,7 @@ def check_key(path: str, tree: Tree, first: bool = False) -> FieldInfo:
     if field is not None and entry_type(field.annotation) is not None:  # keys are free names, and perhaps name a kind
         held = tree.get(parts[0])
         tree = {**tree, parts[0]: kind_from_key({key: {} for key in parts[1:2]} | (held if isinstance(held, dict) else {}))}
-    for n in range(1, 2 if first else len(parts) + 1):
+    for n in range(1, len(parts) + 1):
         parent, (owner, field) = field, find_field(cls, tree, parts[:n])
         if field is None:
             raise ConfigError(_unknown(parts, n, owner, parent, tree))

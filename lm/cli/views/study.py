@@ -25,7 +25,7 @@ def plan(study: Study, tried: Mapping[str, Tried]) -> str:
     tuning = len(FACTORS) * len(study.config.tune_seeds) if study.config.tune else 0
     each = study.config.seeds + tuning
     runs, total = len(study.variants) * each, sum(size(cfg).flops for cfg in study.variants.values()) * each
-    steps = {name: cfg.trainer.max_steps * each for name, cfg in study.variants.items()}
+    steps = {name: each * cfg.tokens(cfg.trainer.max_steps) / cfg.step_tokens for name, cfg in study.variants.items()}
     branches = ""
     if study.config.exchange:
         cfg = study.variants[study.config.baseline]
@@ -44,8 +44,8 @@ def plan(study: Study, tried: Mapping[str, Tried]) -> str:
     return f"{fitted(rows, width())}\n\n{_timed(study, steps, runs, tried)}{said}, {si(total)}FLOPs in all{less}"
 
 
-def _timed(study: Study, steps: Mapping[str, int], runs: int, tried: Mapping[str, Tried]) -> str:
-    """Returns lines on what was measured.  steps: of all runs, by variant."""
+def _timed(study: Study, steps: Mapping[str, float], runs: int, tried: Mapping[str, Tried]) -> str:
+    """Returns lines on what was measured.  steps: of all runs, by variant; one of fewer rows is a part of one."""
     step_s = {name: found.step_s for name, found in tried.items()} or study.step_s
     memory = {name: f", and {found.memory_gib:.2f} GiB at its peak" for name, found in tried.items()}
     lines = [f"{name} takes {seconds:.4g} s a step, measured{memory.get(name, '')}\n" for name, seconds in step_s.items()]

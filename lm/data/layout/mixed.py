@@ -120,11 +120,13 @@ class MixConfig(DataConfig):
 
 
 class MixedRows(Rows):
-    """Row ids number the rows of all sources, source after source.  mixture: decides which rows a step reads; None in a validation.  all:
-    the rows of each source, if there are some that are looked at alone."""
+    """Row ids number the rows of all sources, source after source.  mixture: decides which rows a step reads; None in a validation.
+    by_source: the rows of each source, if there are some that are looked at alone."""
 
-    def __init__(self, parts: Mapping[str, Rows], pad: int, mixture: Mixture | None = None, all: Mapping[str, Rows] | None = None) -> None:
-        self._sources = dict(all or parts)
+    def __init__(
+        self, parts: Mapping[str, Rows], pad: int, mixture: Mixture | None = None, by_source: Mapping[str, Rows] | None = None
+    ) -> None:
+        self._sources = dict(by_source or parts)
         self.names, self._parts, self._pad, self.mixture = list(parts), list(parts.values()), pad, mixture
         self.offsets = np.cumsum([0, *map(len, self._parts)])
         self.n_labels, self.updates = sum(part.n_labels for part in self._parts), self._parts[0].updates

@@ -80,7 +80,7 @@ class Rows(ABC):
         return {}
 
     def at(self, seed: int, places: range, first: int | None = None) -> Ids:
-        """Returns the ids of the rows at these places of a run.  first: only so many rows are read, over and over; None: all."""
+        """Returns (n,) the ids of the rows at n places of a run.  first: only so many rows are read, over and over; None: all."""
         return rows_at(seed, places, len(self), first)
 
     def consumed(self, n: int, seq_len: int) -> dict[str, float]:

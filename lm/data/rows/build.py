@@ -70,7 +70,7 @@ def split_rows(
         for each in stores
         if each
     ]
-    return [rows[""] if "" in rows else MixedRows(data.judged(rows), tokenizer.pad, all=rows) for rows in found]
+    return [rows[""] if "" in rows else MixedRows(data.judged(rows), tokenizer.pad, by_source=rows) for rows in found]
 
 
 def build_rows(

@@ -4,7 +4,7 @@ import math
 
 from lm.data.order import Ids, spread
 from lm.data.rows.base import Rows
-from lm.errors import NumericsError
+from lm.errors import ConfigError, NumericsError
 from lm.generation.decode import eager
 from lm.generation.documents import Documents
 from lm.generation.evaluate import Evaluator, require_labels
@@ -29,6 +29,10 @@ class Validation(RunCallback):
             require_labels(rows, ids, module.run.data.tokenizer, module.cfg.trainer.micro_batch)
         run, cfg = module.run, module.cfg
         if cfg.eval.wanted:
+            if run.splits.test is None:
+                raise ConfigError(
+                    "eval: it is asked of the test, and data.test_frac=0 sets no text aside for one. Raise it, such as to 0.5."
+                )
             require_further(cfg.eval, cfg.objective, cfg.data, run.data, ["test"], module.model.cfg)
 
     def look_at_parent(self, module: TrainModule) -> None:

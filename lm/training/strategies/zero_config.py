@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 OLDEST = "0.19.8"
 """The DeepSpeed that first tells a norm that is not finite on one rank alone. Before, such a step went unnoticed."""
 
+_AHEAD = ("persistence_threshold", "prefetch_bucket_size")  # keep weights whole, or gather them ahead of their use
 _MOST = 10**12
 
 
@@ -161,12 +162,19 @@ class WeightsInSlices(ZeroConfig):
             )
         return None
 
+    def _sets(self, key: str) -> bool:
+        """Whether a size is another than it would be, and not 0."""
+        return getattr(self, key) not in (0, type(self).model_fields[key].default)
+
     def why_not(self, cfg: "TrainSetup") -> str | None:
         if cfg.objective.own_answers:
             drawn = f"objective={cfg.objective.kind} draws answers within a step, and ZeRO-3 keeps weights that it gathered for those"
             return f"{drawn}, which have no gradient. Use strategy=fsdp or ddp."
         if cfg.trainer.compile:
             return "trainer.compile traces through hooks that gather weights, which ZeRO-3 forbids. Leave it out, or use strategy=fsdp."
+        if cfg.trainer.recompute == "selective" and (given := next((key for key in _AHEAD if self._sets(key)), None)):
+            rule = "with trainer.recompute=selective each weight is gathered when it is used, and let go"
+            return f"{given}={getattr(self, given)}: {rule}. Leave it out, or use trainer.recompute=block."
         if (world := cfg.launch.world) % self.hpz_partition_size:
             return f"hpz_partition_size={self.hpz_partition_size} does not divide the {world} ranks of launch. Choose a divisor."
         if self.quantized and cfg.trainer.device == "cpu":

@@ -274,6 +274,10 @@ def test_a_config_that_differs_is_refused_before_any_rank_starts(
         (["strategy=zero1", "optim=adamw", "trainer.ema_decay=0.9"], "trainer.ema_decay needs weights"),
         (["strategy=zero3", "optim=adamw", "trainer.precision=bf16-true"], "trainer.precision=bf16-mixed"),
         (["strategy=zero3", "optim=adamw", "trainer.compile=true"], "trainer.compile"),
+        (
+            ["strategy=zero3", "optim=adamw", "trainer.recompute=selective", "strategy.prefetch_bucket_size=9"],
+            "prefetch_bucket_size=9: with trainer.recompute=selective each weight is gathered when it is used",
+        ),
         (ranks("fsdp", 4, shard=3), "strategy=fsdp: shard=3 ranks hold a copy of the weights, and launch asks for 4, no multiple. Choose"),
         (ranks("ddp", 2, 3), "context=3 ranks hold a row, and devices \\* nodes=2 is not a multiple. Choose a divisor of it"),
         ([*ranks("ddp", 6, 2), "data.global_batch=8"], "data.global_batch=8 is not a multiple of the 3 groups of 2 ranks"),

@@ -58,19 +58,20 @@ def retrieve(
     *,
     prompts: Mapping[str, str] | None = None,
     dims: int | None = None,
-    told: Callable[[str, int], None] = lambda what, n: None,
+    told: Callable[[str, int, int], None] = lambda what, n, n_cut: None,
 ) -> Tree:
     """Returns the figures of a model: ndcg@10, mrr@10 and recall@1, 10 and 100, each the mean over queries, and how many of each there are.
 
     For each query all documents are ranked by the cosine; those of equal ones in their order. A document with the id of the query is left
     out.  prompts: of these `query` and `document` are written before texts.  dims: as in `lm.embed`.  told: called with what is embedded,
-    and how many of it, before that.
+    how many of it, and how many of these are longer than the model reads, before that.
     """
     before, vectors = prompts or {}, list[NDArray[np.float32]]()
     for what, prompt, texts in (("documents", "document", found.documents), ("queries", "query", found.queries)):
-        told(what, len(texts))
         read = read_texts(model, tokenizer, [before.get(prompt, "") + text for text in texts.values()])
-        vectors.append(np.stack(Embedding(model, read, dims=dims).all()))
+        embedding = Embedding(model, read, dims=dims)
+        told(what, embedding.n, embedding.n_cut)
+        vectors.append(np.stack(embedding.all()))
     names, ranked = [*found.documents], list[list[str]]()
     most, queries = max(AT, *FURTHER), [*found.queries]
     rows = max(1, _MOST // len(names))

@@ -61,6 +61,16 @@ def test_documents_are_ranked_by_their_cosine_without_the_query_itself(made: Pat
     assert 0 < found["ndcg@10"] < 1 and not torch.allclose(texts[:, 0], texts[:, 1])
 
 
+def test_texts_that_are_cut_are_told(made: Path, lm: Lm) -> None:
+    """Seen to fail: they were read in part without a word."""
+    with (made / "corpus.jsonl").open("a") as file:
+        file.write(json.dumps({"_id": "long", "text": "wet " * 20}) + "\n")
+    assert (
+        "6 documents to embed; the ends of 1, longer than the model reads, are left out\n"
+        in lm("eval", "from=made", f"retrieval={made}")[2]
+    )
+
+
 def test_the_figures_are_printed(made: Path, lm: Lm) -> None:
     code, out, err = lm("eval", "from=made", f"retrieval={made}", "format=json")
     found = json.loads(out)
@@ -96,6 +106,7 @@ def test_files_that_do_not_fit_are_refused_by_name(made: Path, file: str, text: 
         (["retrieval=beir", "tasks=arc_easy"], "retrieval: it has no tasks. Leave one of them out."),
         (["retrieval=beir", "micro_batch=2"], "retrieval: it has no micro_batch. Leave one of them out."),
         (["retrieval=beir", "data=text"], "data: there is no such key."),
+        (["dims=8", "tasks=arc_easy"], "dims=8: it is of vectors"),
         (["dims=8"], "dims=8: it is of vectors, and without retrieval none are made."),
     ],
 )

@@ -15,12 +15,12 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
     "adapter.targets": "lora_target lora_target_modules target_modules",
     "adapter.whole": "additional_target lora_modules_to_save modules_to_save trainable_token_indices",
     "adapter=lora": "finetuning_type lora peft peft_config qlora use_lora use_peft",
+    "checkpoint.background": "async_mode async_save",
     "checkpoint.best": "load_best_model_at_end save_best",
     "checkpoint.every": (
         "checkpoint.interval checkpoint_every checkpoint_interval ckpt_every ckpt_interval save_every save_interval save_steps"
         " save_strategy"
     ),
-    "checkpoint.background": "async_mode async_save",
     "checkpoint.keep_last": "keep max_to_keep save_total_limit save_top_k",
     "data.files": "corpus data_dir data_path dataset_path file input input_file path text text_file train_data train_file train_files",
     "data.global_batch": "batch batch_size bs global_batch_size train_batch_size",

@@ -81,13 +81,13 @@ class Eval(Verb):
             rows = [(name, f"{value:,}" if isinstance(value, int) else f"{value:.4f}") for name, value in ranked.items()]
             answer(json.dumps(ranked) if self.format == "json" else table(rows, ""))
             return
+        if self.dims is not None:
+            raise ConfigError(f"dims={self.dims}: it is of vectors, and without retrieval none are made. Set that, or leave it out.")
         if self.tasks is not None:
             self.refuse(rest)
             told = self._ask_tasks(model, self.tasks.split(","))
             answer(json.dumps(told, allow_nan=False, default=str) if self.format == "json" else table(_metrics(told), ""))
             return
-        if self.dims is not None:
-            raise ConfigError(f"dims={self.dims}: it is of vectors, and without retrieval none are made. Set that, or leave it out.")
         if given := sorted(self.model_fields_set & _OF_TASKS):
             raise ConfigError(f"{', '.join(given)}: only tasks have that, and none are named. Write tasks=arc_easy, or leave it out.")
         saved = read_config(model)
@@ -120,10 +120,11 @@ class Eval(Verb):
         judged, prompts = read_retrieval(path), read_config(model).get("prompts") or {}
         used = [f"{name}: {prompts[name]!r:.60}" for name in ("query", "document") if name in prompts]
         note(f"prompts before texts: {'; '.join(used) or 'none'}")
-        return retrieve(
-            *load(model, self.device, dtype=self.dtype), judged, prompts=prompts, dims=self.dims,
-            told=lambda what, n: note(f"{n:,} {what} to embed"),
-        )  # fmt: skip
+
+        def told(what: str, n: int, n_cut: int) -> None:
+            note(f"{n:,} {what} to embed" + (f"; the ends of {n_cut:,}, longer than the model reads, are left out" if n_cut else ""))
+
+        return retrieve(*load(model, self.device, dtype=self.dtype), judged, prompts=prompts, dims=self.dims, told=told)
 
     def _ask_tasks(self, model: Path, tasks: list[str]) -> Tree:
         try:

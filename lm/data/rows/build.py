@@ -41,8 +41,8 @@ def build_splits(cfg: ObjectiveConfig, data: DataConfig, prepared: Prepared, mod
     mixture = data.mixture({name: len(found) for name, found in train.items()}, tokens, seed, cfg.updates_of_rows())
     if mixture is None:
         return Splits(train[""], val[""], {}, test.get(""))
-    watched = MixedRows(data.judged(test), pad) if test else None
-    return Splits(MixedRows(train, pad, mixture), MixedRows(data.judged(val), pad), val, watched)
+    tested = MixedRows(data.judged(test), pad) if test else None
+    return Splits(MixedRows(train, pad, mixture), MixedRows(data.judged(val), pad), val, tested)
 
 
 def _seeds(prepared: Prepared, seed: int) -> dict[str, int]:

@@ -22,7 +22,7 @@ from lm.hf.io.family import Family, Pair, resolved
 from lm.hf.io.peft import CONFIG, WEIGHTS, Low, modules, probes, transposed
 from lm.hf.io.transforms import Copies
 from lm.hf.io.whole import PREFIX, from_modules, with_rows_of
-from lm.hf.io.within import apart, of_whole, within
+from lm.hf.io.within import has_root, of_whole, within
 from lm.nn.stack import ModelConfig
 from lm.nn.transformer import build_model
 from lm.schema import Tree
@@ -115,16 +115,16 @@ def _stored(folder: Path) -> dict[str, Tensor]:
 
 def _within_alone(config: Tree, tensors: Mapping[str, Tensor], say: Callable[[str], None]) -> tuple[Tree, dict[str, Tensor]]:
     """Returns config and tensors of an adapter of a model of several kinds of inputs as those of one of its text model."""
-    named_apart = apart(tensors.keys())
-    names = {key: within(key.removeprefix(PREFIX), named_apart) for key in tensors}
+    rooted = has_root(tensors.keys())
+    names = {key: within(key.removeprefix(PREFIX), rooted) for key in tensors}
     if others := [key for key, name in names.items() if name is None]:
         parts = ", ".join(dict.fromkeys(".".join(key.removeprefix(PREFIX).split(".")[:2]) for key in others))
         say(f"{WEIGHTS}: left out: {counted(len(others), 'tensor')} of other inputs ({parts[:200]})")
     saved = [name for name in config.get("modules_to_save") or () if not any(f".{name}." in f".{key}" for key in others)]
-    found: Tree = {"modules_to_save": [within(name, named_apart) or name for name in saved]}
+    found: Tree = {"modules_to_save": [within(name, rooted) or name for name in saved]}
     for key in ("alpha_pattern", "trainable_token_indices"):
         if isinstance(named := config.get(key), dict):
-            found[key] = {within(name, named_apart) or name: value for name, value in named.items()}
+            found[key] = {within(name, rooted) or name: value for name, value in named.items()}
     return config | found, {PREFIX + name: tensors[key] for key, name in names.items() if name is not None}
 
 

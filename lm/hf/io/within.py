@@ -133,8 +133,8 @@ class TextFiles:
 
     def __init__(self, files: Files, text: Tree) -> None:
         """text: `text_config`."""
-        self._files, named_apart = files, apart(files.names)
-        self._where = {key: name for name in files.names if (key := within(name, named_apart)) is not None}
+        self._files, rooted = files, has_root(files.names)
+        self._where = {key: name for name in files.names if (key := within(name, rooted)) is not None}
         self._experts = _matrices(self._where, text) if text.get("model_type") in _FUSED else {}
         whole = {matrix.name for matrix in self._experts.values()}
         self.names = {key for key, name in self._where.items() if name not in whole} | self._experts.keys()
@@ -170,21 +170,21 @@ class TextFiles:
         return found
 
 
-def apart(names: Collection[str]) -> bool:
+def has_root(names: Collection[str]) -> bool:
     """Returns whether the tensors of a text model have a root of their own among these names."""
     return any(root in name for name in names for root in _ROOTS)
 
 
 def of_whole(names: Collection[str]) -> bool:
     """Returns whether these are names of tensors of a model of several kinds of inputs. Some have those of a text model alone."""
-    return apart(names) or any(name.startswith(_THINKER) for name in names)
+    return has_root(names) or any(name.startswith(_THINKER) for name in names)
 
 
-def within(name: str, apart: bool) -> str | None:
-    """Returns the name that a tensor, or a module, of the text model has there; None for any other.  apart: as `apart` says of all."""
+def within(name: str, rooted: bool) -> str | None:
+    """Returns the name that a tensor, or a module, of the text model has there; None for any other.  rooted: as `has_root` says of all."""
     name = name.removeprefix(_THINKER)
     for root in _ROOTS:
         if name.startswith(root) or f".{root}" in name:
             return name.replace(root, "", 1)
-    beside = not apart and name.startswith("model.") and not name.startswith("model.visual.")
+    beside = not rooted and name.startswith("model.") and not name.startswith("model.visual.")
     return name if name.partition(".")[0] in _HEADS or beside else None

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import pairwise
+from math import ceil
 from typing import Self
 
 from pydantic import Field
@@ -38,6 +40,11 @@ class Sizes:
         """Returns the rows of all steps before this one."""
         ends = [0, *(min(end, step) for end, _ in self.phases), step]
         return sum(rows * (stop - start) for (start, stop), rows in zip(pairwise(ends), self.all(), strict=True))
+
+    def until(self, rows: Fraction) -> int:
+        """Returns how many steps read so many rows, the last of them perhaps more."""
+        start = next((end for end, _ in reversed(self.phases) if self.before(end) < rows), 0)
+        return start + ceil((rows - self.before(start)) / self.of(start))
 
     def each(self, count: Callable[[int], int]) -> Self:
         """Returns the same phases with what this makes of the rows of a step, such as its micro-batches."""

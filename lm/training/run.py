@@ -30,6 +30,7 @@ from lm.training.callbacks.console import Console
 from lm.training.commit import commit
 from lm.training.config import TrainConfig
 from lm.training.deterministic import deterministic
+from lm.training.epochs import rows_of_epoch
 from lm.training.journal import Journal
 from lm.training.launch.agreement import require_same, require_same_config, require_started
 from lm.training.launch.ranks import Ranks, device_kind
@@ -204,8 +205,7 @@ def _describe(module: "TrainModule", rows: str) -> None:
     cfg, run, counts = module.cfg, module.run, module.counts
     at = f"resumes at step {module.step:,}" if module.step else "starts"
     frozen = f" ({si(module.n_frozen)} frozen)" if module.n_frozen else ""
-    n_rows = min(len(run.splits.train), cfg.data.train_rows or len(run.splits.train))
-    epochs = cfg.data.sizes.before(run.max_steps) / n_rows / run.splits.train.updates
+    epochs = cfg.data.sizes.before(run.max_steps) / rows_of_epoch(cfg, run.splits.train) / run.splits.train.updates
     fewer = f"{cfg.data.ramp[0].global_batch} to " if cfg.data.ramp else ""
     texts = f" x {cfg.objective.texts} texts" if cfg.objective.texts > 1 else ""
     run.journal.console.say(

@@ -18,7 +18,7 @@ class TrainerConfig(Config):
     recompute_every: int = Field(1, gt=0)
     """Every n-th block does so."""
     max_steps: int = Field(gt=0)
-    """Optimizer steps in all."""
+    """Optimizer steps in all. A text such as 3epochs or 10Mtokens is counted in steps before the run starts."""
     max_minutes: float | None = Field(None, gt=0)
     """Minutes of stepping, validations and saves left out, that end a run before max_steps do; the rate decays in time. null: no limit."""
     micro_batch: int = Field(8, gt=0, le=MOST)

@@ -1,3 +1,5 @@
+from fractions import Fraction
+
 import pytest
 
 from lm.data.kinds import TextConfig
@@ -11,6 +13,13 @@ def test_places_follow_each_other_over_all_phases() -> None:
     assert [len(sizes.places(step)) for step in range(8)] == [2, 2, 2, 4, 4, 8, 8, 8]
     assert [place for step in range(8) for place in sizes.places(step)] == list(range(38))
     assert [sizes.before(step) for step in (0, 1, 3, 4, 5, 7)] == [0, 2, 6, 10, 14, 30]
+
+
+def test_so_many_rows_are_read_by_the_fewest_steps() -> None:
+    for sizes in (Sizes(8), Sizes(8, ((3, 2), (5, 4)))):
+        for rows in (Fraction(n, 3) for n in range(120)):
+            steps = sizes.until(rows)
+            assert sizes.before(steps) >= rows and (steps == 0 or sizes.before(steps - 1) < rows)
 
 
 def test_what_is_counted_of_each_step_keeps_the_phases() -> None:

@@ -6,82 +6,24 @@ from outside, its values for that section are kept only for keys that the new op
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from lm import plugins, printing
+from lm import plugins
 from lm.cli.compose import catalog
 from lm.cli.compose.choices import Choices, choices_of
 from lm.cli.compose.finetune import SPECIALS, gentle_choices, gentle_source, gentle_values, parent_of, parent_values, with_one_parent
 from lm.cli.compose.keys import at, check_key, check_section, chosen_as_value, of_another_kind, require_section
+from lm.cli.compose.layers import SPOKEN, Composition, Layer, merged, shorter_warmup
 from lm.cli.compose.naming import run_name
 from lm.cli.compose.overrides import Given, parse
 from lm.cli.compose.quoting import as_text
 from lm.cli.listing import known
 from lm.errors import ConfigError
-from lm.schema import C, Tree, did_you_mean, entry_type, find_field, flatten, from_tree, kind_from_key, nest, variants
+from lm.schema import Tree, did_you_mean, find_field, flatten
 
 if TYPE_CHECKING:
     from lm.training.config import TrainConfig
-
-
-@dataclass
-class Layer:
-    """Values by dotted path from one source."""
-
-    label: str  # "preset", "recipe", ..., "command line"
-    source: str  # a file, or a reason
-    values: dict[str, Any]
-
-
-@dataclass
-class Composition:
-    """The composed layers of values for `lm train`, not validated yet."""
-
-    layers: list[Layer]  # weakest first
-    choices: Choices
-    notes: list[str]  # for the user: values left out, for example
-
-    @property
-    def tree(self) -> Tree:
-        """The merged values of all layers."""
-        return merged(self.layers)
-
-    def stated(self, path: str) -> list[tuple[Layer, Any]]:
-        """Returns (layer, value) for each layer that sets this path, weakest first: the last one wins."""
-        return [(layer, layer.values[path]) for layer in self.layers if path in layer.values]
-
-    def full(self) -> Tree:
-        """Returns all values, defaults included, as in a frozen config. Raises ConfigError for a value that does not fit its field."""
-        return self._checked(known.root(), self.tree).tree()
-
-    def config(self) -> "TrainConfig":
-        """Returns the validated TrainConfig. Raises ConfigError, which names the file where a value in a file is wrong."""
-        listed = known.root()
-        found: Any = self._checked(listed, self.tree)
-        if listed is not (real := known.real()):
-            found = self._checked(real, self.tree)
-        used = plugins.used(found)
-        return found.replace(plugins=used) if used else found
-
-    def part(self, cls: type[C], **sections: Tree) -> C:
-        """Returns a validated `cls`, made of the composed sections that it has as fields; `sections` replace composed ones."""
-        tree = self.tree | sections
-        return self._checked(cls, {key: tree[key] for key in cls.model_fields if key in tree})
-
-    def tell(self) -> None:
-        """Prints the notes."""
-        for note in self.notes:
-            printing.note(note)
-
-    def _checked(self, cls: type[C], tree: Tree) -> C:
-        try:
-            return from_tree(cls, tree)
-        except ConfigError as error:
-            said = self.stated(error.sentence.partition(":")[0])
-            if not said or said[-1][0].label == "command line":
-                raise
-            raise ConfigError(f"{said[-1][0].source}: {error.sentence}") from error
 
 
 def compose_config(overrides: Sequence[str], recipe: str | None = None) -> "TrainConfig":
@@ -125,30 +67,21 @@ def compose(overrides: Sequence[str], saved: Layer | None = None) -> Composition
         notes = [note for note in notes if note.partition("=")[0] not in gentle]
     if parent is not None:
         layers = _with_parent(layers, parent, given, recipe)
-    spoken = Layer("command line", "", {})
+    spoken = Layer(SPOKEN, "", {})
     for item in sorted(given, key=lambda item: not item.key.endswith(".kind")):  # a kind before its keys
         if not item.is_group:
             apply(item, layers, spoken)
         elif item.value is None:
             _forget(item.key.replace("/", "."), layers)
-    if saved is None and (short := _short(layers, spoken)) is not None:
+    if saved is None and (short := shorter_warmup([*layers, spoken])) is not None:
         layers.append(short)
-        notes = [*notes, f"schedule.warmup_steps={short.values['schedule.warmup_steps']}: {short.source}. Give another, if you want it"]
+        notes = [*notes, short.told()]
     if "run.name" not in spoken.values:
         named = [layer for layer in layers if "run.name" in layer.values and saved is None]
         notes += [f"run.name: left out {layer.values['run.name']} ({layer.source}); runs are named after what they do" for layer in named]
         layers.append(Layer("derived from recipe and overrides", "", {"run.name": run_name(given)}))
     found = Composition([*layers, spoken], choices, notes)
     return replace(found, notes=[*notes, *_of_parent(found, parent, gentle)]) if parent is not None and saved is None else found
-
-
-def _short(layers: Sequence[Layer], spoken: Layer) -> Layer | None:
-    """Returns a layer with a shorter warm-up, where the command line makes the run shorter than the files' warm-up; else None."""
-    steps, values = spoken.values.get("trainer.max_steps"), {path: v for layer in layers for path, v in layer.values.items()}
-    before = values.get("schedule.warmup_steps")
-    if not isinstance(steps, int) or not isinstance(before, int) or before < steps or "schedule.warmup_steps" in spoken.values:
-        return None
-    return Layer("short run", f"a tenth of the {steps} steps, as {before} would not end in them", {"schedule.warmup_steps": steps // 10})
 
 
 def _of_parent(found: Composition, parent: str, gentle: Mapping[str, str | None]) -> list[str]:
@@ -191,21 +124,6 @@ def _with_parent(layers: list[Layer], parent: str, given: Sequence[Given], recip
     if isinstance(context, int) and isinstance(rows, int) and rows > context:
         values["data.seq_len"] = context
     return [*layers, Layer("checkpoint", parent, values)]
-
-
-def merged(layers: Sequence[Layer]) -> Tree:
-    tree = nest(_seeds_apart({path: value for layer in layers for path, value in layer.values.items()}))
-    named = [key for key, field in known.root().model_fields.items() if key in tree and entry_type(field.annotation) is not None]
-    return tree | {key: kind_from_key(tree[key]) for key in named}
-
-
-def _seeds_apart(values: Tree) -> Tree:
-    """Returns values with a single seed split up: seed=0 and seed.init=1 -> seed.init=1, and 0 for the other seeds."""
-    if not any(path.startswith("seed.") for path in values):
-        return values
-    seeds = variants(known.root().model_fields["seed"].annotation)[""]
-    rest = {path: value for path, value in values.items() if path != "seed"}
-    return {f"seed.{name}": values.get("seed", 0) for name in seeds.model_fields} | rest
 
 
 def _switched(choices: Choices, chosen: Mapping[str, str | None]) -> set[str]:

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from lm.cli.compose import catalog
-from lm.cli.compose.compose import Layer, apply, leave_out, merged
+from lm.cli.compose.compose import apply, leave_out
+from lm.cli.compose.layers import Layer, merged
 from lm.cli.compose.overrides import parse
 from lm.errors import ConfigError
 from lm.schema import Tree, flatten

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from lm.cli.compose.arguments import overrides_of
-from lm.cli.compose.compose import Composition, Layer, compose
+from lm.cli.compose.compose import compose
+from lm.cli.compose.layers import Composition, Layer
 from lm.cli.compose.quoting import path_of
 from lm.errors import ConfigError
 from lm.printing import note

@@ -125,7 +125,8 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
     "run.name": "exp_name experiment run_name task_name",
     "schedule": "lr_decay_style lr_schedule lr_scheduler lr_scheduler_type scheduler",
     "schedule.final_frac": "final_lr lr_min min_lr min_lr_ratio",
-    "schedule.warmup_steps": "lr_warmup_iters lr_warmup_steps num_warmup_steps warmup warmup_iters warmup_ratio",
+    "schedule.warmup_steps": "lr_warmup_iters lr_warmup_steps num_warmup_steps warmup warmup_iters",
+    "schedule.warmup_steps=3%": "lr_warmup_fraction warmup_fraction warmup_ratio",
     "strategy=ddp": "ddp",
     "strategy=fsdp": "fsdp",
     "strategy=zero2": "deepspeed zero",
@@ -133,10 +134,9 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
     "tokenizer.vocab_size": "vocab vocab_size vocabulary vocabulary_size",
     "trainer.early_stop": "early_stopping early_stopping_patience patience",
     "trainer.log_every": "log_freq log_interval log_steps metrics.log_freq logging_steps logging_strategy",
-    "trainer.max_steps": (
-        "epochs iterations iters max_duration max_epochs max_iters max_tokens n_iters n_steps num_epochs num_steps num_train_epochs steps"
-        " token_budget tokens train_iters train_samples train_steps train_tokens"
-    ),
+    "trainer.max_steps": "iterations iters max_duration max_iters n_iters n_steps num_steps steps train_iters train_samples train_steps",
+    "trainer.max_steps=10Mtokens": "max_tokens token_budget tokens train_tokens",
+    "trainer.max_steps=3epochs": "epochs max_epochs num_epochs num_train_epochs",
     "trainer.micro_batch": (
         "accumulation batch batch_size device_batch_size device_train_microbatch_size grad_accum gradient_accumulation_steps"
         " local_batch_size micro_batch_size per_device_train_batch_size"

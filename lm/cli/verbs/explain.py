@@ -4,8 +4,9 @@ from pydantic.fields import FieldInfo
 
 from lm.cli.compose import catalog
 from lm.cli.compose.arguments import overrides_of
-from lm.cli.compose.compose import Composition, compose
+from lm.cli.compose.compose import compose
 from lm.cli.compose.keys import at, check_key, choosing, fields
+from lm.cli.compose.layers import Composition
 from lm.cli.listing import known
 from lm.cli.verb import Verb
 from lm.cli.views.text import choices, default_text, sentence, type_text, value_text

@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from lm.cli.compose.arguments import overrides_of
-from lm.cli.compose.compose import Layer, compose
+from lm.cli.compose.compose import compose
 from lm.cli.compose.finetune import FURTHER
+from lm.cli.compose.layers import Layer
 from lm.cli.compose.quoting import quoted
 from lm.cli.verb import Verb
 from lm.printing import answer, note

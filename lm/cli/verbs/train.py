@@ -8,8 +8,9 @@ import lm
 from lm import plugins
 from lm.cli.compose import catalog
 from lm.cli.compose.arguments import FLAGS, parse_call
-from lm.cli.compose.compose import Composition, compose, compose_config
+from lm.cli.compose.compose import compose, compose_config
 from lm.cli.compose.keys import fields
+from lm.cli.compose.layers import Composition
 from lm.cli.compose.overrides import expand
 from lm.cli.listing import known
 from lm.cli.verb import Verb

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from lm.adapters.adapter import n_weights
-from lm.cli.compose.compose import Composition
+from lm.cli.compose.layers import Composition
 from lm.cli.views.outline import outline
 from lm.cost.count import Counts, count
 from lm.cost.memory import Memory, Setting, memory

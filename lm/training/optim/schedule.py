@@ -2,11 +2,19 @@
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from lm.schema import Slot
+
+
+def _half_cosine(done: float) -> float:
+    return (1 - math.cos(math.pi * done)) / 2
+
+
+_FORMS: dict[str, Callable[[float], float]] = {"linear": lambda done: done, "cosine": _half_cosine, "sqrt": math.sqrt}
 
 
 class ScheduleConfig(Slot, group="schedule"):
@@ -16,7 +24,7 @@ class ScheduleConfig(Slot, group="schedule"):
     """Whether the rate of a step depends on how long the run is."""
 
     warmup_steps: int = Field(0, ge=0)
-    """Steps of linear rise to the peak."""
+    """Steps of linear rise to the peak; a text such as 3% is a share of the run."""
 
     def factor(self, step: int, max_steps: int) -> float:
         """Returns the learning rate of a step, counted from 0, as a part of the peak. Warm-up is (step + 1) / warmup_steps."""
@@ -38,6 +46,18 @@ class ConstantConfig(ScheduleConfig):
         return 1.0
 
 
+class InverseSqrtConfig(ScheduleConfig):
+    """Warm-up, then the peak times the square root of warmup_steps / step (Vaswani et al. 2017, arXiv:1706.03762, section 5.3), for runs
+    whose end is not known."""
+
+    of_length = False
+
+    kind: Literal["inverse_sqrt"] = "inverse_sqrt"
+
+    def after_warmup(self, step: int, max_steps: int) -> float:
+        return math.sqrt(max(self.warmup_steps, 1) / max(step, 1))
+
+
 class LinearConfig(ScheduleConfig):
     """Warm-up, then a straight line down."""
 
@@ -57,22 +77,23 @@ class CosineConfig(ScheduleConfig):
     """Learning rate that the decay ends at, as a part of the peak."""
 
     def after_warmup(self, step: int, max_steps: int) -> float:
-        done = _done(step, self.warmup_steps, max_steps)
-        return 1 - (1 - self.final_frac) * ((1 - math.cos(math.pi * done)) / 2)
+        return 1 - (1 - self.final_frac) * _half_cosine(_done(step, self.warmup_steps, max_steps))
 
 
 class WSDConfig(ScheduleConfig):
-    """Warm-up, stable, linear decay over the last part (Hu et al. 2024, arXiv:2404.06395)."""
+    """Warm-up, stable, decay over the last part (Hu et al. 2024, arXiv:2404.06395)."""
 
     kind: Literal["wsd"] = "wsd"
     decay_frac: float = Field(0.5, gt=0, le=1)
     """Part of all steps spent decaying."""
+    decay: Literal["linear", "cosine", "sqrt"] = "linear"
+    """Its form: a line, half a cosine, or 1 - sqrt(part done), which falls fast at first (Hägele et al. 2024, arXiv:2405.18392)."""
     final_frac: float = Field(0.0, ge=0, le=1)
     """Learning rate that the decay ends at, as a part of the peak."""
 
     def after_warmup(self, step: int, max_steps: int) -> float:
         start = max(self.warmup_steps, max_steps - round(self.decay_frac * max_steps))
-        return 1 - (1 - self.final_frac) * _done(step, start, max_steps)
+        return 1 - (1 - self.final_frac) * _FORMS[self.decay](_done(step, start, max_steps))
 
 
 def _done(step: int, start: int, max_steps: int) -> float:

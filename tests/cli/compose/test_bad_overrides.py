@@ -44,7 +44,7 @@ MISTAKES = {
     "misspelt section": (["optm.lr=1"], ["optm: there is no such key", "Did you mean 'optim'?"]),
     "key without its section": (["n_layers=3"], ["n_layers: there is no such key", "Did you mean 'model.n_layers'?"]),
     "key below a value": (["optim.lr.x=1"], ["optim.lr.x", "optim.lr is a value"]),
-    "wrong type": (["trainer.max_steps=many"], ["trainer.max_steps: 'many' does not fit", "integer"]),
+    "wrong type": (["trainer.max_steps=many"], ["trainer.max_steps: 'many' does not fit", "Give steps such as 300"]),
     "float for int": (["seed=1.5"], ["seed: 1.5 does not fit", "integer"]),
     "huge float for int": (["trainer.max_steps=1e30"], ["trainer.max_steps: 1e+30 does not fit", "must be a valid integer."]),
     "whole float for int": (["trainer.max_steps=1e3"], ["trainer.max_steps: 1000.0 does not fit", "a valid integer: write 1000."]),
@@ -155,7 +155,10 @@ def test_unknown_verb_is_answered_with_the_nearest(lm: Lm, args: list[str], near
 
 
 MEANT = {
-    "'trainer.max_steps'": "steps max_step epochs num_train_epochs max_iters trainer.steps",
+    "'trainer.max_steps'": "steps max_step max_iters trainer.steps",
+    "'trainer.max_steps=3epochs'": "epochs num_train_epochs trainer.max_epochs",
+    "'trainer.max_steps=10Mtokens'": "max_tokens",
+    "'schedule.warmup_steps=3%'": "warmup_ratio",
     "'optim.lr'": "lr lrr learning_rate trainer.lr optim.learning_rate",
     "'data.global_batch' or 'trainer.micro_batch'": "batch_size batch model.batch_size",
     "'trainer.micro_batch'": "micro_batch_size per_device_train_batch_size trainer.batch_size",
@@ -165,7 +168,7 @@ MEANT = {
     "'launch.devices'": "gpus num_gpus nproc_per_node",
     "'checkpoint.every'": "save_every save_steps trainer.save_every",
     "'trainer.val_every'": "eval_every eval_interval trainer.eval_steps",
-    "'schedule.warmup_steps'": "warmup warmup_ratio optim.warmup schedule.warmup",
+    "'schedule.warmup_steps'": "warmup optim.warmup schedule.warmup",
     "'data.seq_len'": "seq_len block_size max_length data.context",
     "'data.seq_len' or 'model.max_seq_len'": "context",
     "'model.dropout'": "dropout",

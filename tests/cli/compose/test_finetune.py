@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from lm.cli.compose import catalog
-from lm.cli.compose.compose import Composition, compose
+from lm.cli.compose.compose import compose
+from lm.cli.compose.layers import Composition
 from lm.errors import CheckpointError
 from lm.storage.model_folder import resolve_model, save_model
 from lm.training.optim.adamw import AdamWConfig

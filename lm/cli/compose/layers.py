@@ -1,0 +1,120 @@
+"""Layers of config values, weakest first, and the config that they make."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from lm import plugins, printing
+from lm.cli.compose.choices import Choices
+from lm.cli.compose.lengths import WARMUP, WHOLE, beginning, in_steps, spelled
+from lm.cli.listing import known
+from lm.errors import ConfigError
+from lm.schema import C, Tree, entry_type, from_tree, kind_from_key, nest, variants
+
+if TYPE_CHECKING:
+    from lm.training.config import TrainConfig
+
+SPOKEN, _COUNTED = "command line", "counted in steps"
+_FROM_USER = (SPOKEN, _COUNTED)
+
+
+@dataclass
+class Layer:
+    """Values by dotted path from one source."""
+
+    label: str  # "preset", "recipe", ..., "command line"
+    source: str  # a file, or a reason
+    values: dict[str, Any]
+
+    def told(self) -> str:
+        """Returns a note on the layer's only value, which the user did not choose."""
+        [(path, value)] = self.values.items()
+        return f"{path}={value}: {self.source}. Give another, if you want it"
+
+
+@dataclass
+class Composition:
+    """The composed layers of values for `lm train`, not validated yet."""
+
+    layers: list[Layer]  # weakest first
+    choices: Choices
+    notes: list[str]  # for the user: values left out, for example
+
+    @property
+    def tree(self) -> Tree:
+        """The merged values of all layers."""
+        return merged(self.layers)
+
+    def stated(self, path: str) -> list[tuple[Layer, Any]]:
+        """Returns (layer, value) for each layer that sets this path, weakest first: the last one wins."""
+        return [(layer, layer.values[path]) for layer in self.layers if path in layer.values]
+
+    def full(self) -> Tree:
+        """Returns all values, defaults included, as in a frozen config. Raises ConfigError for a value that does not fit its field."""
+        self._count()
+        return self._checked(known.root(), self.tree).tree()
+
+    def config(self) -> "TrainConfig":
+        """Returns the validated TrainConfig. Raises ConfigError, which names the file where a value in a file is wrong."""
+        self._count()
+        listed = known.root()
+        found: Any = self._checked(listed, self.tree)
+        if listed is not (real := known.real()):
+            found = self._checked(real, self.tree)
+        used = plugins.used(found)
+        return found.replace(plugins=used) if used else found
+
+    def part(self, cls: type[C], **sections: Tree) -> C:
+        """Returns a validated `cls`, made of the composed sections that it has as fields; `sections` replace composed ones."""
+        tree = self.tree | sections
+        return self._checked(cls, {key: tree[key] for key in cls.model_fields if key in tree})
+
+    def tell(self) -> None:
+        """Prints the notes."""
+        for note in self.notes:
+            printing.note(note)
+
+    def _count(self) -> None:
+        """Adds lengths that are no steps, such as 3epochs, in steps."""
+        if not (lengths := spelled(self.tree)):
+            return
+        cfg = replace(self, layers=[*self.layers, Layer(_COUNTED, "", beginning(lengths))]).config()
+        steps, notes = in_steps(cfg, lengths)
+        self.layers.append(Layer(_COUNTED, ", ".join(f"{key}={each.text}" for key, each in lengths.items()), steps))
+        if (short := shorter_warmup(self.layers)) is not None:
+            self.layers.append(short)
+            notes.append(short.told())
+        self.notes = [*self.notes, *notes]
+
+    def _checked(self, cls: type[C], tree: Tree) -> C:
+        try:
+            return from_tree(cls, tree)
+        except ConfigError as error:
+            said = self.stated(error.sentence.partition(":")[0])
+            if not said or said[-1][0].label == SPOKEN:
+                raise
+            raise ConfigError(f"{said[-1][0].source}: {error.sentence}") from error
+
+
+def merged(layers: Sequence[Layer]) -> Tree:
+    tree = nest(_seeds_apart({path: value for layer in layers for path, value in layer.values.items()}))
+    named = [key for key, field in known.root().model_fields.items() if key in tree and entry_type(field.annotation) is not None]
+    return tree | {key: kind_from_key(tree[key]) for key in named}
+
+
+def _seeds_apart(values: Tree) -> Tree:
+    """Returns values with a single seed split up: seed=0 and seed.init=1 -> seed.init=1, and 0 for the other seeds."""
+    if not any(path.startswith("seed.") for path in values):
+        return values
+    seeds = variants(known.root().model_fields["seed"].annotation)[""]
+    rest = {path: value for path, value in values.items() if path != "seed"}
+    return {f"seed.{name}": values.get("seed", 0) for name in seeds.model_fields} | rest
+
+
+def shorter_warmup(layers: Sequence[Layer]) -> Layer | None:
+    """Returns a layer with a shorter warm-up, where the command line makes the run shorter than the files' warm-up; else None."""
+    said = {path: (layer.label, value) for layer in layers for path, value in layer.values.items()}
+    (by, steps), (of, before) = said.get(WHOLE, ("", None)), said.get(WARMUP, ("", None))
+    if by not in _FROM_USER or of in _FROM_USER or not isinstance(steps, int) or not isinstance(before, int) or before < steps:
+        return None
+    return Layer("short run", f"a tenth of the {steps} steps, as {before} would not end in them", {WARMUP: steps // 10})

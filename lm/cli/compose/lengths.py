@@ -1,0 +1,84 @@
+"""Lengths that are not spelled in steps, such as `trainer.max_steps=3epochs`, counted in steps where a config is made."""
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+from lm.cli.compose.keys import at
+from lm.errors import ConfigError
+from lm.schema import Tree
+from lm.units import counted
+
+if TYPE_CHECKING:
+    from lm.training.config import TrainConfig
+
+WHOLE, WARMUP = "trainer.max_steps", "schedule.warmup_steps"
+_KEYS = (WHOLE, WARMUP, "trainer.val_every", "trainer.log_every", "checkpoint.every")
+_SIZES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12}
+_SPELLED = re.compile(rf"(\d+(?:\.\d+)?(?:e\d\d?)?) ?(?:(%)|([{''.join(_SIZES)}]?) ?(?:(token)|(row))s?|epochs?)")
+
+
+@dataclass(frozen=True)
+class Length:
+    """A number of epochs, rows, tokens or hundredths of the run."""
+
+    text: str  # as it was given
+    number: Fraction
+    unit: str  # epochs, rows, tokens or %
+
+
+def spelled(tree: Tree) -> dict[str, Length]:
+    """Returns the lengths that are texts, by dotted key, the whole run's first. Raises ConfigError for one that cannot be read."""
+    found = {}
+    for key in _KEYS:
+        if isinstance(value := at(tree, key.split(".")), str):
+            found[key] = _read(key, value)
+    return found
+
+
+def beginning(lengths: dict[str, Length]) -> dict[str, Any]:
+    """Returns values for these keys with which a config is valid before they are counted."""
+    return {key: {WHOLE: 1 << 40, WARMUP: 0}.get(key, 1) for key in lengths}
+
+
+def in_steps(cfg: "TrainConfig", lengths: dict[str, Length]) -> tuple[dict[str, int], list[str]]:
+    """Returns the lengths in steps, rounded up, by key, and lines that tell how they were counted. Epochs are counted in the rows of the
+    data, which are prepared for that. Raises ConfigError where nothing may be read, and what the data raise."""
+    n_rows = 0
+    notes: list[str] = []
+    steps: dict[str, int] = {}
+    if uncertain := next((key for key, each in lengths.items() if each.unit == "epochs"), None):
+        if cfg.plan:
+            raise ConfigError(
+                f"{uncertain}: the data decide how many steps {lengths[uncertain].text} take, and plan=true reads none. Write check=true"
+                " instead, or give steps, rows or tokens."
+            )
+        from lm.training.epochs import counted_rows
+
+        n_rows, notes = counted_rows(cfg)
+    rows_of = {
+        "epochs": Fraction(n_rows * cfg.objective.updates_of_rows()),
+        "tokens": Fraction(1, cfg.objective.texts * cfg.data.seq_len),
+        "rows": Fraction(1),
+    }
+    for key, each in lengths.items():
+        if each.unit == "%":
+            if cfg.trainer.max_minutes is not None:
+                raise ConfigError(f"{key}: {each.text} is a share of a length that trainer.max_minutes leaves to the clock. Give steps.")
+            steps[key] = ceil(each.number / 100 * steps.get(WHOLE, cfg.trainer.max_steps))
+        else:
+            steps[key] = cfg.data.sizes.until(each.number * rows_of[each.unit])
+        whole = {"epochs": f" of {counted(n_rows, 'row')}", "%": " of the run"}.get(each.unit, "")
+        notes.append(f"{key}={steps[key]}: {each.text}{whole}")
+    return steps, notes
+
+
+def _read(key: str, text: str) -> Length:
+    if (match := _SPELLED.fullmatch(text.strip())) is None or (key == WHOLE and match[2]):
+        share = "" if key == WHOLE else ", or a share of the run such as 3%"
+        raise ConfigError(f"{key}: {text!r} does not fit. Give steps such as 300, or 3epochs, 10Mtokens, 80krows{share}.")
+    number, percent, size, tokens, rows = match.groups()
+    unit = "%" if percent else "tokens" if tokens else "rows" if rows else "epochs"
+    return Length(text.strip(), Fraction(number) * _SIZES[size or ""], unit)

@@ -1,6 +1,7 @@
 """Resuming: what a run folder already holds, and whether a config may go on from its newest checkpoint."""
 
 import json
+from bisect import bisect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -216,6 +217,11 @@ def _require_same_config(folder: RunFolder, saved: Tree, cfg: TrainConfig, step:
     if "schedule.warmup_steps" in changed and cfg.trainer.max_steps != steps:
         kept = before["schedule.warmup_steps"]
         also = f" Where the warm-up followed from the length, write schedule.warmup_steps={kept} to keep the run's."
+    if "trainer.max_steps" in changed and newest != folder.path:
+        longer = cfg.replace(trainer=cfg.trainer.replace(max_steps=steps))
+        shortest = step + 1 + bisect(range(step + 1, steps), False, key=lambda length: step <= longer.shared_steps(length))
+        how = "at all" if shortest >= steps else f"below {shortest:,}"
+        also += f" After step {step:,} trainer.max_steps cannot be lowered {how}."
     apart = [each for key in changed for each in _apart(key, before.get(key, ABSENT), after.get(key, ABSENT))]
     lines = [f"  {key}: {_typed(was)} in the run, {_typed(now)} now" for key, was, now in apart]
     shown = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")

@@ -148,7 +148,7 @@ VALUES: dict[str, tuple[Prepare, int, list[str]]] = {
         2,
         ["sources.0.nam: there is no such key", "'name'?"],
     ),
-    "wrong type": (call("train", "trainer.max_steps=many"), 2, ["trainer.max_steps: 'many'", "integer"]),
+    "wrong type": (call("train", "trainer.max_steps=many"), 2, ["trainer.max_steps: 'many'", "Give steps such as 300"]),
     "wrong type of generate": (call("generate", "from=x", "max_tokens=many"), 2, ["max_tokens: 'many'", "integer"]),
     "NaN": (call("train", "optim.lr=nan"), 2, ["optim.lr: NaN", "finite number"]),
     "heads": (call("train", "model.attention.n_heads=4", "model.attention.n_kv_heads=3"), 2, ["n_heads=4", "n_kv_heads=3", "multiple"]),

@@ -276,6 +276,19 @@ def test_the_tokenizer_comes_with_the_adapter(tmp_path: Path) -> None:
     assert theirs.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False) == "Hi"
 
 
+@pytest.mark.parametrize(("made_on", "told"), [("owner/hub", []), ("/data/hub", []), ("owner/hub-Instruct", ["owner/hub-Instruct"])])
+def test_a_base_of_another_name_is_told(made_on: str, told: list[str], tmp_path: Path) -> None:
+    export_adapter(adapted("llama3_8b", LoRAConfig(rank=2), tmp_path), tmp_path / "out", check=False)
+    export(tmp_path / "parent", tmp_path / "hub", check=False)
+    import_model(tmp_path / "hub", tmp_path / "base")
+    config = json.loads((tmp_path / "out" / CONFIG).read_text())
+    (tmp_path / "out" / CONFIG).write_text(json.dumps(config | {"base_model_name_or_path": made_on}))
+    said: list[str] = []
+    import_adapter(tmp_path / "out", tmp_path / "back", base=tmp_path / "base", say=said.append)
+    found = [line for line in said if "was imported from" in line]
+    assert [line.split(" it was trained beside ")[1].split(",")[0] for line in found] == told
+
+
 def test_an_imported_adapter_knows_its_family(tmp_path: Path) -> None:
     """Seen to fail: an adapter of Phi-3 went out as one of Llama, whose matrices Phi-3 has not."""
     source = adapted("llama3_8b", LoRAConfig(rank=2), tmp_path / "a", family="phi3")

@@ -23,9 +23,11 @@ from lm.hf.io.writing import family_for
 from lm.hf.io.written import Written
 from lm.nn.stack import model_config
 from lm.ops.defaults import device_unset
+from lm.schema import Tree
 from lm.storage.adapted import read_merged
 from lm.storage.model_folder import IMPORTED, folder_hash, is_ours, read_config, resolve_model, save_model
 from lm.storage.out import require_free
+from lm.storage.reading import read_json
 from lm.units import counted
 
 
@@ -102,6 +104,8 @@ def import_adapter(
     cfg, folder = model_config(tree, f"{parent}: model"), _foreign(source, revision)
     home = family_for(cfg, imported=known.get("family"))
     adapter, own = read_peft(folder, home, cfg, read_merged(parent)[1], say)
+    if (doubt := _of_another(folder, known)) is not None:
+        say(doubt)
     tokenizer, cfg = _grown_beside(tokenizer, folder), with_rows_of(cfg, own)
     assert cfg.vocab_size is not None
     require_fit(tokenizer, cfg.vocab_size, str(folder / "tokenizer.json"))
@@ -109,6 +113,16 @@ def import_adapter(
     extra |= {key: known[key] for key in IMPORTED if known.get(key) is not None}
     save_model(target, tree | {"vocab_size": cfg.vocab_size}, own, tokenizer.save, extra, overwrite)
     return Written(target, f"adapter of {home.name}", sum(tensor.numel() for tensor in own.values()))
+
+
+def _of_another(adapter: Path, base: Tree) -> str | None:
+    """Returns a line where a base that was imported has another name than what the adapter says it was trained beside; else None.
+    base: what its config.json holds."""
+    theirs, ours = read_json(adapter / ADAPTER, foreign=True).get("base_model_name_or_path"), base.get("parent")
+    imported = base.get("step") is None and isinstance(ours, str) and isinstance(theirs, str)
+    if not imported or not theirs or Path(theirs).name == Path(ours).name:
+        return None
+    return f"{ADAPTER}: it was trained beside {theirs}, and base was imported from {ours}. Beside other weights it computes something else"
 
 
 def _foreign(source: str | Path, revision: str | None) -> Path:

@@ -280,10 +280,10 @@ class CheckpointReader:
             raise CheckpointError(f"{self.folder}: there is no {kind} of {name}. Use a checkpoint of the same run.") from None
 
 
-def newest_valid(folder: Path, most: float = math.inf) -> tuple[Path | None, list[str]]:
-    """Returns the newest checkpoint that verifies, of a step up to `most`, and a sentence for each newer one that does not."""
+def newest_valid(folder: Path, most: float = math.inf, every: int = 1) -> tuple[Path | None, list[str]]:
+    """Returns the newest checkpoint that verifies, of an `every`-th step up to `most`; and a sentence for each newer one that does not."""
     rejected: list[str] = []
-    for path in (path for path in checkpoints(folder) if step_of(path) <= most):
+    for path in (path for path in checkpoints(folder) if step_of(path) <= most and step_of(path) % every == 0):
         try:
             verify(path)
         except CheckpointError as error:

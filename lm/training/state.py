@@ -140,7 +140,9 @@ class RunState:
     stopped_by: int | None = field(init=False, default=None)  # the signal that ends the run, the same on all ranks
 
     def __post_init__(self) -> None:
-        self.saver = Saver(self.folder.checkpoints, self.cfg.checkpoint, self.ranks, self.data.tokenizer.save)
+        self.saver = Saver(
+            self.folder.checkpoints, self.cfg.checkpoint, self.ranks, self.data.tokenizer.save, bool(self.cfg.numerics.rollbacks)
+        )
         self.journal.console.max_steps = self.max_steps
 
     @property

@@ -1,7 +1,9 @@
 import hashlib
 import json
+import os
 import random
 import resource
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,11 +20,13 @@ from lm.errors import CheckpointError, ConfigError, Interrupted, LmError, Numeri
 from lm.storage.atomic import MANIFEST
 from lm.storage.run_folder import Metrics
 from lm.training.config import TrainConfig
+from lm.training.module import TrainModule
 from lm.training.run import train_rank
 from tests.server import Process
 
 Configure = Callable[..., TrainConfig]
 Launch = Callable[..., None]
+Stop = Callable[..., None]
 WORDS = "def return import class self value for in while if else none model data token print read"
 TINY = (
     *("model=nano", "model.d_model=32", "model.n_layers=1", "model.attention.n_heads=2", "model.ffn.hidden=64", "model.dropout=0.1"),
@@ -183,3 +187,24 @@ def learns_as_one(launch: Launch, tmp_path: Path) -> Callable[..., None]:
             torch.testing.assert_close(weight, alone[name], atol=1e-5, rtol=1e-4)
 
     return check
+
+
+@pytest.fixture
+def stop(monkeypatch: pytest.MonkeyPatch) -> Stop:
+    """Train until a SIGTERM in the middle of a step."""
+
+    def run(cfg: TrainConfig, step: int, micro: int = 0) -> None:
+        own = TrainModule.training_step
+
+        def struck(module: TrainModule, *args: Any) -> torch.Tensor:
+            if (module.step, module.micro) == (step - 1, micro):
+                os.kill(os.getpid(), signal.SIGTERM)
+            return own(module, *args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(TrainModule, "training_step", struck)
+            with pytest.raises(Interrupted, match=f"SIGTERM ended the run after step {step}, which is saved") as caught:
+                train_rank(cfg)
+        assert caught.value.exit_code == 143
+
+    return run

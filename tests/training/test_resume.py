@@ -1,19 +1,17 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from lm.cli.compose.compose import compose_config
 from lm.data.kinds import BytesConfig
-from lm.errors import CheckpointError, ConfigError, Interrupted
+from lm.errors import CheckpointError, ConfigError
 from lm.generation.examine import evaluate
 from lm.generation.load import load
 from lm.nn.transformer import build_model
@@ -23,36 +21,11 @@ from lm.storage.checkpoint import META, CheckpointReader, Piece, checkpoints
 from lm.storage.formats import FORMAT
 from lm.storage.run_folder import RunFolder
 from lm.training import loss_scale
-from lm.training.config import TrainConfig
-from lm.training.module import TrainModule
 from lm.training.run import train_rank
 from tests.runs import older, save_checkpoint
-from tests.training.conftest import Configure, edit, read, results, write_text
+from tests.training.conftest import Configure, Stop, edit, read, results, write_text
 
 ROOT = Path(__file__).parents[2]
-Stop = Callable[..., None]
-
-
-@pytest.fixture
-def stop(monkeypatch: pytest.MonkeyPatch) -> Stop:
-    """Train until a SIGTERM in the middle of a step."""
-
-    def run(cfg: TrainConfig, step: int, micro: int = 0) -> None:
-        own = TrainModule.training_step
-
-        def struck(module: TrainModule, *args: Any) -> torch.Tensor:
-            if (module.step, module.micro) == (step - 1, micro):
-                os.kill(os.getpid(), signal.SIGTERM)
-            return own(module, *args)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(TrainModule, "training_step", struck)
-            with pytest.raises(Interrupted, match=f"SIGTERM ended the run after step {step}, which is saved") as caught:
-                train_rank(cfg)
-        assert caught.value.exit_code == 143
-
-    return run
-
 
 BASE = ["model.parametrization.base_width=16", "model.parametrization.base_depth=1"]
 

@@ -66,7 +66,7 @@ class Composition:
 
     def part(self, cls: type[C], **sections: Tree) -> C:
         """Returns a validated `cls`, made of the composed sections that it has as fields; `sections` replace composed ones."""
-        tree = self.tree | sections
+        tree = merged([*self.layers, Layer(_COUNTED, "", beginning(spelled(self.tree)))]) | sections
         return self._checked(cls, {key: tree[key] for key in cls.model_fields if key in tree})
 
     def tell(self) -> None:

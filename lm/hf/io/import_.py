@@ -119,8 +119,9 @@ def _of_another(adapter: Path, base: Tree) -> str | None:
     """Returns a line where a base that was imported has another name than what the adapter says it was trained beside; else None.
     base: what its config.json holds."""
     theirs, ours = read_json(adapter / ADAPTER, foreign=True).get("base_model_name_or_path"), base.get("parent")
-    imported = base.get("step") is None and isinstance(ours, str) and isinstance(theirs, str)
-    if not imported or not theirs or Path(theirs).name == Path(ours).name:
+    if not (isinstance(theirs, str) and isinstance(ours, str)) or base.get("step") is not None:
+        return None
+    if Path(theirs).name in ("", Path(ours).name):
         return None
     return f"{ADAPTER}: it was trained beside {theirs}, and base was imported from {ours}. Beside other weights it computes something else"
 

@@ -4,7 +4,8 @@ import math
 from dataclasses import replace
 
 from lm.errors import NumericsError
-from lm.storage.checkpoint import CheckpointReader, newest_valid
+from lm.storage.atomic import discard
+from lm.storage.checkpoint import CheckpointReader, checkpoints, newest_valid, step_of
 from lm.training.callbacks.base import RunCallback
 from lm.training.module import TrainModule
 from lm.training.numerics import is_spike, with_loss
@@ -39,8 +40,8 @@ class BadSteps(RunCallback):
 
 
 class Rollback(RunCallback):
-    """Records a spike of the logged loss. Where numerics.rollbacks allows, restores the last checkpoint and goes on from there with the
-    rows after the spike."""
+    """Records a spike of the logged loss. Where numerics.rollbacks allows, restores the last checkpoint on schedule and goes on from there
+    with the rows after the spike. What was saved elsewhere does not count, since a run that was never stopped has none of it."""
 
     def step_end(self, module: TrainModule) -> None:
         run, step = module.run, module.step
@@ -55,7 +56,8 @@ class Rollback(RunCallback):
         run.journal.record({"step": step, "event": "loss spike", "loss": loss, "rows": run.rows_of(step - 1)})
         run.saver.wait()
         wanted = run.counters.rolled_back < numerics.rollbacks
-        path = run.ranks.from_first(lambda: newest_valid(run.folder.checkpoints)[0]) if wanted else None
+        every = run.cfg.checkpoint.every
+        path = run.ranks.from_first(lambda: newest_valid(run.folder.checkpoints, every=every)[0]) if wanted else None
         if wanted and path is None:
             run.journal.console.say(
                 "numerics.rollbacks: there is no checkpoint yet to go back to. A lower checkpoint.every makes one sooner"
@@ -67,6 +69,9 @@ class Rollback(RunCallback):
         run, step, before, at = module.run, module.step, module.run.counters, int(reader.meta["step"])
         module.restore(reader)
         module.restore_callbacks(reader)
+        for path in checkpoints(run.folder.checkpoints) if run.ranks.first else []:
+            if step_of(path) > at:
+                discard(path)
         rows_from = before.rows_from + step - at
         run.counters = replace(
             Saved.of(reader).counters, rolled_back=before.rolled_back + 1, rows_from=rows_from, train_s=before.train_s,

@@ -25,7 +25,8 @@ class Checkpoints(RunCallback):
             module.run.saved_step = module.step
         cfg = module.cfg
         to_come = -(-(cfg.trainer.max_steps - module.step) // cfg.checkpoint.every)
-        more = min(cfg.checkpoint.most - len(checkpoints(module.run.folder.checkpoints)), to_come + len(cfg.checkpoint.keep_steps))
+        most = cfg.checkpoint.most + bool(cfg.numerics.rollbacks)
+        more = min(most - len(checkpoints(module.run.folder.checkpoints)), to_come + len(cfg.checkpoint.keep_steps))
         module.run.saver.rehearse(module.pieces(), self._meta(module), max(1, more))
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:

@@ -21,11 +21,14 @@ _PATIENCE_S = 60.0  # for a save that other ranks take part in
 class Saver:
     """Writes each rank's slices into the folder of a step and publishes it when all ranks have written.
 
+    keep_due: keep the last checkpoint on schedule, too, which a rollback goes to, also behind many that a signal or an end has made.
     With checkpoint.background the step loop waits only for a copy of the slices in memory and, if the previous save still runs, for that.
     """
 
-    def __init__(self, folder: Path, cfg: CheckpointConfig, ranks: Ranks, save_tokenizer: Callable[[Path], None]) -> None:
-        self._folder, self._cfg, self._save_tokenizer = folder, cfg, save_tokenizer
+    def __init__(
+        self, folder: Path, cfg: CheckpointConfig, ranks: Ranks, save_tokenizer: Callable[[Path], None], keep_due: bool = False
+    ) -> None:
+        self._folder, self._cfg, self._save_tokenizer, self._keep_due = folder, cfg, save_tokenizer, keep_due
         self._ranks = ranks.apart() if cfg.background else ranks  # the loop's messages and the writer's must not mix
         self._writer: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -114,7 +117,8 @@ class Saver:
                 ranks.barrier()  # all have written
             with disk_errors(self._folder):
                 best = meta.get("counters", {}).get("best_step")
-                prune(self._folder, path, self._cfg.keep_last, [*self._cfg.keep_steps, best])
+                due = [step - step % self._cfg.every] if self._keep_due else []
+                prune(self._folder, path, self._cfg.keep_last, [*self._cfg.keep_steps, best, *due])
         else:
             temporary = ranks.from_first(Path)  # the folder that the first rank has made
             with disk_errors(path):

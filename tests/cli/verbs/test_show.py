@@ -221,3 +221,9 @@ def test_a_base_in_fewer_bits_takes_the_memory_that_training_gives_it(lm: Lm) ->
 
     shares = {base: weights(base) / weights("saved") for base in ("bf16", "int8", "nf4")}
     assert shares == pytest.approx({"bf16": 0.61, "int8": 0.41, "nf4": 0.31}, abs=0.015)
+
+
+def test_lengths_that_only_data_tell_do_not_matter(lm: Lm) -> None:
+    """Seen to fail: `'2epochs' does not fit`."""
+    plain, shares = ["show", "model=nano"], ["trainer.max_steps=2epochs", "trainer.val_every=10%", "trainer.log_every=1rows"]
+    assert lm(*plain, *shares) == lm(*plain)

@@ -141,7 +141,7 @@ class RunState:
 
     def __post_init__(self) -> None:
         self.saver = Saver(
-            self.folder.checkpoints, self.cfg.checkpoint, self.ranks, self.data.tokenizer.save, bool(self.cfg.numerics.rollbacks)
+            self.folder.checkpoints, self.cfg.checkpoint, self.ranks, self.data.tokenizer.save, keep_due=self.cfg.numerics.rollbacks > 0
         )
         self.journal.console.max_steps = self.max_steps
 

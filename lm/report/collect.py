@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from lm.errors import CheckpointError, ConfigError
 from lm.report.run import Axis, Run, read_run, run_folders
@@ -63,7 +64,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A comparison of runs: `rows` by ascending `metric`, `keys`: config keys that differ between rows, `notes`: what makes it unfair.
+    """A comparison of runs: `rows` by ascending `metric`, `keys`: config keys that differ between rows, but for options that only some have
+    and none uses, `notes`: what makes it unfair.
 
     baseline: the row that the others are compared with.  x: what the curves are drawn against, for which alone the runs are read.
     """
@@ -164,7 +166,15 @@ def collect(folders: list[Path], baseline: str | None = None, x: Axis = "tokens"
     keys = differing([row.values for row in rows])
     first = runs[0] if baseline is None else _named(runs, baseline)
     against = next(row for row in rows if first in row.runs)
-    return Comparison(metric, x, keys, rows, against, [*(f"Left out: {error}" for error in refused), *_notes(runs, keys, metric)])
+    notes = [*(f"Left out: {error}" for error in refused), *_notes(runs, keys, metric)]
+    return Comparison(metric, x, [key for key in keys if not _off([row.values.get(key, ABSENT) for row in rows])], rows, against, notes)
+
+
+def _off(values: Sequence[Any]) -> bool:
+    """Whether an option is off wherever it exists, and only its absence differs, which the kind of its section tells already."""
+    there = [value for value in values if value is not ABSENT]
+    off = there[0] is False or there[0] in (None, [], {})
+    return off and len(there) < len(values) and all(value == there[0] for value in there)
 
 
 def _named(runs: Sequence[Run], baseline: str) -> Run:

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from lm.adapters.adapter import AdapterConfig
-from lm.errors import CheckpointError
+from lm.errors import CheckpointError, LmError
 from lm.nn.stack import model_config
 from lm.schema import Config, Tree
+from lm.storage.atomic import MANIFEST
 from lm.storage.model_folder import folder_hash, number_bytes, read_config, read_model, resolve_model
 from lm.storage.reading import checked
 
@@ -34,18 +35,49 @@ class Adapted(Config):
         return None if found is None else checked(cls, found, folder)
 
     def source(self, folder: Path) -> Path:
-        """Returns the parent's folder, found as in `near`. Raises CheckpointError where there is none, or it holds another model by now."""
+        """Returns the parent's folder, found as in `near`, or under another name beside there or beside the adapter's run. Raises
+        CheckpointError where there is none, or it holds another model by now."""
         named = near(self.parent, folder)
-        if not named.exists():
+        parent = resolve_model(str(named)) if named.exists() else None
+        if parent is not None and folder_hash(parent) == self.parent_hash:
+            return parent
+        if (moved := self._moved(folder)) is not None:
+            return moved
+        if parent is None:
             raise CheckpointError(
                 f"{folder}: it holds an adapter of {self.parent}, which is neither here nor beside it. Bring that back to where it was."
             )
-        parent = resolve_model(str(named))
-        if folder_hash(parent) != self.parent_hash:
-            raise CheckpointError(
-                f"{folder}: it holds an adapter of {self.parent}, and {parent} is another model by now. Restore that, or train again."
-            )
-        return parent
+        raise CheckpointError(
+            f"{folder}: it holds an adapter of {self.parent}, and {parent} is another model by now. Restore that, or train again."
+        )
+
+    def _moved(self, folder: Path) -> Path | None:
+        """Returns where the same model lies by now; None where it is nowhere near."""
+        places = [near(os.path.dirname(self.parent) or ".", folder), *folder.absolute().parents[:3]]
+        inside = (each for place in places if place.is_dir() for each in sorted(place.iterdir()))
+        found = (model for each in inside for model in (each, each / "model", *each.glob("checkpoints/*")))
+        return next((model for model in found if _hash(model) == self.parent_hash), None)
+
+
+def adapters_of(run: Path) -> list[Path]:
+    """Returns the runs beside a run that hold an adapter of its final model."""
+    own, found = _hash(run / "model"), []
+    for other in sorted(run.absolute().parent.iterdir()) if own is not None else []:
+        try:
+            tree = read_config(other / "model")
+        except LmError:
+            continue
+        if tree.get("adapter") is not None and tree.get("parent_hash") == own:
+            found.append(run.parent / other.name)
+    return found
+
+
+def _hash(folder: Path) -> str | None:
+    """Returns `folder_hash`; None for a folder of no model."""
+    try:
+        return folder_hash(folder) if (folder / MANIFEST).is_file() else None
+    except (LmError, OSError):
+        return None
 
 
 def near(named: str, folder: Path) -> Path:

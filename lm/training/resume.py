@@ -14,7 +14,7 @@ from lm.nn.stack import model_config
 from lm.nn.transformer import build_model
 from lm.schema import Tree, flatten, from_tree
 from lm.spelling import below
-from lm.storage.adapted import placed
+from lm.storage.adapted import adapters_of, placed
 from lm.storage.atomic import clean, verify
 from lm.storage.checkpoint import CheckpointReader, newest_valid
 from lm.storage.model_folder import IMPORTED, folder_hash, read_config, require_same_shapes, resolve_model
@@ -54,11 +54,14 @@ def open_run(folder: RunFolder, cfg: TrainConfig, say: Say) -> Path | None:
     if newest is not None:
         reader = CheckpointReader(newest, verified=True)
         saved = Saved.of(reader)
-        _require_same_config(folder, saved.config, cfg, saved.step, newest)
+        _require_same_config(folder, saved.config, cfg, saved.step, newest, reader.meta.get("parent_hash"))
         _require_same_weights(reader, cfg)
         before = saved.config["trainer"]["max_steps"]
         if before != cfg.trainer.max_steps and cfg.schedule.of_length:
             say(f"trainer.max_steps was {before:,} and is {cfg.trainer.max_steps:,}: from here on the rate is that of the new length")
+        if saved.step < cfg.trainer.max_steps and (adapters := adapters_of(folder.path)):
+            which = f"{adapters[0]} holds" if len(adapters) == 1 else f"{adapters[0]} and {len(adapters) - 1} more hold"
+            say(f"{which} an adapter of {folder.model} as it is. A copy of that beside {folder.path} is found when this run has changed it")
     elif folder.model.is_dir() and folder.exists():
         _require_same_config(folder, folder.config(), cfg, cfg.trainer.max_steps, folder.path)
     return newest
@@ -196,10 +199,10 @@ def _as_of_today(saved: Tree) -> Tree:
         return saved
 
 
-def _require_same_config(folder: RunFolder, saved: Tree, cfg: TrainConfig, step: int, newest: Path) -> None:
+def _require_same_config(folder: RunFolder, saved: Tree, cfg: TrainConfig, step: int, newest: Path, parent: str | None = None) -> None:
     """Raises ConfigError listing every difference that a resume does not allow. trainer.max_steps may grow; it may shrink only where all
     steps so far would have been the same in the shorter run; and phases may change behind the step.  newest: what the run's weights can be
-    taken from."""
+    taken from.  parent: hash of the model that the run started from, which may lie elsewhere by now."""
     saved = _as_of_today(saved)
     plugins.require(saved, folder.config_file)
     before, after = flatten(saved), flatten(cfg.tree())
@@ -207,6 +210,8 @@ def _require_same_config(folder: RunFolder, saved: Tree, cfg: TrainConfig, step:
     here = flatten(placed(cfg.tree(), Path.cwd(), whole=True))
     changed = [key for key in before | after if there.get(key) != here.get(key) and not below(key, _MAY_CHANGE)]
     changed = [key for key in changed if key not in _PHASES or not _same_so_far(before.get(key), after.get(key), step)]
+    if "init_from" in changed and cfg.init_from is not None and folder_hash(resolve_model(cfg.init_from)) == parent:
+        changed = [key for key in changed if key not in ("init_from", "tokenizer.path")]
     if type(steps := before.get("trainer.max_steps")) is not int:
         raise CheckpointError(f"{folder.path}: its config has trainer.max_steps={steps!r}, and a whole number is needed. Restore the file.")
     if cfg.trainer.max_steps > steps or (step < cfg.trainer.max_steps < steps and step <= cfg.shared_steps(steps)):

@@ -205,14 +205,15 @@ def _describe(module: "TrainModule", rows: str) -> None:
     cfg, run, counts = module.cfg, module.run, module.counts
     at = f"resumes at step {module.step:,}" if module.step else "starts"
     frozen = f" ({si(module.n_frozen)} frozen)" if module.n_frozen else ""
-    epochs = cfg.data.sizes.before(run.max_steps) / rows_of_epoch(cfg, run.splits.train) / run.splits.train.updates
+    n_rows = rows_of_epoch(cfg, run.splits.train)
+    epochs = cfg.data.sizes.before(run.max_steps) / n_rows / run.splits.train.updates
     fewer = f"{cfg.data.ramp[0].global_batch} to " if cfg.data.ramp else ""
     texts = f" x {cfg.objective.texts} texts" if cfg.objective.texts > 1 else ""
     run.journal.console.say(
         f"{run.folder.path} {at}: {si(module.n_trained + module.n_frozen)} parameters{frozen},"
         f" {si(counts.train_flops_per_token)}FLOPs/token,"
         f" {run.data.n_tokens('train'):,} train and {run.data.n_tokens('val'):,} validation tokens, {fewer}{cfg.data.global_batch}{texts} x"
-        f" {cfg.data.seq_len} tokens a step ({rows}), {counted(run.max_steps, 'step')}, {epochs:.3g} epochs"
+        f" {cfg.data.seq_len} tokens a step ({rows}), {counted(run.max_steps, 'step')}, {epochs:.3g} epochs of {counted(n_rows, 'row')}"
     )
     if cfg.init_from is None and (idle := idle_rows(module.model.cfg.vocab_size or 0, run.data.tokenizer.vocab_size)):
         run.journal.console.say(idle)

@@ -162,6 +162,44 @@ def test_a_parent_that_is_another_by_now_or_gone_is_refused(trained: Path, tmp_p
         load(folder)
 
 
+@pytest.mark.parametrize("place", ["kept", "elsewhere/kept"])
+def test_a_parent_of_another_name_is_found_by_its_hash(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """Beside where it was, or beside the adapter's run. Seen to fail: nothing but its old name brought the adapter back, and the run did
+    not go on."""
+    shutil.copytree(trained, copy := tmp_path / "copy")
+    monkeypatch.chdir(copy)
+    before = load("first", "cpu")[0](torch.arange(2, 30)[None])
+    (copy / place).parent.mkdir(exist_ok=True)
+    (copy / "parent").rename(copy / place)
+    if "/" in place:
+        (copy / "first").rename(copy / "elsewhere" / "first")
+    run = Path(place).parent / "first"
+    for folder in (run / "model", run / "checkpoints" / "step-00000004"):
+        assert torch.equal(load(folder, "cpu")[0](torch.arange(2, 30)[None]), before)
+    cfg = from_tree(TrainConfig, read_yaml(run / "config.yaml"))
+    longer = ["trainer.max_steps=6", "checkpoint.every=2", f"data.files={trained / 'text.txt'}", f"data.cache_dir={trained / 'cache'}"]
+    given = [*beside([*TINY, *longer], place), f"run.dir={run.parent}", "run.name=first"]
+    assert cfg.init_from == "parent" and train_rank(compose_config(given))["steps"] == 6
+    assert read_yaml(run / "config.yaml")["init_from"] == place
+
+
+def test_a_run_that_goes_on_tells_of_adapters_of_what_it_was(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And they are whole where its model was copied before. Seen to fail: nothing was said, and the adapter was lost."""
+    shutil.copytree(trained, copy := tmp_path / "copy")
+    monkeypatch.chdir(copy)
+    before = load("first", "cpu")[0](torch.arange(2, 30)[None])
+    given = [*TINY, f"data.files={trained / 'text.txt'}", f"data.cache_dir={trained / 'cache'}", "run.dir=.", "run.name=parent"]
+    shutil.copytree("parent/model", "parent-3")
+    train_rank(compose_config([*given, "trainer.max_steps=5"]))
+    assert "first holds an adapter of parent/model as it is. A copy of that beside parent is found" in capsys.readouterr().out
+    assert torch.equal(load("first", "cpu")[0](torch.arange(2, 30)[None]), before)
+    shutil.rmtree("parent-3")
+    with pytest.raises(CheckpointError, match="is another model by now"):
+        load("first", "cpu")
+
+
 def test_what_cannot_be_adapted_is_refused_by_the_config(lora: Configure) -> None:
     for more, message in (
         ("init_from=null", r"adapter=lora is trained beside weights that have learned already\. Set init_from"),

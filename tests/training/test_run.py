@@ -201,7 +201,7 @@ def test_a_run_on_the_rows_of_one_step_reads_them_at_every_step(
         train_rank(configure(*still, f"data.train_rows={limit}", f"run.name=rows-{limit}"))
         losses.append([line["loss"] for line in read(tmp_path / f"rows-{limit}" / "metrics.jsonl") if "loss" in line])
     unlimited, limited = losses
-    assert ", 4 steps, 4 epochs" in capsys.readouterr().out
+    assert ", 4 steps, 4 epochs of " in capsys.readouterr().out
     assert max(limited) - min(limited) < 1e-5 < max(unlimited) - min(unlimited) and limited[0] == unlimited[0]
 
 

@@ -61,6 +61,8 @@ class Composition:
         found: Any = self._checked(listed, self.tree)
         if listed is not (real := known.real()):
             found = self._checked(real, self.tree)
+        if found.data.packing == found.objective.packings[0]:  # said or not, the rows are the same
+            found = found.replace(data=found.data.replace(packing=None))
         used = plugins.used(found)
         return found.replace(plugins=used) if used else found
 

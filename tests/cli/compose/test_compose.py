@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from lm.cli.compose import catalog
 from lm.cli.compose.choices import _hydra_choices, choices_of
-from lm.cli.compose.compose import compose
+from lm.cli.compose.compose import compose, compose_config
 from lm.errors import ConfigError
 from lm.nn.ffn.moe import MoEConfig
 from lm.nn.ffn.router import SigmoidRouterConfig
@@ -182,3 +182,9 @@ def test_choices_are_those_of_hydra_told_all_of_them() -> None:
         asked = {"recipes": "pretrain/moe_tiny", "model": "t5_tiny", "optim": "sgd"} | {group: options[-1]}
         told = tuple((each, f"{option}") for each, option in asked.items())
         assert list(choices_of(asked).items()) == list(_hydra_choices(catalog.root(), catalog.own(), told).items())
+
+
+def test_a_packing_that_is_said_is_that_which_is_not_where_it_is_the_objectives_own() -> None:
+    """Seen to fail: two runs of the same rows had two fingerprints, and `lm compare` said that they read different data."""
+    assert compose_config(["data.packing=split"]).data == compose_config([]).data
+    assert compose_config(["data.packing=fit"]).data.packing == "fit"

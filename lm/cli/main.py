@@ -21,6 +21,7 @@ VERBS = {
     "serve": "a model behind OpenAI's API, and a page to chat with it",
     "eval": "loss and bits per byte of a model on any data",
     "ablate": "a fair comparison of variants, matched, tuned, repeated and judged",
+    "runs": "what runs there are: how far, how good, how large",
     "compare": "curves and a table of several runs",
     "import": "a Hugging Face model as a model folder",
     "export": "a model for transformers, vLLM, MLX, llama.cpp and lm-eval",
@@ -41,7 +42,8 @@ _ELSEWHERE = {
     "api": "serve", "encode": "embed", "embeddings": "embed", "finetune": "train", "fine-tune": "train", "fit": "train",
     "pretrain": "train", "resume": "train", "sweep": "train", "evaluate": "eval", "test": "eval", "benchmark": "eval", "report": "compare",
     "plot": "compare", "convert": "export", "push": "export", "study": "ablate", "tokenize": "prepare", "preprocess": "prepare",
-    "inspect": "show", "info": "show", "config": "explain", "upcycle": "remodel", "prune": "remodel",
+    "inspect": "show", "info": "show", "ls": "runs", "list": "runs", "status": "runs",
+    "config": "explain", "upcycle": "remodel", "prune": "remodel",
 }  # fmt: skip  # what other programs call a verb
 
 _ASKS = ("-h", "--help")

@@ -1,0 +1,73 @@
+"""What runs there are: how far each is, its figures and its size, without reading all of its metrics."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from lm.errors import LmError
+from lm.schema import Tree, flatten
+from lm.storage.run_folder import RunFolder
+
+_FIGURES = ("val_bits_per_byte", "val_loss")  # that a run is told by, the first it has
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A run as it lies there.  state: ended, stopped early, or how far it is.  metric, value: None before a validation.
+    n_bytes, checkpoint_bytes: of all its files, and of the checkpoints alone.  changed: seconds since 1970, of its newest file."""
+
+    name: str
+    state: str
+    objective: str
+    init_from: str | None
+    parameters: int | None
+    metric: str | None
+    value: float | None
+    n_bytes: int
+    checkpoint_bytes: int
+    changed: float
+
+    @classmethod
+    def of(cls, path: Path, name: str) -> "Listed":
+        """Reads a run. Raises CheckpointError naming a file that is damaged or cannot be read."""
+        folder = RunFolder(path)
+        config, summary = flatten(folder.config()), folder.summary()
+        told = [*([summary] if summary else []), *reversed(folder.metrics.newest())]
+        sizes = {file: os.stat(file) for file in _files(path)}
+        metric = next((key for key in _FIGURES for line in told if isinstance(line.get(key), int | float)), None)
+        return cls(
+            name=name,
+            state=_state(config, summary, told),
+            objective=str(config.get("objective.kind")),
+            init_from=config.get("init_from"),
+            parameters=summary.get("parameters"),
+            metric=metric,
+            value=next((line[metric] for line in told if isinstance(line.get(metric), int | float)), None) if metric else None,
+            n_bytes=sum(found.st_size for found in sizes.values()),
+            checkpoint_bytes=sum(found.st_size for file, found in sizes.items() if folder.checkpoints in file.parents),
+            changed=max(found.st_mtime for found in sizes.values()),
+        )
+
+
+def listed(folders: list[Path]) -> tuple[list[Listed], list[str]]:
+    """Returns the runs of these folders, the one that changed last at the end, and a sentence on each that cannot be read."""
+    found, refused = [], []
+    for path in folders:
+        try:
+            found.append(Listed.of(path, str(path)))
+        except (LmError, OSError) as error:
+            refused.append(" ".join(str(error).split()))
+    return sorted(found, key=lambda run: run.changed), refused
+
+
+def _state(config: Tree, summary: Tree, told: list[Tree]) -> str:
+    if summary:
+        return f"{'stopped early at' if summary.get('stopped_early') else 'ended at'} step {summary['steps']:,}"
+    step, most = next((line["step"] for line in told if isinstance(line.get("step"), int)), 0), config.get("trainer.max_steps")
+    return f"step {step:,} of {most:,}" if isinstance(most, int) else f"step {step:,}"
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for parent, _, names in os.walk(folder):
+        yield from (path for name in names if (path := Path(parent) / name).is_file() and not path.is_symlink())

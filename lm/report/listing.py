@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,7 +35,7 @@ class Listed:
         folder = RunFolder(path)
         config, summary = flatten(folder.config()), folder.summary()
         told = [*([summary] if summary else []), *reversed(folder.metrics.newest())]
-        sizes = {file: os.stat(file) for file in _files(path)}
+        sizes = dict(_files(path))
         metric = next((key for key in _FIGURES for line in told if isinstance(line.get(key), int | float)), None)
         return cls(
             name=name,
@@ -68,6 +69,8 @@ def _state(config: Tree, summary: Tree, told: list[Tree]) -> str:
     return f"step {step:,} of {most:,}" if isinstance(most, int) else f"step {step:,}"
 
 
-def _files(folder: Path) -> Iterator[Path]:
+def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
     for parent, _, names in os.walk(folder):
-        yield from (path for name in names if (path := Path(parent) / name).is_file() and not path.is_symlink())
+        for path in (Path(parent) / name for name in names):
+            with suppress(OSError):  # a run that goes on removes checkpoints
+                yield path, path.lstat()

@@ -175,7 +175,7 @@ class TrainConfig(TrainSetup):
     check: bool = False
     """Try everything once and small, tell what it takes, and stop."""
     plan: bool = False
-    """Tell what it will take in tokens, time, cost and memory, and stop; nothing is read or trained."""
+    """Tell what it will take in tokens, time, cost and memory, and stop; nothing is trained, and data are read for epochs alone."""
     budget: BudgetConfig = BudgetConfig()
     plugins: dict[str, str] = {}
     """Files of code that define a kind used here, by name, with the SHA-256 of each; filled in from plugins=FILE and LM_PLUGINS."""

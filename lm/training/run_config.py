@@ -49,7 +49,7 @@ class CheckpointConfig(Config):
     """When to save and how many to keep."""
 
     every: int = Field(100, gt=0)
-    """Steps between checkpoints; the last step always saves."""
+    """Steps between checkpoints, or a text such as 1epochs; the last step always saves."""
     keep_last: int = Field(2, gt=0)
     """Checkpoints kept."""
     keep_steps: list[Annotated[int, Field(ge=0)]] = []

@@ -24,7 +24,7 @@ class TrainerConfig(Config):
     micro_batch: int = Field(8, gt=0, le=MOST)
     """Most rows per forward and rank; accumulation is derived."""
     val_every: int = Field(100, gt=0)
-    """Steps between validations; the last step always validates."""
+    """Steps between validations, or a text such as 10%; the last step always validates."""
     log_every: int = Field(10, gt=0)
     """Steps between lines of metrics."""
     precision: Precision = "fp32"

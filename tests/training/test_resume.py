@@ -409,9 +409,19 @@ def test_a_warm_up_that_followed_from_a_short_runs_length_is_named_where_it_grow
     given = [item for item in tiny if not item.startswith("schedule.warmup_steps")]
     train_rank(compose_config([*given, "trainer.max_steps=10", "run.name=short"]))
     with pytest.raises(ConfigError, match=r"write schedule.warmup_steps=1 to keep the run's"):
-        train_rank(compose_config([*given, "trainer.max_steps=20", "run.name=short"]))
+        train_rank(compose_config([*given, "trainer.max_steps=200", "schedule.warmup_steps=11", "run.name=short"]))
     longer = compose_config([*given, "trainer.max_steps=12", "run.name=short", "schedule.warmup_steps=1"])
     assert train_rank(longer)["steps"] == 12
+
+
+def test_a_warm_up_that_has_passed_follows_the_length(tiny: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Seen to fail: one more epoch was refused, since a tenth of the steps, or a share of them, was another number."""
+    given = [item for item in tiny if not item.startswith("schedule.warmup_steps")]
+    train_rank(compose_config([*given, "trainer.max_steps=10", "run.name=short"]))
+    assert train_rank(compose_config([*given, "trainer.max_steps=20", "run.name=short"]))["steps"] == 20
+    assert "schedule.warmup_steps was 1 and is 2: both have passed" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=r"schedule.warmup_steps: 2 in the run, 3 now"):
+        train_rank(compose_config([*given, "trainer.max_steps=20", "schedule.warmup_steps=3", "run.name=short"]))
 
 
 @pytest.mark.slow

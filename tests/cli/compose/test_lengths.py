@@ -85,7 +85,6 @@ def test_a_warmup_of_a_file_ends_in_a_run_that_turns_out_short(base: list[str]) 
         (["trainer.max_steps=10%"], "trainer.max_steps: '10%' does not fit. Give steps such as 300, or 3epochs, 10Mtokens, 80krows."),
         (["trainer.val_every=-3%"], "80krows, or a share of the run such as 3%."),
         (["trainer.max_steps=0epochs"], "trainer.max_steps: 0 does not fit. The value must be greater than 0."),
-        (["trainer.max_steps=1epochs", "plan=true"], "and plan=true reads none. Write check=true instead, or give steps, rows or tokens."),
         (["schedule.warmup_steps=3%", "trainer.max_minutes=1"], "that trainer.max_minutes leaves to the clock. Give steps."),
         (["trainer.max_steps=1epochs", "data.files=no.txt"], "no.txt"),
     ],

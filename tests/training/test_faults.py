@@ -18,6 +18,7 @@ import torch
 from lm.cli.main import main
 from lm.data.order import rows_at
 from lm.errors import Interrupted, LmError, NumericsError, ResourceError
+from lm.report.run import read_run
 from lm.storage.atomic import verify
 from lm.storage.checkpoint import META, CheckpointReader, checkpoints
 from lm.training.callbacks.checkpoints import Checkpoints
@@ -168,6 +169,13 @@ def test_a_leap_of_the_loss_is_told_and_takes_the_run_back_where_that_is_wanted(
     assert len(seen) == (15 if rollbacks else 12)
     counters = CheckpointReader(tmp_path / "run" / "checkpoints" / "step-00000012").meta["counters"]
     assert (counters["rolled_back"], counters["rows_from"]) == ((1, 3) if rollbacks else (0, 0))
+
+
+def test_a_run_whose_folder_is_moved_under_it_ends_whole(configure: Configure, tmp_path: Path) -> None:
+    """What was saved lies where it was moved to, the rest where the run writes. Seen to fail: that had no config.yaml, and no report."""
+    train_rank(configure(), callbacks=[Before(6, lambda module: (tmp_path / "run").rename(tmp_path / "moved"))])
+    assert read_run(tmp_path / "run").config == read_run(tmp_path / "moved").config
+    assert main(["generate", f"from={tmp_path / 'run'}", "prompt=a", "max_tokens=2"]) == 0
 
 
 def test_a_run_stopped_before_a_leap_goes_back_as_far_as_one_that_was_not(

@@ -40,21 +40,21 @@ class Listed:
         return cls(
             name=name,
             state=_state(config, summary, told),
-            objective=str(config.get("objective.kind")),
+            objective=str(config.get("objective.kind", "-")),
             init_from=config.get("init_from"),
-            parameters=summary.get("parameters"),
+            parameters=found if isinstance(found := summary.get("parameters"), int) else None,
             metric=metric,
             value=next((line[metric] for line in told if isinstance(line.get(metric), int | float)), None) if metric else None,
             n_bytes=sum(found.st_size for found in sizes.values()),
             checkpoint_bytes=sum(found.st_size for file, found in sizes.items() if folder.checkpoints in file.parents),
-            changed=max(found.st_mtime for found in sizes.values()),
+            changed=max((found.st_mtime for found in sizes.values()), default=0.0),
         )
 
 
 def listed(folders: list[Path]) -> tuple[list[Listed], list[str]]:
     """Returns the runs of these folders, the one that changed last at the end, and a sentence on each that cannot be read."""
     found, refused = [], []
-    for path in folders:
+    for path in {path.resolve(): path for path in reversed(folders)}.values():  # one that is there twice counts once
         try:
             found.append(Listed.of(path, str(path)))
         except (LmError, OSError) as error:

@@ -1,6 +1,7 @@
 """Folders that hold an adapter alone, and name the model that it belongs to by path and hash."""
 
 import os
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -11,7 +12,7 @@ from lm.adapters.adapter import AdapterConfig
 from lm.errors import CheckpointError, LmError
 from lm.nn.stack import model_config
 from lm.schema import Config, Tree
-from lm.storage.atomic import MANIFEST
+from lm.storage.atomic import MANIFEST, verify
 from lm.storage.model_folder import folder_hash, number_bytes, read_config, read_model, resolve_model
 from lm.storage.reading import checked
 
@@ -37,10 +38,16 @@ class Adapted(Config):
     def source(self, folder: Path) -> Path:
         """Returns the parent's folder, found as in `near`, or under another name beside there or beside the adapter's run. Raises
         CheckpointError where there is none, or it holds another model by now."""
-        named = near(self.parent, folder)
-        parent = resolve_model(str(named)) if named.exists() else None
-        if parent is not None and folder_hash(parent) == self.parent_hash:
-            return parent
+        named, parent = near(self.parent, folder), None
+        try:
+            if named.exists():
+                parent = resolve_model(str(named))
+                if folder_hash(parent) == self.parent_hash:
+                    return parent
+        except CheckpointError:  # another run has the name by now, perhaps, and no model yet
+            if (moved := self._moved(folder)) is None:
+                raise
+            return moved
         if (moved := self._moved(folder)) is not None:
             return moved
         if parent is None:
@@ -54,22 +61,40 @@ class Adapted(Config):
     def _moved(self, folder: Path) -> Path | None:
         """Returns where the same model lies by now; None where it is nowhere near."""
         places = [near(os.path.dirname(self.parent) or ".", folder), *folder.absolute().parents[:3]]
-        inside = (each for place in places if place.is_dir() for each in sorted(place.iterdir()))
-        found = (model for each in inside for model in (each, each / "model", *each.glob("checkpoints/*")))
-        return next((model for model in found if _hash(model) == self.parent_hash), None)
+        models = (
+            model for each in chain.from_iterable(map(_inside, places)) for model in (each, each / "model", *_inside(each / "checkpoints"))
+        )
+        return next((model for model in models if _hash(model) == self.parent_hash and _whole(model)), None)
 
 
 def adapters_of(run: Path) -> list[Path]:
     """Returns the runs beside a run that hold an adapter of its final model."""
     own, found = _hash(run / "model"), []
-    for other in sorted(run.absolute().parent.iterdir()) if own is not None else []:
+    for other in _inside(run.absolute().parent) if own is not None else []:
         try:
             tree = read_config(other / "model")
-        except LmError:
+        except (LmError, OSError):
             continue
         if tree.get("adapter") is not None and tree.get("parent_hash") == own:
             found.append(run.parent / other.name)
     return found
+
+
+def _inside(folder: Path) -> list[Path]:
+    """Returns what is in a folder; nothing of what is none, or closed."""
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _whole(folder: Path) -> bool:
+    """Whether all files of a model are as its manifest says: a copy may be under way."""
+    try:
+        verify(folder)
+    except (LmError, OSError):
+        return False
+    return True
 
 
 def _hash(folder: Path) -> str | None:

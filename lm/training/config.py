@@ -1,8 +1,8 @@
 """Everything that `lm train` can be told: the frozen `config.yaml` of a run folder is one TrainConfig."""
 
-from typing import Self
+from typing import Any, Self
 
-from pydantic import model_validator
+from pydantic import ModelWrapValidatorHandler, model_validator
 
 from lm.adapters.adapter import AdapterConfig, LoRAConfig
 from lm.cost.memory import Setting
@@ -42,6 +42,15 @@ class TrainSetup(Config):
     """What is trained in place of the weights of init_from, and saved without them. null: the weights themselves."""
     strategy: StrategyConfig = SingleConfig()
     launch: LaunchConfig = LaunchConfig()
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _without_usual_packing(cls, tree: Any, validated: ModelWrapValidatorHandler[Self]) -> Self:
+        """The rows of the objective's usual packing are the same whether it is said or not, and so is the config."""
+        made = validated(tree)
+        if made.data.packing != made.objective.packings[0]:
+            return made
+        return made.model_copy(update={"data": made.data.model_copy(update={"packing": None})})
 
     def why_not(self) -> str | None:
         """Returns why the strategy cannot train this, as one sentence with the remedy; None where it can."""

@@ -60,8 +60,6 @@ def open_run(folder: RunFolder, cfg: TrainConfig, say: Say) -> Path | None:
         before = saved.config["trainer"]["max_steps"]
         if before != cfg.trainer.max_steps and cfg.schedule.of_length:
             say(f"trainer.max_steps was {before:,} and is {cfg.trainer.max_steps:,}: from here on the rate is that of the new length")
-        if (warmup := saved.config["schedule"].get("warmup_steps")) != cfg.schedule.warmup_steps:
-            say(f"{_WARMUP} was {warmup} and is {cfg.schedule.warmup_steps}: both have passed")
         if saved.step < cfg.trainer.max_steps and (adapters := adapters_of(folder.path)):
             which = f"{adapters[0]} holds" if len(adapters) == 1 else f"{adapters[0]} and {len(adapters) - 1} more hold"
             say(f"{which} an adapter of {folder.model} as it is. A copy of that beside {folder.path} is found when this run has changed it")
@@ -203,8 +201,8 @@ def _as_of_today(saved: Tree) -> Tree:
 
 
 def _require_same_config(folder: RunFolder, saved: Tree, cfg: TrainConfig, step: int, newest: Path, parent: str | None = None) -> None:
-    """Raises ConfigError listing every difference that a resume does not allow. trainer.max_steps may grow, and with it a warm-up that has
-    passed; it may shrink only where all steps so far would have been the same in the shorter run; and phases may change behind the step.
+    """Raises ConfigError listing every difference that a resume does not allow. trainer.max_steps may grow; it may shrink only where all
+    steps so far would have been the same in the shorter run; and phases may change behind the step.
 
     newest: what the run's weights can be taken from.  parent: hash of the model that the run started from, which may lie elsewhere by now.
     """
@@ -221,13 +219,11 @@ def _require_same_config(folder: RunFolder, saved: Tree, cfg: TrainConfig, step:
         raise CheckpointError(f"{folder.path}: its config has trainer.max_steps={steps!r}, and a whole number is needed. Restore the file.")
     if cfg.trainer.max_steps > steps or (step < cfg.trainer.max_steps < steps and step <= cfg.shared_steps(steps)):
         changed.remove("trainer.max_steps")
-    if _WARMUP in changed and cfg.trainer.max_steps > steps and step >= max(before[_WARMUP], after[_WARMUP]):
-        changed.remove(_WARMUP)
     if not changed:
         return
     also = ""
     if _WARMUP in changed and cfg.trainer.max_steps != steps:
-        also = f" Where the warm-up followed from the length, write {_WARMUP}={before[_WARMUP]} to keep the run's."
+        also = f" To train longer, write {_WARMUP}={before[_WARMUP]}, the run's."
     if "trainer.max_steps" in changed and newest != folder.path:
         longer = cfg.replace(trainer=cfg.trainer.replace(max_steps=steps))
         shortest = step + 1 + bisect(range(step + 1, steps), False, key=lambda length: step <= longer.shared_steps(length))

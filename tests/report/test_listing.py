@@ -45,6 +45,9 @@ def test_runs_are_listed_by_age_with_figures_and_sizes(runs: Path, lm: Lm) -> No
     lines = out.splitlines()
     assert code == 0 and lines[0].split()[::4] == ["run", "parameters", "changed"]
     assert [line.split()[0].rpartition("/")[2] for line in lines[1:3]] == ["b", "a"] and lines[3].startswith("2 runs, ")
+    os.symlink(runs / "a", runs / "link")
+    (runs / "deeper" / "b" / "summary.json").write_text('{"steps": 3, "parameters": "many"}')
+    assert [line.split()[0] for line in lm("runs", "runs/*")[1].splitlines()[1:-1]] == ["runs/c", "runs/a", "runs/deeper/b"]
     shutil.rmtree(runs)
     code, _, err = lm("runs")
     assert code == 2 and err.splitlines()[-1] == "runs: there is no such folder, and runs lie in one. Name that of run.dir=."

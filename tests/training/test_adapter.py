@@ -1,6 +1,7 @@
 """Runs that train an adapter: what they save, that they resume to the bit, and that their parent stays the parent."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -23,7 +24,8 @@ from lm.generation.load import load
 from lm.generation.merging import merge
 from lm.nn.transformer import LM, build_model
 from lm.schema import from_tree
-from lm.storage.adapted import read_merged
+from lm.storage.adapted import adapters_of, read_merged
+from lm.storage.atomic import MANIFEST
 from lm.storage.checkpoint import CheckpointReader
 from lm.storage.model_folder import read_model
 from lm.storage.reading import read_json, read_yaml
@@ -31,6 +33,7 @@ from lm.training.config import TrainConfig
 from lm.training.plan import frozen_bytes, plan
 from lm.training.run import train_rank
 from lm.training.weights.initial import parent
+from tests.conftest import unprivileged
 from tests.training.conftest import TINY, Before, Configure, Launch, edit, in_each_way, ranks, read, results, settled, write_text
 
 LORA = ("adapter=lora", "adapter.rank=4", "adapter.dropout=0.2", "optim=adamw", "optim.lr=1e-2")
@@ -174,6 +177,9 @@ def test_a_parent_of_another_name_is_found_by_its_hash(trained: Path, tmp_path: 
     if "/" in place:
         (copy / "first").rename(copy / "elsewhere" / "first")
     run = Path(place).parent / "first"
+    (run.parent / "a-torn").mkdir()
+    shutil.copy(copy / place / "model" / MANIFEST, run.parent / "a-torn")  # a copy that is under way
+    Path("parent").mkdir()  # another run has the name, and no model yet
     for folder in (run / "model", run / "checkpoints" / "step-00000004"):
         assert torch.equal(load(folder, "cpu")[0](torch.arange(2, 30)[None]), before)
     cfg = from_tree(TrainConfig, read_yaml(run / "config.yaml"))
@@ -198,6 +204,33 @@ def test_a_run_that_goes_on_tells_of_adapters_of_what_it_was(
     shutil.rmtree("parent-3")
     with pytest.raises(CheckpointError, match="is another model by now"):
         load("first", "cpu")
+
+
+def test_a_run_does_not_go_on_from_another_parent(lora: Configure, tiny: list[str], trained: Path, tmp_path: Path) -> None:
+    """A fine-tune of all weights, which needs its parent no more. From a copy of that it does."""
+    for name in ("same", "other"):
+        shutil.copytree(trained / "parent" / "model", tmp_path / name)
+    edit(tmp_path / "other", "config.json", lambda tree: tree | {"step": 99})
+    given = [item for item in tiny if not item.startswith(("model", "tokenizer"))]
+    train_rank(compose_config([*given, f"init_from={trained / 'parent'}", "trainer.max_steps=3"]))
+    with pytest.raises(ConfigError, match=r"another config \(tokenizer\.path, init_from\)"):
+        train_rank(compose_config([*given, f"init_from={tmp_path / 'other'}", "trainer.max_steps=4"]))
+    assert train_rank(compose_config([*given, f"init_from={tmp_path / 'same'}", "trainer.max_steps=4"]))["steps"] == 4
+
+
+def test_closed_folders_beside_a_run_are_no_obstacle(trained: Path, public: Path) -> None:
+    """Seen to fail: a longer run was refused for a neighbour's folder."""
+    shutil.copytree(trained, public, dirs_exist_ok=True)
+    os.chmod(public, 0o755)
+    (public / "closed" / "model").mkdir(parents=True)
+    os.chmod(public / "closed", 0)
+    with unprivileged():
+        assert adapters_of(public / "parent") == [public / "first"]
+    os.chmod(public, 0o711)
+    with unprivileged():
+        assert adapters_of(public / "parent") == []
+    os.chmod(public, 0o755)
+    os.chmod(public / "closed", 0o755)
 
 
 def test_what_cannot_be_adapted_is_refused_by_the_config(lora: Configure) -> None:

@@ -26,7 +26,7 @@ from lm.training.callbacks.validation import Validation
 from lm.training.module import TrainModule
 from lm.training.run import train_rank
 from tests.server import ROOT
-from tests.training.conftest import Before, Configure, Stop, edit, read, results, settled
+from tests.training.conftest import Before, Configure, edit, read, results, settled
 
 Watch = Callable[[Callable[[TrainModule], None]], list[TrainModule]]
 
@@ -176,28 +176,6 @@ def test_a_run_whose_folder_is_moved_under_it_ends_whole(configure: Configure, t
     train_rank(configure(), callbacks=[Before(6, lambda module: (tmp_path / "run").rename(tmp_path / "moved"))])
     assert read_run(tmp_path / "run").config == read_run(tmp_path / "moved").config
     assert main(["generate", f"from={tmp_path / 'run'}", "prompt=a", "max_tokens=2"]) == 0
-
-
-def test_a_run_stopped_before_a_leap_goes_back_as_far_as_one_that_was_not(
-    configure: Configure, stop: Stop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Stopped twice between the checkpoint of step 8 and the leap at step 11, each with a save that a run left alone does not make. Seen to
-    fail: it went back to the stop, and with one checkpoint kept that of step 8 was gone."""
-    own = TrainModule.loss
-
-    def loss(module: TrainModule) -> torch.Tensor:
-        return own(module) * (10 if module.step == 11 and not module.run.counters.rolled_back else 1)
-
-    monkeypatch.setattr(TrainModule, "loss", loss)
-    given = ["optim=adamw", "numerics.rollbacks=1", "checkpoint.every=4", "checkpoint.keep_last=1", "trainer.log_every=1"]
-    train_rank(configure(*given, "run.name=whole"))
-    stop(configure(*given), 9)
-    stop(configure(*given), 10)
-    train_rank(configure(*given))
-    for run in ("whole", "run"):
-        events = [(line["step"], line["event"]) for line in read(tmp_path / run / "metrics.jsonl") if "event" in line]
-        assert events == [(8, "rolled back")]
-    assert results(tmp_path / "run") == results(tmp_path / "whole")
 
 
 def test_a_gradient_that_stays_exactly_0_is_told_once(configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -405,23 +405,17 @@ def test_a_killed_run_is_bitwise_the_run_left_alone(options: list[str]) -> None:
         assert report["between steps"] >= 10
 
 
-def test_a_warm_up_that_followed_from_a_short_runs_length_is_named_where_it_grows(tiny: list[str]) -> None:
-    given = [item for item in tiny if not item.startswith("schedule.warmup_steps")]
-    train_rank(compose_config([*given, "trainer.max_steps=10", "run.name=short"]))
-    with pytest.raises(ConfigError, match=r"write schedule.warmup_steps=1 to keep the run's"):
-        train_rank(compose_config([*given, "trainer.max_steps=200", "schedule.warmup_steps=11", "run.name=short"]))
-    longer = compose_config([*given, "trainer.max_steps=12", "run.name=short", "schedule.warmup_steps=1"])
-    assert train_rank(longer)["steps"] == 12
-
-
-def test_a_warm_up_that_has_passed_follows_the_length(tiny: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_warm_up_that_follows_from_the_length_stays_when_a_run_goes_on(tiny: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Seen to fail: one more epoch was refused, since a tenth of the steps, or a share of them, was another number."""
     given = [item for item in tiny if not item.startswith("schedule.warmup_steps")]
-    train_rank(compose_config([*given, "trainer.max_steps=10", "run.name=short"]))
-    assert train_rank(compose_config([*given, "trainer.max_steps=20", "run.name=short"]))["steps"] == 20
-    assert "schedule.warmup_steps was 1 and is 2: both have passed" in capsys.readouterr().out
-    with pytest.raises(ConfigError, match=r"schedule.warmup_steps: 2 in the run, 3 now"):
-        train_rank(compose_config([*given, "trainer.max_steps=20", "schedule.warmup_steps=3", "run.name=short"]))
+    for more in ([], ["schedule.warmup_steps=10%"]):
+        asked = [*given, *more, f"run.name=short{len(more)}"]
+        for steps, warmup in ((10, 1), (30, 1), (30, 1), (40, 1)):
+            cfg = compose_config([*asked, f"trainer.max_steps={steps}"])
+            assert train_rank(cfg)["steps"] == steps and cfg.schedule.warmup_steps == warmup
+        assert "schedule.warmup_steps=1: that of " in capsys.readouterr().err
+        with pytest.raises(ConfigError, match=r"3 now(.|\n)*To train longer, write schedule.warmup_steps=1, the run's\."):
+            train_rank(compose_config([*given, f"run.name=short{len(more)}", "trainer.max_steps=50", "schedule.warmup_steps=3"]))
 
 
 @pytest.mark.slow

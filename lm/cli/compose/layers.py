@@ -8,13 +8,14 @@ from lm import plugins, printing
 from lm.cli.compose.choices import Choices
 from lm.cli.compose.lengths import WARMUP, WHOLE, beginning, in_steps, spelled
 from lm.cli.listing import known
-from lm.errors import ConfigError
-from lm.schema import C, Tree, entry_type, from_tree, kind_from_key, nest, variants
+from lm.errors import ConfigError, LmError
+from lm.schema import C, Tree, entry_type, flatten, from_tree, kind_from_key, nest, variants
+from lm.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from lm.training.config import TrainConfig
 
-SPOKEN, _COUNTED = "command line", "counted in steps"
+SPOKEN, _COUNTED, _SHORT = "command line", "counted in steps", "short run"
 _FROM_USER = (SPOKEN, _COUNTED)
 
 
@@ -61,8 +62,6 @@ class Composition:
         found: Any = self._checked(listed, self.tree)
         if listed is not (real := known.real()):
             found = self._checked(real, self.tree)
-        if found.data.packing == found.objective.packings[0]:  # said or not, the rows are the same
-            found = found.replace(data=found.data.replace(packing=None))
         used = plugins.used(found)
         return found.replace(plugins=used) if used else found
 
@@ -75,6 +74,20 @@ class Composition:
         """Prints the notes."""
         for note in self.notes:
             printing.note(note)
+
+    def keep_warmup(self) -> None:
+        """Where the run exists, takes the warm-up that it has, unless the command line gives one in steps: it may be trained longer."""
+        config, said = self.full(), self.stated(WARMUP)
+        folder = RunFolder.of(config["run"])
+        if not said or said[-1][0].label == SPOKEN or not folder.exists():
+            return
+        try:
+            before = flatten(folder.config()).get(WARMUP)
+        except LmError:
+            return  # the training tells
+        if isinstance(before, int) and said[-1][1] != before < config["trainer"]["max_steps"]:
+            self.layers.append(Layer("run", f"that of {folder}, which exists", {WARMUP: before}))
+            self.notes = [*self.notes, self.layers[-1].told()]
 
     def _count(self) -> None:
         """Adds lengths that are no steps, such as 3epochs, in steps."""
@@ -119,4 +132,4 @@ def shorter_warmup(layers: Sequence[Layer]) -> Layer | None:
     (by, steps), (of, before) = said.get(WHOLE, ("", None)), said.get(WARMUP, ("", None))
     if by not in _FROM_USER or of in _FROM_USER or not isinstance(steps, int) or not isinstance(before, int) or before < steps:
         return None
-    return Layer("short run", f"a tenth of the {steps} steps, as {before} would not end in them", {WARMUP: steps // 10})
+    return Layer(_SHORT, f"a tenth of the {steps} steps, as {before} would not end in them", {WARMUP: steps // 10})

@@ -3,6 +3,7 @@
 import json
 import time
 from dataclasses import asdict
+from glob import has_magic
 from pathlib import Path
 from typing import Literal
 
@@ -30,12 +31,14 @@ class Runs(Verb):
         given = [Path(each).expanduser() for each in self.folders(rest) or ["runs"]]
         from lm.report.listing import listed
         from lm.report.run import run_folders
+        from lm.storage.reading import closed
         from lm.storage.run_folder import RunFolder
 
         for folder in given:
-            if not folder.is_dir():
+            if not folder.exists() and not has_magic(str(folder)):
                 raise ConfigError(f"{folder}: there is no such folder, and runs lie in one. Name that of run.dir=.")
-        runs, refused = listed([run for folder in given for run in run_folders(folder) if RunFolder(run).exists()])
+        below = [run for folder in given for run in run_folders(folder)]
+        runs, refused = listed([run for run in below if closed(run) or RunFolder(run).exists()])
         for sentence in refused:
             note(f"left out: {sentence}")
         if self.format == "json":

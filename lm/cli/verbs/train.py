@@ -52,10 +52,13 @@ class Train(Verb):
             from lm.cli.compose.multirun import multirun
 
             multirun(jobs)
-        elif (ended := _ended(composition := compose(call.overrides))) is not None:
-            _report(ended)
         else:
-            _run(composition, shlex.join(["lm", "train", *catalog.flags(), *plugins.flags(), *rest]))
+            composition = compose(call.overrides)
+            composition.keep_warmup()
+            if (ended := _ended(composition)) is not None:
+                _report(ended)
+            else:
+                _run(composition, shlex.join(["lm", "train", *catalog.flags(), *plugins.flags(), *rest]))
 
     @classmethod
     def help_text(cls, rest: list[str]) -> str:

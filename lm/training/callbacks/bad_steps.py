@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 from lm.errors import NumericsError
 from lm.storage.atomic import discard
@@ -41,7 +42,7 @@ class BadSteps(RunCallback):
 
 class Rollback(RunCallback):
     """Records a spike of the logged loss. Where numerics.rollbacks allows, restores the last checkpoint on schedule and goes on from there
-    with the rows after the spike. What was saved elsewhere does not count, since a run that was never stopped has none of it."""
+    with the rows after the spike. What a stop has saved does not count, since a run that was never stopped has none of it."""
 
     def step_end(self, module: TrainModule) -> None:
         run, step = module.run, module.step
@@ -56,14 +57,19 @@ class Rollback(RunCallback):
         run.journal.record({"step": step, "event": "loss spike", "loss": loss, "rows": run.rows_of(step - 1)})
         run.saver.wait()
         wanted = run.counters.rolled_back < numerics.rollbacks
-        every = run.cfg.checkpoint.every
-        path = run.ranks.from_first(lambda: newest_valid(run.folder.checkpoints, every=every)[0]) if wanted else None
+        path = run.ranks.from_first(lambda: self._to_go_back_to(run.folder.checkpoints, step, run.cfg.checkpoint.every)) if wanted else None
         if wanted and path is None:
             run.journal.console.say(
                 "numerics.rollbacks: there is no checkpoint yet to go back to. A lower checkpoint.every makes one sooner"
             )
         if path is not None:
             self._go_back(module, CheckpointReader(path, verified=True))
+
+    @staticmethod
+    def _to_go_back_to(folder: Path, step: int, every: int) -> Path | None:
+        """Returns the newest checkpoint on schedule; the newest of all where that is gone, or the schedule was another then."""
+        due = newest_valid(folder, every=every)[0]
+        return due if due is not None or step <= every else newest_valid(folder)[0]
 
     def _go_back(self, module: TrainModule, reader: CheckpointReader) -> None:
         run, step, before, at = module.run, module.step, module.run.counters, int(reader.meta["step"])

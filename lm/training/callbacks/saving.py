@@ -11,7 +11,7 @@ import torch
 from lm.errors import ResourceError
 from lm.schema import Tree
 from lm.storage.atomic import atomic_folder, beside, disk_errors, require_space
-from lm.storage.checkpoint import WEIGHTS, Piece, bytes_of, prune, require_finite, step_folder, write_meta, write_pieces
+from lm.storage.checkpoint import WEIGHTS, Piece, bytes_of, prune, read_meta, require_finite, step_folder, step_of, write_meta, write_pieces
 from lm.training.launch.ranks import Ranks
 from lm.training.run_config import CheckpointConfig
 
@@ -21,7 +21,8 @@ _PATIENCE_S = 60.0  # for a save that other ranks take part in
 class Saver:
     """Writes each rank's slices into the folder of a step and publishes it when all ranks have written.
 
-    keep_due: keep the last checkpoint on schedule, too, which a rollback goes to, also behind many that a signal or an end has made.
+    keep_due: keep the last checkpoint on schedule, too, which a rollback goes to, and the one that was the best then, also behind many that
+    a signal or an end has made.
     With checkpoint.background the step loop waits only for a copy of the slices in memory and, if the previous save still runs, for that.
     """
 
@@ -117,7 +118,7 @@ class Saver:
                 ranks.barrier()  # all have written
             with disk_errors(self._folder):
                 best = meta.get("counters", {}).get("best_step")
-                due = [step - step % self._cfg.every] if self._keep_due else []
+                due = _with_best(step_folder(self._folder, step - step % self._cfg.every)) if self._keep_due else []
                 prune(self._folder, path, self._cfg.keep_last, [*self._cfg.keep_steps, best, *due])
         else:
             temporary = ranks.from_first(Path)  # the folder that the first rank has made
@@ -125,3 +126,11 @@ class Saver:
                 write_pieces(temporary, pieces, ranks.rank)
             ranks.barrier()
         ranks.barrier()  # it is a checkpoint
+
+
+def _with_best(checkpoint: Path) -> list[int]:
+    """Returns the step of a checkpoint and that of the best one when it was saved; [] where it is not there."""
+    if not checkpoint.exists():
+        return []
+    best = (read_meta(checkpoint).get("counters") or {}).get("best_step")
+    return [step_of(checkpoint), *([best] if isinstance(best, int) else [])]

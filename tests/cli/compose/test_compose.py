@@ -188,3 +188,5 @@ def test_a_packing_that_is_said_is_that_which_is_not_where_it_is_the_objectives_
     """Seen to fail: two runs of the same rows had two fingerprints, and `lm compare` said that they read different data."""
     assert compose_config(["data.packing=split"]).data == compose_config([]).data
     assert compose_config(["data.packing=fit"]).data.packing == "fit"
+    plain = compose_config([])
+    assert plain.replace(data=plain.data.replace(packing="split")) == plain

@@ -33,6 +33,12 @@ def test_epochs_are_the_fewest_steps_that_read_so_many_rows(base: list[str], epo
     assert 4 * (steps - 1) < float(epochs) * n_rows <= 4 * steps
 
 
+def test_an_epoch_has_all_steps_that_learn_from_its_rows(default_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lm.training.epochs.counted_rows", lambda cfg: (10, []))
+    asked = ["recipes=finetune/grpo_arithmetic", "data.global_batch=4", "objective.updates=3", "trainer.max_steps=2epochs"]
+    assert compose_config(asked).trainer.max_steps == 3 * 2 * 10 / 4
+
+
 def test_epochs_are_of_the_rows_that_are_read(base: list[str]) -> None:
     few = compose_config([*base, "data.train_rows=10", "trainer.max_steps=2epochs"])
     assert few.trainer.max_steps == 5

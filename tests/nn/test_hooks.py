@@ -30,6 +30,7 @@ def models(kind: str) -> Iterator[LM]:
                 yield random_model(model_config(tree_of(kind, ((slot, value),))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["decoder", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("encoder", "encoder_decoder"))])
 def test_every_layer_calls_its_hooks_with_what_stays_as_it_is(kind: str) -> None:
     batch, tried = Batch(tokens(2, 9), source_tokens=tokens(2, 7, 2) if kind == "encoder_decoder" else None), 0

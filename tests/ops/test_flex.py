@@ -131,6 +131,7 @@ def test_plain_rows_are_on_flex_where_steps_repeat_to_the_bit() -> None:
             near(alone(q, k, v, mask, None, how), reference(q, k, v, mask, None, how))
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("softcap", [None, pytest.param(8.0, marks=pytest.mark.slow)])
 def test_a_model_on_flex_equals_one_on_the_reference(softcap: float | None) -> None:

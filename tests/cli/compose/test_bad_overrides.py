@@ -1,5 +1,8 @@
 """Every mistake on the command line ends with exit code 2 and one sentence: where, what was given, the rule, the remedy."""
 
+import subprocess
+from collections.abc import Callable
+
 import pytest
 
 from lm.cli.compose.catalog import GLOBAL
@@ -38,7 +41,6 @@ MISTAKES = {
     ),
     "key of another program with dashes": (["lr-decay-style=cosine"], ["lr-decay-style: there is no such key. Did you mean 'schedule'?"]),
     "nothing near": (["profiling.enable_profiling=true"], ["profiling: there is no such key. Options: adapter, "]),
-    "metric that nobody knows": (["metrics.log_freq=1"], ["none is known. Did you mean 'trainer.log_every'? One's own comes with plugins"]),
     "one of several near": (["trainer.precision=bf16"], ["'bf16' is not an option. Did you mean 'bf16-mixed'?"]),
     "key of several sections": (["dropout=0.1"], ["Did you mean 'model.dropout'?"]),
     "misspelt section": (["optm.lr=1"], ["optm: there is no such key", "Did you mean 'optim'?"]),
@@ -145,6 +147,13 @@ def test_traceback_is_shown_only_on_request(lm: Lm) -> None:
     assert code == 2
     assert "Traceback" in err
     assert "optim.lrr" in err.splitlines()[-1]
+
+
+def test_a_metric_that_nobody_knows_is_told_of_plugins(lm_process: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    """In a process of its own: other tests make metrics known."""
+    done = lm_process("train", "metrics.log_freq=1")
+    assert done.returncode == 2
+    assert "none is known. Did you mean 'trainer.log_every'? One's own comes with plugins=FILE.py." in done.stderr
 
 
 @pytest.mark.parametrize("args, near", [(["trian"], "train"), (["comapre"], "compare"), (["explian", "optim"], "explain")])

@@ -187,6 +187,7 @@ def test_what_a_finetune_recipe_starts_from_is_the_run_of_another_recipe(default
     assert found["finetune/tiny_on_text"] == "pretrain/tiny" and len(found) >= 3
 
 
+@pytest.mark.slow
 def test_every_objective_has_a_recipe(default_run: Path) -> None:
     trained = {config.objective.kind for recipe in RECIPES for config in run_line(recipe)}
     assert trained == set(catalog.groups()["objective"])

@@ -167,6 +167,7 @@ def test_held_out_answers_are_written_with_their_rewards(policy: Callable[..., T
     assert read(tmp_path / "run" / "metrics.jsonl")[-1]["val_reward"] == pytest.approx(mean)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["grpo", pytest.param("rloo", marks=pytest.mark.slow)])
 def test_log_p_of_the_sampler_is_that_of_the_training(policy: Callable[..., TrainConfig], tmp_path: Path, objective: str) -> None:
     """And all that is worth something comes likelier."""

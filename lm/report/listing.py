@@ -30,21 +30,22 @@ class Listed:
     changed: float
 
     @classmethod
-    def of(cls, path: Path, name: str) -> "Listed":
+    def of(cls, path: Path) -> "Listed":
         """Reads a run. Raises CheckpointError naming a file that is damaged or cannot be read."""
         folder = RunFolder(path)
         config, summary = flatten(folder.config()), folder.summary()
         told = [*([summary] if summary else []), *reversed(folder.metrics.newest())]
         sizes = dict(_files(path))
-        metric = next((key for key in _FIGURES for line in told if isinstance(line.get(key), int | float)), None)
+        figures = ((key, line[key]) for key in _FIGURES for line in told if isinstance(line.get(key), int | float))
+        metric, value = next(figures, (None, None))
         return cls(
-            name=name,
+            name=str(path),
             state=_state(config, summary, told),
             objective=str(config.get("objective.kind", "-")),
             init_from=config.get("init_from"),
-            parameters=found if isinstance(found := summary.get("parameters"), int) else None,
+            parameters=n if isinstance(n := summary.get("parameters"), int) else None,
             metric=metric,
-            value=next((line[metric] for line in told if isinstance(line.get(metric), int | float)), None) if metric else None,
+            value=value,
             n_bytes=sum(found.st_size for found in sizes.values()),
             checkpoint_bytes=sum(found.st_size for file, found in sizes.items() if folder.checkpoints in file.parents),
             changed=max((found.st_mtime for found in sizes.values()), default=0.0),
@@ -56,7 +57,7 @@ def listed(folders: list[Path]) -> tuple[list[Listed], list[str]]:
     found, refused = [], []
     for path in {path.resolve(): path for path in reversed(folders)}.values():  # one that is there twice counts once
         try:
-            found.append(Listed.of(path, str(path)))
+            found.append(Listed.of(path))
         except (LmError, OSError) as error:
             refused.append(" ".join(str(error).split()))
     return sorted(found, key=lambda run: run.changed), refused

@@ -3,6 +3,7 @@
 from lm.data.rows.base import Rows
 from lm.data.rows.build import build_splits
 from lm.data.store.prepare import prepare
+from lm.printing import note
 from lm.progress import progress
 from lm.training.config import TrainConfig
 from lm.training.weights.initial import given_tokenizer
@@ -13,13 +14,10 @@ def rows_of_epoch(cfg: TrainConfig, train: Rows) -> int:
     return min(len(train), cfg.data.train_rows or len(train))
 
 
-def counted_rows(cfg: TrainConfig) -> tuple[int, list[str]]:
-    """Returns the rows that a run reads per epoch, for which its data are prepared, and the lines on those that the run will not tell
-    again."""
+def counted_rows(cfg: TrainConfig) -> int:
+    """Returns the rows that a run reads per epoch. Its data are prepared for that, of which the run itself tells."""
     with progress("Counting the rows"):
-        first: list[str] = []
-        prepare(cfg.data, given_tokenizer(cfg), log=first.append, specials=cfg.objective.specials(), seed=cfg.seeds.data)
-        again: list[str] = []
-        data = prepare(cfg.data, given_tokenizer(cfg), log=again.append, specials=cfg.objective.specials(), seed=cfg.seeds.data)
-        train = build_splits(cfg.objective, cfg.data, data, cfg.sized_model(data.tokenizer.vocab_size), cfg.seeds.data).train
-    return rows_of_epoch(cfg, train), [line for line in first if line not in again]
+        given, specials, seed = given_tokenizer(cfg), cfg.objective.specials(), cfg.seeds.data
+        data = prepare(cfg.data, given, log=lambda line: None, once=note, specials=specials, seed=seed)
+        model = cfg.sized_model(data.tokenizer.vocab_size)
+        return rows_of_epoch(cfg, build_splits(cfg.objective, cfg.data, data, model, seed).train)

@@ -177,12 +177,16 @@ def test_a_table_of_many_keys_goes_on_below(tmp_path: Path, write_run: WriteRun)
 
 def test_an_option_that_is_off_wherever_it_exists_is_no_difference(tmp_path: Path, write_run: WriteRun) -> None:
     """Seen to fail: 33 runs of a month made 692 lines, most of them of such."""
-    plain, other = (yaml.safe_load((write_run(tmp_path / name) / "config.yaml").read_text()) for name in "ab")
+    plain, other, third = (yaml.safe_load((write_run(tmp_path / name) / "config.yaml").read_text()) for name in "abc")
     own = {"kind": "own", "width": 3, "bias": False, "names": [], "more": None, "rate": 0, "used": True}
     (tmp_path / "b" / "config.yaml").write_text(yaml.safe_dump(other | {"adapter": own}))
+    (tmp_path / "c" / "config.yaml").write_text(yaml.safe_dump(third | {"adapter": own | {"bias": True}}))
     (tmp_path / "a" / "config.yaml").write_text(yaml.safe_dump(plain | {"adapter": None}))
-    row = next(iter(json.loads(compare([tmp_path / "a", tmp_path / "b"], format="json"))["rows"]))
-    assert {key for key in row if key.startswith("adapter")} == {f"adapter.{key}" for key in ("kind", "width", "rate", "used")}
+    found = []
+    for runs in ("ab", "abc"):
+        row = next(iter(json.loads(compare([tmp_path / name for name in runs], format="json"))["rows"]))
+        found.append({key.removeprefix("adapter.") for key in row if key.startswith("adapter")})
+    assert found == [{"kind", "width", "rate", "used"}, {"kind", "width", "rate", "used", "bias"}]
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no LaTeX here")

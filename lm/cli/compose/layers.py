@@ -28,7 +28,7 @@ class Layer:
     values: dict[str, Any]
 
     def told(self) -> str:
-        """Returns a note on the layer's only value, which the user did not choose."""
+        """Returns a note on the layer's only value, which the user did not choose and may change."""
         [(path, value)] = self.values.items()
         return f"{path}={value}: {self.source}. Give another, if you want it"
 
@@ -86,8 +86,8 @@ class Composition:
         except LmError:
             return  # the training tells
         if isinstance(before, int) and said[-1][1] != before < config["trainer"]["max_steps"]:
-            self.layers.append(Layer("run", f"that of {folder}, which exists", {WARMUP: before}))
-            self.notes = [*self.notes, self.layers[-1].told()]
+            self.layers.append(Layer("run", str(folder.config_file), {WARMUP: before}))
+            self.notes = [*self.notes, f"{WARMUP}={before}: that of {folder}, which exists"]
 
     def _count(self) -> None:
         """Adds lengths that are no steps, such as 3epochs, in steps."""

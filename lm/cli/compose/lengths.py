@@ -52,7 +52,7 @@ def in_steps(cfg: "TrainConfig", lengths: dict[str, Length]) -> tuple[dict[str, 
     if any(each.unit == "epochs" for each in lengths.values()):
         from lm.training.epochs import counted_rows
 
-        n_rows, notes = counted_rows(cfg)
+        n_rows = counted_rows(cfg)
     rows_of = {
         "epochs": Fraction(n_rows * cfg.objective.updates_of_rows()),
         "tokens": Fraction(1, cfg.objective.texts * cfg.data.seq_len),

@@ -12,6 +12,8 @@ from lm.errors import ConfigError
 from lm.printing import answer, note, say
 from lm.units import counted, fixed, si, sized, table
 
+_UNITS = {"val_bits_per_byte": "bits/byte", "val_loss": "loss"}
+
 
 class Runs(Verb):
     """usage: lm runs [FOLDER ...] [format=json]
@@ -57,6 +59,3 @@ class Runs(Verb):
             answer(table([titles, *rows], ""))
         whole, within = sum(run.n_bytes for run in runs), sum(run.checkpoint_bytes for run in runs)
         say(f"{counted(len(runs), 'run')}, {sized(whole)}, {sized(within)} of it checkpoints")
-
-
-_UNITS = {"val_bits_per_byte": "bits/byte", "val_loss": "loss"}

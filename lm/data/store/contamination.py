@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm.data.store.shards import TokenStore
+from lm.errors import ConfigError
 
 _N = 13
 _SLICE = 1 << 18  # tokens hashed at once
@@ -38,6 +39,14 @@ class Contamination(NamedTuple):
     def shared_frac(self) -> float:
         """The part of the validation runs that are also in training."""
         return self.shared / max(1, self.runs)
+
+    def require(self, most: float) -> None:
+        """Raises ConfigError where more than this part of the validation documents are also in training."""
+        if self.copied_frac > most:
+            raise ConfigError(
+                f"data.max_contamination={most:g}: {self.copies:,} of {self.val_documents:,} validation documents are in training too, and"
+                " a validation on those says little. Hold out other documents, or raise data.max_contamination."
+            )
 
 
 def contamination(train: TokenStore, val: TokenStore) -> Contamination:

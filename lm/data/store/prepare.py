@@ -80,9 +80,18 @@ class Prepared:
         return sum(part.stores[split].n_tokens for part in self.parts.values())
 
 
-def prepare(data: DataConfig, tokenizer: TokenizerConfig | Tokenizer, *, log: Log, specials: Sequence[str] = (), seed: int = 0) -> Prepared:
+def prepare(
+    data: DataConfig,
+    tokenizer: TokenizerConfig | Tokenizer,
+    *,
+    log: Log,
+    once: Log | None = None,
+    specials: Sequence[str] = (),
+    seed: int = 0,
+) -> Prepared:
     """Returns the tokens of a data config; what is not in the cache yet is read, and tokenizer and tokens are made.
 
+    log: told of what there is.  once: of how tokens are made, which is told but once; None: `log` is.
     specials: further special tokens for a tokenizer made here.  seed: decides which blocks of cached tokens are checked.
     """
     cache = cache_root(data.cache_dir, log)
@@ -94,14 +103,14 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig | Tokenizer, *, log: Lo
         folder = token_folder(cfg, sources[name], tokenizer, cache)
 
         def build(half: Path, cfg: SourceConfig = cfg, source: Source = sources[name], tokenizer: Tokenizer = tokenizer) -> None:
-            build_tokens(cfg, source, tokenizer, half, log)
+            build_tokens(cfg, source, tokenizer, half, once or log)
 
-        shared_once(folder, build, log, data.remote, resume=True)
+        shared_once(folder, build, once or log, data.remote, resume=True)
         parts[name] = _opened(folder, tokenizer, data.verify, seed)
         for remark in sources[name].remarks:
             log(remark)
         _report(f"{name} " if name else "", parts[name].index, sources[name].held_out(), log)
-        _require_apart(_contamination(parts[name].index), data.max_contamination)
+        _contamination(parts[name].index).require(data.max_contamination)
     return _prepared(data, tokenizer, parts)
 
 
@@ -238,14 +247,6 @@ def require_documents(documents: Mapping[str, int], looked_at: str, n_skipped: i
         )
 
 
-def _require_apart(found: Contamination, most: float) -> None:
-    if found.copied_frac > most:
-        raise ConfigError(
-            f"data.max_contamination={most:g}: {found.copies:,} of {found.val_documents:,} validation documents are in training too, and a"
-            " validation on those says little. Hold out other documents, or raise data.max_contamination."
-        )
-
-
 def _opened(folder: Path, tokenizer: Tokenizer, how: Literal["sample", "full"], seed: int) -> Part:
     stores = {split: TokenStore(folder, split) for split in SPLITS}
     for store in stores.values():
@@ -258,8 +259,7 @@ def _opened(folder: Path, tokenizer: Tokenizer, how: Literal["sample", "full"], 
 
 def _prepared(data: DataConfig, tokenizer: Tokenizer, parts: dict[str, Part]) -> Prepared:
     hashes = [sha for part in parts.values() for sha in (store.sha256 for store in part.stores.values())]
-    packing = [] if data.packing is None else [data.packing]
-    fingerprint = short_hash([*hashes, tokenizer.hash, data.seq_len, data.mask_documents, *packing])
+    fingerprint = short_hash([*hashes, tokenizer.hash, data.seq_len, data.mask_documents, *filter(None, [data.packing])])
     indices = {name: part.index for name, part in parts.items()}
     files = {f"{name}/{file}" if name else file: sha for name, index in indices.items() for file, sha in index["files"].items()}
     sizes = [index["zlib"] for index in data.judged(indices).values()]

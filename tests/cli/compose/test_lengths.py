@@ -34,9 +34,21 @@ def test_epochs_are_the_fewest_steps_that_read_so_many_rows(base: list[str], epo
 
 
 def test_an_epoch_has_all_steps_that_learn_from_its_rows(default_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lm.training.epochs.counted_rows", lambda cfg: (10, []))
+    monkeypatch.setattr("lm.training.epochs.counted_rows", lambda cfg: 10)
     asked = ["recipes=finetune/grpo_arithmetic", "data.global_batch=4", "objective.updates=3", "trainer.max_steps=2epochs"]
     assert compose_config(asked).trainer.max_steps == 3 * 2 * 10 / 4
+
+
+def test_what_is_told_but_once_of_the_data_is_not_lost_where_rows_are_counted(base: list[str], lm: Lm) -> None:
+    """And what a run tells each time is told by it alone."""
+    chat = '{"messages": [{"role": "user", "content": "ab %d"}, {"role": "assistant", "content": "ef"}]}\n'
+    Path("chats.jsonl").write_text("".join(chat % n for n in range(60)) + '{"messages": []}\n')
+    plain = [each for each in base if not each.startswith(("data=", "data.files"))]
+    asked = [*plain, "data=chat", "data.files=chats.jsonl", "data.on_bad_record=skip", "objective=sft", "trainer.max_steps=0.5epochs"]
+    _, out, err = lm("train", *asked)
+    assert err.count("the first that is left out") == 1 and "the first that is left out" not in out
+    assert out.count("1 record left out") == 1 and "1 record left out" not in err
+    assert "the first that is left out" not in lm("train", *asked, "run.name=again")[2]
 
 
 def test_epochs_are_of_the_rows_that_are_read(base: list[str]) -> None:

@@ -19,7 +19,8 @@ from lm.data.rows.base import usual
 from lm.data.rows.build import split_rows
 from lm.data.rows.policy import PolicyConfig
 from lm.data.sources.base import SPLITS
-from lm.data.store.prepare import changed_files, prepare
+from lm.data.sources.fingerprint import changed_files
+from lm.data.store.prepare import prepare
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import CheckpointError, ConfigError, NumericsError, expect
 from lm.generation.config import Dtype, EvalConfig, why_no_places

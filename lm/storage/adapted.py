@@ -120,10 +120,15 @@ def placed(tree: Any, folder: Path, whole: bool = False) -> Any:
     return [placed(each, folder, whole) for each in tree] if isinstance(tree, list) else tree
 
 
+def names_paths(key: str) -> bool:
+    """Whether the value of this key, such as data.files, names files or folders, whatever else the config says."""
+    return key.rpartition(".")[2] in _NAMES_PATHS
+
+
 def _names_paths(key: str, value: Any, hub: bool) -> bool:
-    """Whether the value of this key names files or folders. That of a chat template does where it has an ending: else it may be chatml.
+    """As `names_paths`, of a key within its section. That of a chat template does where it has an ending: else it may be chatml.
     hub: it is an option of data=hub, whose name may be a folder."""
-    return key in _NAMES_PATHS or (hub and key == "name") or (key == "template" and isinstance(value, str) and bool(Path(value).suffix))
+    return names_paths(key) or (hub and key == "name") or (key == "template" and isinstance(value, str) and bool(Path(value).suffix))
 
 
 def _paths(value: Any, folder: Path, whole: bool) -> Any:

@@ -3,18 +3,21 @@
 import json
 from bisect import bisect
 from collections.abc import Callable
+from glob import has_magic
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from lm import plugins
 from lm.data.kinds import TokenizerFileConfig
-from lm.data.store.prepare import Prepared, changed_files
+from lm.data.sources.fingerprint import changed_files
+from lm.data.store.prepare import Prepared
 from lm.errors import CheckpointError, ConfigError
 from lm.nn.stack import model_config
 from lm.nn.transformer import build_model
 from lm.schema import Tree, flatten, from_tree
 from lm.spelling import below
-from lm.storage.adapted import adapters_of, placed
+from lm.storage.adapted import adapters_of, names_paths, near, placed
 from lm.storage.atomic import clean, verify
 from lm.storage.checkpoint import CheckpointReader, newest_valid
 from lm.storage.model_folder import IMPORTED, folder_hash, read_config, require_same_shapes, resolve_model
@@ -55,7 +58,8 @@ def open_run(folder: RunFolder, cfg: TrainConfig, say: Say) -> Path | None:
     if newest is not None:
         reader = CheckpointReader(newest, verified=True)
         saved = Saved.of(reader)
-        _require_same_config(folder, saved.config, cfg, saved.step, newest, reader.meta.get("parent_hash"))
+        goes_on = not saved.counters.done(saved.step, cfg.trainer)
+        _require_same_config(folder, saved.config, cfg, saved.step, newest, reader.meta.get("parent_hash"), goes_on)
         _require_same_weights(reader, cfg)
         before = saved.config["trainer"]["max_steps"]
         if before != cfg.trainer.max_steps and cfg.schedule.of_length:
@@ -192,6 +196,15 @@ def _apart(key: str, was: Any, now: Any) -> list[tuple[str, Any, Any]]:
     return [(name, a, b) for name, a, b in both if a != b]
 
 
+def _moved(key: str, was: Any, folder: Path) -> bool:
+    """Whether the value of this key named files or folders of which none is there any more. What a run reads in their place is compared
+    by content."""
+    if not names_paths(key) or was in (None, ABSENT):
+        return False
+    fixed = [Path(*takewhile(lambda part: not has_magic(part), Path(each).parts)) for each in (was if isinstance(was, list) else [was])]
+    return not any(near(str(each), folder).exists() for each in fixed)
+
+
 def _as_of_today(saved: Tree) -> Tree:
     """Returns a saved config with options added to lm since: the default of a new option stands for how runs were before it."""
     try:
@@ -200,11 +213,14 @@ def _as_of_today(saved: Tree) -> Tree:
         return saved
 
 
-def _require_same_config(folder: RunFolder, saved: Tree, cfg: TrainConfig, step: int, newest: Path, parent: str | None = None) -> None:
+def _require_same_config(
+    folder: RunFolder, saved: Tree, cfg: TrainConfig, step: int, newest: Path, parent: str | None = None, goes_on: bool = False
+) -> None:
     """Raises ConfigError listing every difference that a resume does not allow. trainer.max_steps may grow; it may shrink only where all
     steps so far would have been the same in the shorter run; and phases may change behind the step.
 
     newest: what the run's weights can be taken from.  parent: hash of the model that the run started from, which may lie elsewhere by now.
+    goes_on: it has steps left, so that its data and teacher are read.
     """
     saved = _as_of_today(saved)
     plugins.require(saved, folder.config_file)
@@ -213,6 +229,8 @@ def _require_same_config(folder: RunFolder, saved: Tree, cfg: TrainConfig, step:
     here = flatten(placed(cfg.tree(), Path.cwd(), whole=True))
     changed = [key for key in before | after if there.get(key) != here.get(key) and not below(key, _MAY_CHANGE)]
     changed = [key for key in changed if key not in _PHASES or not _same_so_far(before.get(key), after.get(key), step)]
+    apart = {key: _apart(key, before.get(key, ABSENT), after.get(key, ABSENT)) for key in changed}
+    changed = [key for key in changed if not (goes_on and all(_moved(name, was, folder.path) for name, was, _ in apart[key]))]
     if "init_from" in changed and cfg.init_from is not None and folder_hash(resolve_model(cfg.init_from)) == parent:
         changed = [key for key in changed if key not in ("init_from", "tokenizer.path")]
     if type(steps := before.get("trainer.max_steps")) is not int:
@@ -229,8 +247,7 @@ def _require_same_config(folder: RunFolder, saved: Tree, cfg: TrainConfig, step:
         shortest = step + 1 + bisect(range(step + 1, steps), False, key=lambda length: step <= longer.shared_steps(length))
         how = "at all" if shortest >= steps else f"below {shortest:,}"
         also += f" After step {step:,} trainer.max_steps cannot be lowered {how}."
-    apart = [each for key in changed for each in _apart(key, before.get(key, ABSENT), after.get(key, ABSENT))]
-    lines = [f"  {key}: {_typed(was)} in the run, {_typed(now)} now" for key, was, now in apart]
+    lines = [f"  {name}: {_typed(was)} in the run, {_typed(now)} now" for key in changed for name, was, now in apart[key]]
     shown = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
     other_weights = any(key.split(".")[0] in ("model", "tokenizer", "adapter") for key in changed)
     onward = "" if other_weights else f", from its weights with init_from={newest} run.name=..."

@@ -116,12 +116,12 @@ def _lose_a_worker(rows: CausalRows, told: "multiprocessing.Queue[tuple[int, str
 def test_a_killed_worker_is_an_error_that_names_it(rows: CausalRows) -> None:
     """Seen to fail with torch's error passed on."""
     context = multiprocessing.get_context("fork")
-    for _ in range(3):  # forked from a process with threads, it may have a lock that nobody frees
+    for patience in (3, 15, 30):  # s: forked from a process with threads, it may have a lock that nobody frees
         told = context.Queue()
         process = context.Process(target=_lose_a_worker, args=(rows, told))
         process.start()
         with suppress(Empty):
-            pid, message = told.get(timeout=20)
+            pid, message = told.get(timeout=patience)
             break
         process.kill()
         process.join()

@@ -4,7 +4,7 @@ import hashlib
 import io
 import json
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,21 @@ _Stat = tuple[str, int, int, int, int]
 def short_hash(value: Any) -> str:
     """Returns the first 16 hexadecimal digits of the SHA-256 of a plain JSON value."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Returns the differences between two lists of files, as 'notes.txt has changed', '... is new', '... is gone'; what lies elsewhere by
+    now with the same content is none.  before, now: SHA-256 by name."""
+    gone, new = ({name: sha for name, sha in a.items() if name not in b} for a, b in ((before, now), (now, before)))
+    found = [f"{name} has changed" for name in before if name in now and now[name] != before[name]]
+    for name, sha in gone.items():
+        there = next((other for other in new if new[other] == sha), None)
+        there = there or next((other for other in new if Path(other).name == Path(name).name), None)
+        if there is None:
+            found.append(f"{name} is gone")
+        elif new.pop(there) != sha:
+            found.append(f"{there} is not what {name} was: it has changed")
+    return found + [f"{name} is new" for name in new]
 
 
 class Files:

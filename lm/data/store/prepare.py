@@ -161,12 +161,6 @@ def build_tokens(data: SourceConfig, source: Source, tokenizer: Tokenizer, folde
     finish_tokens(folder, {**found, "tokenizer": tokenizer.hash, "files": source.files}, whole)
 
 
-def changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Returns the differences between two `Prepared.files`, as 'notes.txt has changed', '... is new', '... is gone'."""
-    found = [f"{name} is gone" if name not in now else f"{name} has changed" for name in before if now.get(name) != before[name]]
-    return found + [f"{name} is new" for name in now if name not in before]
-
-
 def _reading(code: str, source: Source) -> list[object]:
     return [code, source.identity, source.files]
 

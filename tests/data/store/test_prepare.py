@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 
 from lm.data.kinds import BPEConfig, BytesConfig, StdlibConfig, TextConfig, TokenizerConfig, TokenizerFileConfig
-from lm.data.store.prepare import Prepared, changed_files, prepare
+from lm.data.sources.fingerprint import changed_files
+from lm.data.store.prepare import Prepared, prepare
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError, ResourceError

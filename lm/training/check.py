@@ -57,7 +57,7 @@ def _small(cfg: TrainConfig, trial: Path, steps: int) -> TrainConfig:
     tree["schedule"] |= {"warmup_steps": 0}
     tree["data"] |= {"val_rows": min(cfg.data.val_rows or cfg.trainer.micro_batch, cfg.trainer.micro_batch), "ramp": []}
     tree["trainer"] |= {"max_steps": steps, "log_every": 1, "sample_tokens": min(cfg.trainer.sample_tokens, _SAMPLE_TOKENS)}
-    tree["trainer"] |= {"early_stop": None, "max_minutes": None}  # lest the second step is never taken
+    tree["trainer"] |= {"early_stop": None, "max_minutes": None, "profile": None}  # lest the second step is never taken
     tree["checkpoint"] |= {"every": 1, "keep_last": 1, "keep_steps": []}
     return from_tree(TrainConfig, tree)
 

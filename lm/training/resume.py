@@ -31,8 +31,8 @@ Say = Callable[[str], None]
 _MAY_CHANGE = (
     "run", "launch", "strategy", "logger", "checkpoint", "resume", "traceback", "check", "plan", "budget", "metrics", "eval", "numerics",
     "trainer.micro_batch", "trainer.val_every", "trainer.log_every", "trainer.sample_prompts", "trainer.sample_tokens", "trainer.device",
-    "trainer.compile", "trainer.deterministic", "trainer.recompute", "trainer.recompute_every", "trainer.early_stop", "data.workers",
-    "data.verify", "data.cache_dir", "data.remote", "optim.state_bits", "objective.parts", "objective.recompute",
+    "trainer.compile", "trainer.deterministic", "trainer.profile", "trainer.recompute", "trainer.recompute_every", "trainer.early_stop",
+    "data.workers", "data.verify", "data.cache_dir", "data.remote", "optim.state_bits", "objective.parts", "objective.recompute",
     "objective.threads",
 )  # fmt: skip
 _WARMUP = "schedule.warmup_steps"

@@ -13,6 +13,7 @@ from lm.training.callbacks.bad_steps import BadSteps, Rollback
 from lm.training.callbacks.checkpoints import Checkpoints
 from lm.training.callbacks.ends import StopOnSignal, TimeBox
 from lm.training.callbacks.metrics import Metrics
+from lm.training.callbacks.profile import Profile
 from lm.training.callbacks.samples import Samples
 from lm.training.callbacks.states import require_apart
 from lm.training.callbacks.validation import Validation
@@ -48,7 +49,7 @@ _NEVER = {
 """Beginnings of the names of Lightning's hooks that are not called here, and why."""
 
 
-CALLBACKS = (StopOnSignal, BadSteps, Metrics, TimeBox, Rollback, Validation, Samples)
+CALLBACKS = (StopOnSignal, BadSteps, Metrics, TimeBox, Rollback, Profile, Validation, Samples)
 """The built-in callbacks in the order of their calls: BadSteps before Rollback, which may take the run back; TimeBox behind Metrics, which
 reads the clock. Further ones follow, and last Checkpoints, which saves what all others have counted, and ends the run."""
 

@@ -49,6 +49,8 @@ class TrainerConfig(Config):
     model learns from its own answers (grpo, rloo, gkd), held-out prompts, whose answers come with their rewards."""
     sample_tokens: int = Field(64, gt=0, le=MOST)
     """Tokens per sample."""
+    profile: int | None = Field(None, gt=0, le=100)
+    """Steps that torch's profiler records, from the fourth of a process on: what takes their time, and a trace, in profile/. null: none."""
 
     @model_validator(mode="after")
     def _every_has_effect(self) -> Self:

@@ -22,7 +22,7 @@ _PLACE = ("run.name", "run.dir")
 
 WHERE_AND_HOW = (
     *("run", "logger", "checkpoint", "resume", "launch", "traceback", "check", "plan", "budget"),
-    *("trainer.device", "trainer.log_every", "data.cache_dir", "data.remote", "data.workers", "data.verify"),
+    *("trainer.device", "trainer.log_every", "trainer.profile", "data.cache_dir", "data.remote", "data.workers", "data.verify"),
 )
 """Keys that change where and how a run goes, not what comes out: two runs that differ in these only are one run."""
 

@@ -144,6 +144,7 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
     "trainer.precision": "dtype torch_dtype",
     "trainer.precision=bf16-mixed": "amp bf16 bfloat16 mixed_precision",
     "trainer.precision=fp16-mixed": "float16 fp16 half",
+    "trainer.profile": "enable_profiling profile profiler profiler.enabled profile_freq profiling profiling.enable_profiling",
     "trainer.recompute": "activation_checkpointing checkpoint_blocks gradient_checkpointing",
     "trainer.recompute_every": "checkpoint_blocks",
     "trainer.val_every": (

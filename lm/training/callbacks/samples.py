@@ -1,8 +1,12 @@
 """Writes generated samples into samples.md at each validation."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from lm.data.order import spread
+from lm.data.records.base import LEARNED, OTHER
 from lm.data.rows.policy import OwnAnswersConfig
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
@@ -14,13 +18,14 @@ from lm.training.module import TrainModule
 
 _ANSWERS = 4  # with sample_prompts=held_out, of objectives that learn from the model's own: prompts to answer
 _DOCUMENTS, _TOKENS = 2, 16  # with sample_prompts=held_out: documents of each source to continue, and their first tokens as prompt
+_LOOKED_AT = 256  # of chats whose questions are to fit into a row
 
 
 class Samples(RunCallback):
     """Continues trainer.sample_prompts."""
 
     def begin(self, module: TrainModule) -> None:
-        prompts = _prompts(module)
+        prompts = [] if _answers(module) else _prompts(module)
         if prompts and not _continues(module):
             why = "an encoder, a classifier or a model of vectors continues no text"
             module.run.journal.console.say(f"trainer.sample_prompts are left aside: {why}")
@@ -49,11 +54,14 @@ class Samples(RunCallback):
 
     def _texts(self, module: TrainModule) -> list[Sequence[str]]:
         """Returns for each prompt (prompt + continuation,); for an encoder-decoder, which answers instead, (prompt, answer); where the
-        model learns from its own answers, (prompt, answer) of held-out prompts, and their rewards."""
+        model learns from its own answers, (prompt, answer) of held-out prompts, and their rewards; of chats (prompt, answer)."""
         cfg, rows = module.cfg, module.run.splits.val
         if isinstance(cfg.objective, OwnAnswersConfig) and cfg.trainer.sample_prompts == "held_out":
             ids, in_step = spread(len(rows), _ANSWERS), cfg.strategy.slices_weights
             return told_answers(module.model, module.run.data.tokenizer, cfg.objective, rows, ids, in_step)
+        if _answers(module):
+            asked, writer = _questions(module), replace(self._writer(module), goes_on=False)
+            return [(writer.tokenizer.decode(ids), new.text) for ids, new in zip(asked, writer.continued(asked), strict=True)]
         apart = module.model.cfg.kind == "encoder_decoder"
         found: list[Sequence[str]] = []
         for prompt in _prompts(module):
@@ -69,6 +77,24 @@ class Samples(RunCallback):
 def _continues(module: TrainModule) -> bool:
     """Whether the model goes on with texts when it is trained: what it predicts is read by the head."""
     return module.model.cfg.continues() and module.cfg.objective.trains_head
+
+
+def _answers(module: TrainModule) -> bool:
+    """Whether the samples are answers to the questions of held-out chats, which the model reads as in training."""
+    held_out = module.cfg.trainer.sample_prompts == "held_out" and _continues(module)
+    return held_out and module.model.cfg.kind == "decoder" and all(len(part.stores["val"].parts) for part in module.run.data.parts.values())
+
+
+def _questions(module: TrainModule) -> list[list[int]]:
+    """Returns the tokens before the first answer of the first held-out chats of each source, of those that fit into a row."""
+    found = []
+    for store in (part.stores["val"] for part in module.run.data.parts.values()):
+        answers = np.append(store.parts[store.parts[:, 1] % OTHER == LEARNED, 0], store.n_tokens)
+        begins, nexts = store.starts[:_LOOKED_AT], np.append(store.starts, store.n_tokens)[1 : _LOOKED_AT + 1]
+        ends = answers[np.searchsorted(answers, begins)]
+        fitting = np.flatnonzero((begins < ends) & (ends < nexts) & (ends - begins <= module.cfg.data.seq_len))[:_DOCUMENTS]
+        found += [store.read(int(begins[i]), int(ends[i])).tolist() for i in fitting]
+    return found
 
 
 def _prompts(module: TrainModule) -> list[str]:

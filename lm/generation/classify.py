@@ -11,9 +11,10 @@ from lm.data.rows.reading import Read, Reading, batch_of
 from lm.data.sources.base import Turn
 from lm.data.tokenizer.chat import ChatTemplate
 from lm.data.tokenizer.tokenizer import Tokenizer
-from lm.errors import ConfigError, expect
+from lm.errors import ConfigError
 from lm.generation.answering import turns_of
 from lm.generation.decode import decoding
+from lm.generation.load import expect_loaded
 from lm.generation.text import ids_of
 from lm.generation.whole import Whole, numbered, of_text
 from lm.nn.context import Context
@@ -35,8 +36,7 @@ def classify(model: LM, tokenizer: Tokenizer, texts: Sequence[str | tuple[str, .
     context is left out; of a pair the longer one loses its end first. Raises ConfigError for a model that is no classifier, and for a chat
     that is too long.
     """
-    expect("model", model, torch.nn.Module, "Give the model and the tokenizer that lm.load returned")
-    expect("tokenizer", tokenizer, Tokenizer, "Give the model and the tokenizer that lm.load returned")
+    expect_loaded(model, tokenizer)
     given = [_given(text, f"texts: number {number:,}") for number, text in enumerate([] if isinstance(texts, str) else texts, 1)]
     if isinstance(texts, str) or not all(given):
         raise ConfigError(f"texts: {texts!r:.80} is no list of texts or pairs. Give one, such as ['a text'] or [('a text', 'another')].")

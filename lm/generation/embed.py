@@ -14,6 +14,7 @@ from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError, NumericsError, expect
 from lm.generation.answering import require_new
 from lm.generation.decode import decoding
+from lm.generation.load import expect_loaded
 from lm.generation.whole import Whole, numbered, of_text
 from lm.losses.embeddings import first_of, row_vectors
 from lm.nn.transformer import LM
@@ -35,8 +36,7 @@ def embed(model: LM, tokenizer: Tokenizer, texts: Sequence[str], dims: int | Non
     model.head.pooling=mean, as objective=contrastive trains it. The end of a text that is longer than the model's context is left out.
     Raises ConfigError for an encoder-decoder.
     """
-    expect("model", model, torch.nn.Module, "Give the model and the tokenizer that lm.load returned")
-    expect("tokenizer", tokenizer, Tokenizer, "Give the model and the tokenizer that lm.load returned")
+    expect_loaded(model, tokenizer)
     expect("dims", dims, (int, type(None)), "Give a whole number, or leave it out")
     if isinstance(texts, str) or not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
         raise ConfigError(f"texts: {texts!r:.80} is no list of texts. Give one, such as ['a text'].")

@@ -4,14 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
 import numpy as np
-import torch
 
 from lm.data.sources.base import Turn
 from lm.data.tokenizer.tokenizer import Tokenizer
-from lm.errors import ConfigError, expect
+from lm.errors import ConfigError
 from lm.generation.answering import turns_of
 from lm.generation.config import GenerateConfig
-from lm.generation.load import drafter_of
+from lm.generation.load import drafter_of, expect_loaded
 from lm.generation.writer import Completion, Writer
 from lm.nn.transformer import LM
 from lm.ops.defaults import device_unset
@@ -56,8 +55,7 @@ def complete(
 ) -> list[Completion]:
     """As `generate`, but returns each text with its tokens, why it ended, and with logprobs=N the log p of its tokens and of the N
     likeliest."""
-    expect("model", model, torch.nn.Module, "Give the model and the tokenizer that lm.load returned")
-    expect("tokenizer", tokenizer, Tokenizer, "Give the model and the tokenizer that lm.load returned")
+    expect_loaded(model, tokenizer)
     numbers = {key: value.item() if isinstance(value, np.generic) else value for key, value in options.items()}
     try:
         cfg = from_tree(GenerateConfig, numbers)

@@ -70,6 +70,13 @@ def load(
     return model.eval() if dtype is None else prepare(model, dtype, compile), tokenizer
 
 
+def expect_loaded(model: object, tokenizer: object) -> None:
+    """Raises ConfigError unless these are a model and a tokenizer."""
+    remedy = "Give the model and the tokenizer that lm.load returned"
+    expect("model", model, torch.nn.Module, remedy)
+    expect("tokenizer", tokenizer, Tokenizer, remedy)
+
+
 def unfilled(folder: Path) -> tuple[LM, Tokenizer, dict[str, Tensor]]:
     """Returns what `load` does, with the model on the meta device, and its weights by name; an adapter is merged into them."""
     tree, weights = read_merged(folder)

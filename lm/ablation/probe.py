@@ -12,7 +12,6 @@ from lm.ablation.runs import Asked, Job, Runs
 from lm.errors import ConfigError
 from lm.schema import Tree, from_tree
 from lm.storage.atomic import TEMPORARY, remove
-from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
 
 _TURNS, _STEPS, _WARM_UP = 3, 10, 4  # runs of each variant, steps of a run, and first steps of a run that do not count
@@ -62,7 +61,7 @@ class Probe(Runs):
         return max((record["memory_gib"] for record in self._records(name) if "memory_gib" in record), default=0.0)
 
     def _records(self, name: str) -> list[Tree]:
-        runs = [RunFolder(self.folder / self._job(name, turn).name) for turn in range(self._turns)]
+        runs = [self.run_of(self._job(name, turn)) for turn in range(self._turns)]
         return [record for run in runs for record in run.metrics.read()]
 
     def _job(self, name: str, turn: int) -> Job:

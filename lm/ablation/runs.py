@@ -120,6 +120,10 @@ class Runs(ABC):
         """Writes into the folder what is asked. Raises ConfigError where the folder was begun with something else."""
         self.asked.freeze(self.folder)
 
+    def run_of(self, job: Job) -> RunFolder:
+        """Returns the run folder of a job, existing or not."""
+        return RunFolder(self.folder / job.name)
+
     def file(self, job: Job, ending: str) -> Path:
         """Returns the path of a job's file, with this ending, that is kept beside its run folder."""
         return self.folder / "jobs" / f"{job.name}.{ending}"
@@ -136,7 +140,7 @@ class Runs(ABC):
     def _read(self, job: Job) -> float | None:
         if self._has_diverged(job):
             return math.inf
-        run = RunFolder(self.folder / job.name)
+        run = self.run_of(job)
         if (summary := run.ended(job.config.tree(), lambda saved: from_tree(type(job.config), saved).tree())) is None:
             return None
         if not isinstance(found := summary.get(job.metric), int | float):

@@ -14,6 +14,7 @@ from lm.ablation.variants import plain_config, refuse_equal, refuse_other_figure
 from lm.errors import ConfigError
 from lm.report.statistics import Difference, differences
 from lm.schema import did_you_mean
+from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
 
 
@@ -74,6 +75,10 @@ class Study(TunedRuns):
     def ended(self, variant: str) -> list[Job]:
         """Returns those of the `reporting` runs that have ended."""
         return [job for job in self.reporting(variant) if self.result(job) is not None]
+
+    def ended_runs(self, variant: str | None = None) -> list[RunFolder]:
+        """Returns the folders of the `ended` runs of a variant; None: of all variants."""
+        return [self.run_of(job) for name in ([variant] if variant else self.variants) for job in self.ended(name)]
 
     def branches(self) -> dict[float, list[Job]]:
         """Returns the baseline's runs of other lengths, by their factor on its tokens; {} without exchange=true."""

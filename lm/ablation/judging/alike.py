@@ -14,12 +14,13 @@ _MADE_BY = ("device", "torch", "version", "commit")
 def unlike(study: Study) -> list[str]:
     """Returns warnings where the runs of a variant read different data or began from different weights, as after a file or init_from was
     made anew between two seeds, and where runs were made by different machines or versions."""
-    found = {name: [RunFolder(study.folder / job.name).summary() for job in study.ended(name)] for name in study.variants}
     notes = []
-    for name, summaries in found.items():
+    for name in study.variants:
+        runs = study.ended_runs(name)
+        summaries = [run.summary() for run in runs]
         if len(prints := sorted({shown(each["data_fingerprint"])[:8] for each in summaries if each.get("data_fingerprint")})) > 1:
             notes.append(f"Unfair: {name}: its runs read different data or tokens (fingerprints {', '.join(prints)}).")
-        if len({_parent(RunFolder(study.folder / job.name)) for job in study.ended(name)} - {None}) > 1:
+        if len({_parent(run) for run in runs} - {None}) > 1:
             notes.append(f"Unfair: {name}: its runs began from different weights, as the model of init_from was made anew in between.")
         if len({each["teacher_hash"] for each in summaries if each.get("teacher_hash")}) > 1:
             notes.append(
@@ -46,7 +47,7 @@ def lacking(study: Study) -> list[str]:
 
 def made_by(study: Study) -> dict[str, list[str]]:
     """Returns the devices, and the versions of torch and of `lm`, of the compared runs that have ended."""
-    summaries = [RunFolder(study.folder / job.name).summary() for name in study.variants for job in study.ended(name)]
+    summaries = [run.summary() for run in study.ended_runs()]
     return {key: sorted({shown(each[key]) for each in summaries if each.get(key) is not None}) for key in _MADE_BY}
 
 

@@ -15,7 +15,6 @@ from lm.report.run import Run
 from lm.report.svg import Line, Point, Scale, across, cross, hue, line_chart, sample, scale, symbol, tag, ticks
 from lm.schema import Tree
 from lm.storage.atomic import replace_file
-from lm.storage.run_folder import RunFolder
 from lm.units import si
 
 TEMPLATE = Path(__file__).with_name("study.html.j2")
@@ -43,7 +42,7 @@ def curves(study: Study) -> Curves:
     found: dict[str, dict[str, dict[int, Points]]] = {key: {} for key in CURVES}
     for name in study.variants:
         for job in study.ended(name):
-            folder = RunFolder(study.folder / job.name)
+            folder = study.run_of(job)
             run = Run(folder.path, job.name, {}, folder.metrics.read(), {}, "")
             for key, drawn in found.items():
                 drawn.setdefault(name, {})[job.seed] = list(zip(*run.series(key, "tokens"), strict=True))

@@ -25,7 +25,7 @@ def of_text(study: Study, name: str, difference: Difference) -> Tree | None:
         return None
     both = [study.ended(which) for which in (study.config.baseline, name)]
     shared = set.intersection(*({job.seed for job in jobs} for jobs in both))
-    sides = [[_read(RunFolder(study.folder / job.name)) for job in jobs if job.seed in shared] for jobs in both]
+    sides = [[_read(study.run_of(job)) for job in jobs if job.seed in shared] for jobs in both]
     runs = [run for side in sides for run in side if run is not None]
     if len(runs) < 2 * len(shared) or any((run.unit, run.sums.keys()) != (runs[0].unit, runs[0].sums.keys()) for run in runs):
         return None
@@ -39,8 +39,7 @@ def other_texts(study: Study) -> list[str]:
     """Returns a warning where the runs are not all measured on the same held-out text, which zlib's bits per byte of it tell apart, or on
     the same parts of it."""
     parts = other_rows([flatten(config.tree()) for config in study.variants.values()]) or _other_labels(study)
-    summaries = [RunFolder(study.folder / job.name).summary() for name in study.variants for job in study.ended(name)]
-    needed = sorted({fixed(zlib) for summary in summaries if isinstance(zlib := summary.get("zlib_bits_per_byte"), float)})
+    needed = sorted({fixed(zlib) for run in study.ended_runs() if isinstance(zlib := run.summary().get("zlib_bits_per_byte"), float)})
     if len(needed) < 2:
         return parts
     return [f"Not comparable: the held-out texts differ (zlib level 9 needs {' / '.join(needed)} bits per byte of them).", *parts]
@@ -50,7 +49,7 @@ def _other_labels(study: Study) -> list[str]:
     """Returns a warning where the variants' metric is over more or fewer bytes of the test text, as with objectives of other labels."""
     sizes: dict[str, float] = {}
     for name in study.variants:
-        found = [run for job in study.ended(name) if (run := _read(RunFolder(study.folder / job.name))) is not None]
+        found = [sums for run in study.ended_runs(name) if (sums := _read(run)) is not None]
         sizes |= {name: math.fsum(n_bytes for *_, n_bytes in found[0].sums.values())} if found else {}
     if study.config.metric not in _OVER or not sizes or max(sizes.values()) <= (1 + _ALIKE) * min(sizes.values()):
         return []

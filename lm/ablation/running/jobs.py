@@ -68,7 +68,7 @@ def command(study: Runs, job: Job) -> list[str]:
     replace_file(config, yaml_text(job.config.tree()))
     if job.trunk is not None:
         trunk, most = job.trunk
-        branch_off(RunFolder(study.folder / trunk), most, RunFolder(study.folder / job.name))
+        branch_off(RunFolder(study.folder / trunk), most, study.run_of(job))
     return [sys.executable, "-m", WORKER, str(config.absolute())]
 
 

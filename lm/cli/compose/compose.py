@@ -21,6 +21,7 @@ from lm.cli.compose.quoting import as_text
 from lm.cli.listing import known
 from lm.errors import ConfigError
 from lm.schema import Tree, did_you_mean, find_field, flatten
+from lm.spelling import below
 
 if TYPE_CHECKING:
     from lm.training.config import TrainConfig
@@ -90,17 +91,22 @@ def _of_parent(found: Composition, parent: str, gentle: Mapping[str, str | None]
     taken = [f"{group}={option}" for group, option in gentle.items()]
     for layer in found.layers:
         if layer.label in ("fine-tuning", "checkpoint"):
-            own = {path: value for path, value in layer.values.items() if path.split(".")[0] not in ("model", "tokenizer")}
+            own = _without_parents(layer.values)
             taken += [f"{path}={value}" for path, value in own.items() if found.stated(path)[-1][0] is layer]
-    return [f"init_from={parent}: {' '.join(taken)}, for objective={found.choices['objective']} from here; say another to have it"] * bool(
-        taken
-    )
+    if not taken:
+        return []
+    return [f"init_from={parent}: {' '.join(taken)}, for objective={found.choices['objective']} from here; say another to have it"]
+
+
+def _without_parents(values: Tree) -> Tree:
+    """Returns the values without those of the sections that a checkpoint brings along."""
+    return {path: value for path, value in values.items() if not below(path, ("model", "tokenizer"))}
 
 
 def _without(saved: Layer, chosen: Mapping[str, str | None]) -> Layer:
     """Returns the saved values except those of sections that an option was chosen for."""
-    gone = tuple(f"{group.replace('/', '.')}." for group in chosen)
-    return replace(saved, values={path: value for path, value in saved.values.items() if not f"{path}.".startswith(gone)})
+    gone = [group.replace("/", ".") for group in chosen]
+    return replace(saved, values={path: value for path, value in saved.values.items() if not below(path, gone)})
 
 
 def _of_sections(layers: list[Layer], sections: set[str]) -> list[Layer]:
@@ -115,7 +121,7 @@ def _with_parent(layers: list[Layer], parent: str, given: Sequence[Given], recip
     """Returns the layers with the checkpoint's model and tokenizer instead of the files', and data.seq_len within its context."""
     for layer in layers:
         added = {SPECIALS: layer.values[SPECIALS]} if {SPECIALS, "init_from"} <= layer.values.keys() else {}  # of a recipe for fine-tuning
-        layer.values = {path: value for path, value in layer.values.items() if path.split(".")[0] not in ("model", "tokenizer")} | added
+        layer.values = _without_parents(layer.values) | added
     said = [layer.values[SPECIALS] for layer in layers if SPECIALS in layer.values]
     values = parent_values(parent, given, recipe, (said or [None])[-1])
     tree = merged(layers)
@@ -215,5 +221,4 @@ def apply(item: Given, layers: list[Layer], spoken: Layer) -> None:
 
 def _forget(section: str, layers: Sequence[Layer]) -> None:
     for layer in layers:
-        for path in [path for path in layer.values if path == section or path.startswith(f"{section}.")]:
-            del layer.values[path]
+        layer.values = {path: value for path, value in layer.values.items() if not below(path, [section])}

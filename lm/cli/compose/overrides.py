@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice, product
 from math import prod
-from typing import Any
+from typing import Any, NoReturn
 
 from hydra.core.override_parser.types import Glob, Override, Transformer
 
@@ -116,11 +116,7 @@ def _given(text: str) -> Given:
         raise ConfigError(said)
     raw = text.partition("=")[2]
     if override.is_sweep_override() or alternatives(raw) != [raw]:
-        single = f"for a text {in_shell(f'{key}={quoted(raw)}')}"
-        if re.fullmatch(r"-?[1-9]\d{0,2}(,\d{3})+(\.\d*)?", raw):  # thousands apart
-            single = f"for one number {key}={raw.replace(',', '')}, since commas part values"
-        remedy = f"lm train runs them all with -m; write {key}=[...] for a list, or {single}"
-        raise ConfigError(f"{text} is a sweep of several values. {remedy}.")
+        _refuse_sweep(text, key, raw)
     options = [*groups.get(key, ()), *["null"] * (key in catalog.optional())]
     if override.is_delete():
         if key in groups:
@@ -128,13 +124,7 @@ def _given(text: str) -> Given:
         return Given(text, key, None, is_delete=True)
     value = override.value()
     if key not in groups:
-        if "/" in key:
-            section, _, name = key.replace("/", ".").rpartition(".")
-            by_others = [path.replace(".", "/") for path in meant(name, section, ())]
-            near = next((f"Did you mean '{group}'?" for group in by_others if group in groups), None)
-            raise ConfigError(f"{key}: there is no such group. {near or did_you_mean(key, groups)}")
-        if key.isidentifier() and key not in known.root().model_fields and (remedy := catalog.as_own(raw)):
-            raise ConfigError(f"{key}: there is no such key. {remedy}")
+        _require_no_group(key, raw)
         return Given(text, key, value)
     if value is None and "null" in options:
         return Given(text, key, None, is_group=True)
@@ -143,10 +133,34 @@ def _given(text: str) -> Given:
         raise ConfigError(f"{key}: a dict was given for an option. Write its keys one by one: {each or 'there are none'}.")
     option = override.get_value_element_as_str()
     if option not in groups[key]:
-        if key in _OF_PATHS and os.path.lexists(os.path.expanduser(option)):
-            raise ConfigError(f"{key}: '{option}' is a path, not an option. Write {_OF_PATHS[key].format(in_shell(option))}.")
-        if remedy := catalog.as_own(option, key):
-            raise ConfigError(f"{key}: '{option}' is a file, not an option. {remedy}")
-        own = "" if key in catalog.GLOBAL else " One of your own comes with plugins=FILE.py."
-        raise ConfigError(f"{key}: '{option}' is not an option. {did_you_mean(option, options)}{own}")
+        _refuse_option(key, option, options)
     return Given(text, key, option, is_group=True)
+
+
+def _refuse_sweep(text: str, key: str, raw: str) -> NoReturn:
+    single = f"for a text {in_shell(f'{key}={quoted(raw)}')}"
+    if re.fullmatch(r"-?[1-9]\d{0,2}(,\d{3})+(\.\d*)?", raw):  # thousands apart
+        single = f"for one number {key}={raw.replace(',', '')}, since commas part values"
+    remedy = f"lm train runs them all with -m; write {key}=[...] for a list, or {single}"
+    raise ConfigError(f"{text} is a sweep of several values. {remedy}.")
+
+
+def _require_no_group(key: str, raw: str) -> None:
+    """Raises ConfigError for a key that can only be meant as a group, or whose value can only be meant as an option."""
+    groups = catalog.groups()
+    if "/" in key:
+        section, _, name = key.replace("/", ".").rpartition(".")
+        by_others = [path.replace(".", "/") for path in meant(name, section, ())]
+        near = next((f"Did you mean '{group}'?" for group in by_others if group in groups), None)
+        raise ConfigError(f"{key}: there is no such group. {near or did_you_mean(key, groups)}")
+    if key.isidentifier() and key not in known.root().model_fields and (remedy := catalog.as_own(raw)):
+        raise ConfigError(f"{key}: there is no such key. {remedy}")
+
+
+def _refuse_option(key: str, option: str, options: Sequence[str]) -> NoReturn:
+    if key in _OF_PATHS and os.path.lexists(os.path.expanduser(option)):
+        raise ConfigError(f"{key}: '{option}' is a path, not an option. Write {_OF_PATHS[key].format(in_shell(option))}.")
+    if remedy := catalog.as_own(option, key):
+        raise ConfigError(f"{key}: '{option}' is a file, not an option. {remedy}")
+    own = "" if key in catalog.GLOBAL else " One of your own comes with plugins=FILE.py."
+    raise ConfigError(f"{key}: '{option}' is not an option. {did_you_mean(option, options)}{own}")

@@ -4,8 +4,8 @@ import platform
 import signal
 import time
 import warnings
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -39,6 +39,7 @@ from lm.training.lean import leave_out_metrics
 from lm.training.plan import idle_rows
 from lm.training.resume import finished, imported, open_run, parent_hash, require_same_data, teacher_hash
 from lm.training.state import Counters, RunState, Saved
+from lm.training.trainer_config import TrainerConfig
 from lm.training.weights.carried import require_state
 from lm.training.weights.export import export_model
 from lm.training.weights.initial import given_tokenizer, require_fit, require_teacher
@@ -178,19 +179,11 @@ def _fit(module: "TrainModule", callbacks: Sequence["Callback"]) -> None:
     module.model.recomputes(cfg.trainer.recomputes())
     if cfg.trainer.float8:
         run.journal.console.say(multiply_in_float8(module.model))
-    if cfg.trainer.precision.startswith("bf16") and (imitated := instead_of_bf16(kind)):
-        run.journal.console.say(imitated)
-    if cfg.trainer.device == "auto" and why_not_mac() is None:
-        run.journal.console.say("on the CPU; trainer.device=mps tries this Mac's GPU")
-    if cuda and cfg.trainer.precision == "fp32" and not cfg.trainer.compile:
-        run.journal.console.say("on CUDA in float32, uncompiled; trainer=gpu computes in bfloat16 and compiles, which pays in longer runs")
+    for remark in _on_device(cfg.trainer, kind):
+        run.journal.console.say(remark)
     if cfg.trainer.compile:
         module.model.compile()
-    with warnings.catch_warnings(), worker_faults(), deterministic(cuda and cfg.trainer.deterministic):
-        warnings.filterwarnings("ignore", module="lightning")
-        warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
-        warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")  # autograd's thread makes the context at its first product
-        warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")  # what is float32 beside bf16 is so on purpose
+    with _without_usual_warnings(), worker_faults(), deterministic(cuda and cfg.trainer.deterministic):
         trainer = build_trainer(cfg, cfg.accumulation.of(step), module.strategy.lightning(), callbacks)
         with quiet(), run.signals.reaching_compiler():  # the console tells
             trainer.fit(module, train_dataloaders=loader)
@@ -199,6 +192,26 @@ def _fit(module: "TrainModule", callbacks: Sequence["Callback"]) -> None:
     if number is not None and not run.done(module.step):
         what = f"{signal.Signals(number).name} ended the run after step {module.step:,}, which is saved"
         raise Interrupted(f"{run.folder.path}: {what}. Train again to resume.", number)
+
+
+def _on_device(trainer: TrainerConfig, kind: str) -> Iterator[str]:
+    """Yields what would be faster on a device of this kind."""
+    if trainer.precision.startswith("bf16") and (imitated := instead_of_bf16(kind)):
+        yield imitated
+    if trainer.device == "auto" and why_not_mac() is None:
+        yield "on the CPU; trainer.device=mps tries this Mac's GPU"
+    if kind == "cuda" and trainer.precision == "fp32" and not trainer.compile:
+        yield "on CUDA in float32, uncompiled; trainer=gpu computes in bfloat16 and compiles, which pays in longer runs"
+
+
+@contextmanager
+def _without_usual_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="lightning")
+        warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+        warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")  # autograd's thread makes the context at its first product
+        warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")  # float32 beside bf16 is meant to stay float32
+        yield
 
 
 def _describe(module: "TrainModule", rows: str) -> None:

@@ -219,6 +219,16 @@ class TrainConfig(TrainSetup):
 
     @model_validator(mode="after")
     def _parts_agree(self) -> Self:
+        self._require_schedule()
+        self._require_objective()
+        self._require_start()
+        limit = self.model.max_seq_len
+        if limit is not None and self.data.seq_len > limit:
+            raise ValueError(f"data.seq_len={self.data.seq_len} is over model.max_seq_len={limit}. Lower one or raise the other.")
+        return self
+
+    def _require_schedule(self) -> None:
+        """Raises ValueError where the run's length, device, schedule and optimizer do not fit each other."""
         if self.schedule.warmup_steps >= self.trainer.max_steps:
             raise ValueError(
                 f"schedule.warmup_steps={self.schedule.warmup_steps} is not below trainer.max_steps={self.trainer.max_steps}."
@@ -237,6 +247,9 @@ class TrainConfig(TrainSetup):
             raise ValueError(f"optim={self.optim.kind} has no rule for model.parametrization={kind}. Use optim=adamw or muon.")
         if self.budget != BudgetConfig() and not (self.plan or self.check):
             raise ValueError("budget is what a plan reckons with, and this is none. Write plan=true as well, or leave it out.")
+
+    def _require_objective(self) -> None:
+        """Raises ValueError where the objective does not fit the model and the data, or cannot be combined with how steps are made."""
         self.objective.require_fit(self.model.kind, self.data)
         self.objective.headed(self.model)
         if (refused := self.eval.why_not(self.model, self.data.seq_len, self.objective.kind)) is not None:
@@ -256,6 +269,9 @@ class TrainConfig(TrainSetup):
             raise ValueError("checkpoint.best: the test is of the last weights, and others are handed on. Drop one.")
         if self.data.ramp and (beside := self._counts_steps()) is not None:
             raise ValueError(f"data.ramp makes steps of unlike rows, and {beside} counts on steps that are alike. Drop one.")
+
+    def _require_start(self) -> None:
+        """Raises ValueError where the run cannot start from its weights as it asks to."""
         if self.init_optimizer and (self.init_from is None or self.adapter is not None):
             without = "there is no init_from" if self.adapter is None else f"adapter={self.adapter.kind} is new"
             raise ValueError(f"init_optimizer=true goes on with the optimizer of a checkpoint, and {without}. Leave it out.")
@@ -263,7 +279,3 @@ class TrainConfig(TrainSetup):
             raise ValueError(f"adapter={self.adapter.kind} is trained beside weights that have learned already. Set init_from.")
         if self.adapter is not None:
             self.adapter.apply(build_model(self.sized_model(MOST), device="meta"))
-        limit = self.model.max_seq_len
-        if limit is not None and self.data.seq_len > limit:
-            raise ValueError(f"data.seq_len={self.data.seq_len} is over model.max_seq_len={limit}. Lower one or raise the other.")
-        return self

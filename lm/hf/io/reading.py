@@ -169,24 +169,28 @@ def _weights(
     zeros = {name for pair in stored if _left_out(family, pair, files.names) for name in pair.ours}
     weights = {name: torch.zeros(shape) for name, shape in shapes.items() if name in zeros}
     for pair in named:
-        theirs = [files.read(key) for key in pair.theirs]
-        try:
-            found = pair.transform.to_ours(theirs)
-        except (RuntimeError, IndexError, ValueError) as error:
-            shape = tuple(theirs[0].shape)
-            raise CheckpointError(f"{folder}: {', '.join(pair.theirs[:3])} of shape {shape} does not fit ({error}).") from None
-        for name, tensor in zip(pair.ours, found, strict=True):
-            if tensor.shape != shapes[name]:
-                raise CheckpointError(
-                    f"{folder}: {', '.join(pair.theirs[:3])} gives {name} the shape {tuple(tensor.shape)}, and the config asks for"
-                    f" {tuple(shapes[name])}. Use the config.json that belongs to the weights."
-                )
-            weights[name] = tensor.contiguous()
+        weights |= _transformed(folder, files, pair, shapes)
     numbers, self_updated = Counter[torch.dtype](), model.self_updated()
     for tensor in weights.values():
         numbers[tensor.dtype] += tensor.numel()
     dtype = numbers.most_common(1)[0][0]
     return {name: tensor if name in self_updated else tensor.to(dtype) for name, tensor in weights.items()}
+
+
+def _transformed(folder: Path, files: Files | TextFiles, pair: Pair, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+    """Returns our tensors of a pair by name. Raises CheckpointError where those of the file do not have the shapes that give ours."""
+    theirs, keys = [files.read(key) for key in pair.theirs], ", ".join(pair.theirs[:3])
+    try:
+        found = pair.transform.to_ours(theirs)
+    except (RuntimeError, IndexError, ValueError) as error:
+        raise CheckpointError(f"{folder}: {keys} of shape {tuple(theirs[0].shape)} does not fit ({error}).") from None
+    for name, tensor in zip(pair.ours, found, strict=True):
+        if tensor.shape != shapes[name]:
+            raise CheckpointError(
+                f"{folder}: {keys} gives {name} the shape {tuple(tensor.shape)}, and the config asks for {tuple(shapes[name])}."
+                " Use the config.json that belongs to the weights."
+            )
+    return {name: tensor.contiguous() for name, tensor in zip(pair.ours, found, strict=True)}
 
 
 def _ties_no_head(family: Family, cfg: ModelConfig, architecture: str | None, names: set[str]) -> str | None:

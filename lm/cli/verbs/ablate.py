@@ -191,9 +191,9 @@ class Ablate(Verb):
             if foreign := sorted(given & {"tokens", "count", "flops", "at"}):
                 raise ConfigError(f"{foreign[0]}: only a ladder of sizes takes it. Give sizes=64,96,128,192, or the study= that one began.")
             return False
-        others = {"baseline", "match", "knob", "least_effect", "give_up_after", "exchange", "check"} | {
-            *(["study"] if self.sizes is not None else [])
-        }
+        others = {"baseline", "match", "knob", "least_effect", "give_up_after", "exchange", "check"}
+        if self.sizes is not None:
+            others.add("study")
         if foreign := sorted(given & others):
             raise ConfigError(f"{foreign[0]}: a ladder of sizes fits a law to losses, and compares no variants of a study. Leave it out.")
         return True

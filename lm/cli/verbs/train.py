@@ -104,7 +104,9 @@ def _outset(composition: Composition) -> str | None:
         return None
     parent = config["init_from"]
     groups = [group for group in _TOLD if composition.choices.get(group) is not None and (group != "model" or parent is None)]
-    chosen = [f"{group}={composition.choices[group]}" for group in groups] + [f"init_from={parent}"] * (parent is not None)
+    chosen = [f"{group}={composition.choices[group]}" for group in groups]
+    if parent is not None:
+        chosen.append(f"init_from={parent}")
     return f"{RunFolder.of(config['run']).path}: {' '.join(chosen)}"
 
 

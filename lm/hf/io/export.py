@@ -85,10 +85,10 @@ def export(
     _settle(found, say)
     if format == "gguf":
         return _as_gguf(model, folder, found, tokenizer, family, dtype, overwrite, say)
-    about = read_config(resolve_model(str(model)))
-    read_as = found.cfg
+    source = resolve_model(str(model))
+    about, read_as = read_config(source), found.cfg
     if embeds is None:
-        embeds = read_as.kind != "encoder_decoder" and is_for_vectors(resolve_model(str(model)), read_as)
+        embeds = read_as.kind != "encoder_decoder" and is_for_vectors(source, read_as)
     if embeds:
         require_embeds(found)
         found.cfg = read_as.replace(head=read_as.head.replace(pooling="token"))  # how vectors are read is told beside the model
@@ -101,7 +101,7 @@ def export(
     with out_folder(folder, overwrite, sum(weight.nbytes for weight in weights.values())) as half:
         write_hf(half, home, found.cfg, weights, tokenizer, about.get("sampling"), embeds)
         if embeds:
-            write_sentences(half, read_as, prompts, serving_dims(resolve_model(str(model)), read_as))
+            write_sentences(half, read_as, prompts, serving_dims(source, read_as))
         (half / card.CARD).write_text(card.model_card(about, str(model), home, found, said, embeds), encoding="utf-8")
         compared = _compared(half, home, found, say) if check else None
     if not check:

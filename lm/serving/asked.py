@@ -8,6 +8,7 @@ from typing import TypeVar
 import numpy as np
 
 from lm.data.rows.reading import Read, Reading
+from lm.data.tokenizer.chat import ChatTemplate
 from lm.data.tokenizer.stream import Stream
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
@@ -118,14 +119,7 @@ class Reader:
             raise ConfigError(f"response_format: {min(also)} says too what the answer is. Leave one of them out.")
         tools = body.tools if body.tool_choice != "none" else None
         template = self.chat.with_tools if tools else self.chat
-        if any(message.tool_calls for message in body.messages) and not template.mentions("tool_calls"):
-            raise ConfigError("messages: the model's chat template writes no tool_calls. Leave them out, or use one fine-tuned with tools.")
-        if any(message.thoughts for message in body.messages) and not template.thought_fields:
-            raise ConfigError("messages: the model's chat template writes no thoughts. Leave out reasoning_content and reasoning.")
-        if tools and not template.mentions("tools"):
-            raise ConfigError("tools: the model's chat template does not read any. Leave them out, or use a model fine-tuned with tools.")
-        if unread := sorted(name for name in body.chat_template_kwargs if not template.mentions(name)):
-            raise ConfigError(f"chat_template_kwargs: the model's chat template does not read {unread[0][:80]}. Leave it out.")
+        _require_written(body, bool(tools), template)
         messages, names = [message.shown() for message in body.messages], body.chat_template_kwargs | ({"tools": tools} if tools else {})
         parts = self.chat.asking(messages, names, body.continue_final_message)
         forced = self._forced(body, bool(form or tree.keys() & _FORMS))
@@ -221,6 +215,18 @@ class Reader:
         rows = writer.rows(prompts)
         requests = [Request(rows[start : start + cfg.n], cfg) for start in range(0, len(rows), cfg.n)]
         return Asked(body, writer, requests, echoes, sum(map(len, prompts)), marks)
+
+
+def _require_written(body: ChatBody, tools: bool, template: ChatTemplate) -> None:
+    """Raises ConfigError for a part of a chat that its template would leave out, silently.  tools: the model may call some."""
+    if any(message.tool_calls for message in body.messages) and not template.mentions("tool_calls"):
+        raise ConfigError("messages: the model's chat template writes no tool_calls. Leave them out, or use one fine-tuned with tools.")
+    if any(message.thoughts for message in body.messages) and not template.thought_fields:
+        raise ConfigError("messages: the model's chat template writes no thoughts. Leave out reasoning_content and reasoning.")
+    if tools and not template.mentions("tools"):
+        raise ConfigError("tools: the model's chat template does not read any. Leave them out, or use a model fine-tuned with tools.")
+    if unread := sorted(name for name in body.chat_template_kwargs if not template.mentions(name)):
+        raise ConfigError(f"chat_template_kwargs: the model's chat template does not read {unread[0][:80]}. Leave it out.")
 
 
 def _parsed(kind: type[B], data: bytes) -> tuple[B, Tree]:

@@ -41,7 +41,7 @@ class Batches:
     ) -> None:
         prepared = prepare(data, tokenizer, log=log, specials=objective.specials(), seed=seed)
         self.tokenizer: Tokenizer = prepared.tokenizer
-        self.train, self.val, self.val_of_sources, self.test = build_splits(objective, data, prepared, model, seed)
+        self.train, self.val, _, self.test = build_splits(objective, data, prepared, model, seed)
         self._data, self._seed = data, seed
 
     def steps(self, start: int = 0, micro_batch: int = 8) -> Iterator[tuple[int, list[Batch]]]:

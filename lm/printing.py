@@ -162,7 +162,7 @@ class _Notes(logging.Handler):
 
 
 def _try(stream: TextIO | None, text: str) -> None:
-    """Prints where that is possible. What takes nothing for now is tried again with the next line; meanwhile others print nowhere."""
+    """Prints, unless the stream fails. A stream that takes nothing for now is led nowhere, and tried again with the next line."""
     try:
         _write(stream, text)
     except (OSError, ValueError) as error:
@@ -183,7 +183,7 @@ def _write(stream: TextIO | None, text: str) -> None:
 
 
 def _silence(stream: TextIO | None, for_now: bool = False) -> None:
-    """Leads a stream that takes nothing nowhere, with what it still holds back."""
+    """Sends a stream that takes nothing to /dev/null, with what it still holds back.  for_now: keeps a copy, to try again."""
     if stream is None:
         return
     with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:

@@ -9,10 +9,10 @@ from datetime import timedelta
 
 from lm import printing
 
-_SILENT_S = 2.0  # so long, at the most, nothing is told on a terminal
-_RARELY = (5, 15, 30)  # elsewhere, in such spans; then once more every last one of these
+_SILENT_S = 2.0  # longest silence on a terminal
+_RARELY = (5, 15, 30)  # elsewhere lines come after so many spans of silence, and then every 30
 
-_running: "list[_Progress | None]" = []  # the innermost last: it is the one that tells, and None tells nothing
+_running: "list[_Progress | None]" = []  # the innermost block is the last, and alone prints; None (`quiet`) prints nothing
 
 
 @contextmanager

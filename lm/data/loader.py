@@ -75,7 +75,7 @@ def eval_batches(rows: Rows, ids: NDArray[np.int64], micro_batch: int) -> Iterat
 class TrainLoader(Sized):
     """Iterates over all micro-batches of all steps; `len` is their number. Can be iterated again. Use inside `worker_faults`.
 
-    waited_s: seconds so far that whoever iterates has waited for batches, but for those in which its GPU had work left.
+    waited_s: seconds that the loop has waited for batches so far, not counting those in which its GPU still had work.
     """
 
     def __init__(self, steps: "Steps", order: range, length: int, workers: int, pinned: bool) -> None:
@@ -160,7 +160,7 @@ def _with_plugins(fields: bytes) -> Steps:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Keeps back what a worker ignores, in the processes too that begin within the block: they import torch before they can ignore it."""
+    """Within the block the signals that workers ignore are blocked, in new processes too: these import torch before they can ignore any."""
     resource_tracker.ensure_running()  # else the first process starts it, which lets SIGINT through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED_SIGNALS)
     try:
@@ -183,8 +183,8 @@ def _without_program() -> Iterator[None]:
 
 
 def _counted(batches: list[Batch]) -> list[Batch]:
-    """Sets the `step_tokens` of each batch of a step to their sum over all: of label tokens, or of the count that the rows have set. The
-    first one gets what stands beside all of them."""
+    """Sets `step_tokens` of each micro-batch to the sum over all of the step's: of label tokens, or of the counts that the rows have set.
+    The first one gets the `beside` of all."""
     step_tokens = sum(batch.step_tokens or int((batch.labels != IGNORED).sum()) for batch in batches if batch.labels is not None)
     beside = [each for batch in batches for each in batch.beside]
     for number, batch in enumerate(batches):

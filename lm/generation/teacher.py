@@ -20,8 +20,11 @@ _in_slices: dict[str, LM] = {}
 
 
 def shared(key: str, make: Callable[[], LM], in_slices: bool = False) -> LM:
-    """Returns a frozen model; all who ask by the same key share one instance, as long as one of them keeps it.  in_slices: or for good, as
-    ranks make it together, and each would let it go when its collector of cycles runs, some before a next one asks and others not."""
+    """Returns a frozen model, of which all who ask by the same key share one instance, for as long as one of them holds it.
+
+    in_slices: it is kept for good. Ranks must make it together, and each would drop it only when its garbage collector happens to run, so
+    that some would have it still at the next call, and others not.
+    """
     model = _held.get(key)
     if model is None:
         with torch.inference_mode(False):  # a validation may be the first to ask

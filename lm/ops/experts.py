@@ -94,7 +94,8 @@ def _cuts(ends: Tensor) -> list[tuple[int, int, int]]:
 
 
 def _span(x: Tensor, first: int, last: int, width: int) -> tuple[int, int]:
-    """Where the rows of x begin and end that are multiplied for an expert's, `width` times each: by oneDNN a recurring number."""
+    """Returns begin and end of the rows of x that are multiplied for the expert's rows first..last-1, to `width` numbers each.
+    For oneDNN there are more than the expert's own, so that few numbers of rows occur (`recurring`)."""
     n, size = len(x), last - first
     if by_onednn(x, size * x.shape[1] * width):
         size = recurring(size)

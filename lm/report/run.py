@@ -69,8 +69,8 @@ class Run:
 
     @cached_property
     def measure(self) -> "Measure":
-        """How the run's objective measures, and in which units; as text is measured where it is not known. Options that have gone
-        since do not count."""
+        """How the run's objective measures, and in which units; where the objective is not known, as for text. Options that lm no longer
+        has are ignored."""
         from lm.data.kinds import ObjectiveConfig  # imports torch, which comparisons do without
         from lm.losses.measure import Measure
 

@@ -143,7 +143,7 @@ class Service:
             return Response(status_code=499) if samples is None else JSONResponse(answer.whole(samples))
 
     async def _unless_left(self, request: Request, whole: "asyncio.Future[T]") -> T | None:
-        """Returns what it comes to; None, and counts it, where the client has left before."""
+        """Returns the result of `whole`; None where the client leaves first, which is counted."""
         gone = asyncio.ensure_future(_left(request))
         await asyncio.wait((whole, gone), return_when=asyncio.FIRST_COMPLETED)
         gone.cancel()
@@ -154,7 +154,7 @@ class Service:
         return None
 
     def _count_left(self, ticket: Ticket) -> None:
-        """Called behind a stream; where something of it was still to come, the client has left."""
+        """Called when a stream has ended. Where samples are still open, the client has left, which is counted."""
         self.metrics.cancelled += ticket.n_open > 0
 
     async def _whole(self, ticket: Ticket, began: float) -> list[Piece]:

@@ -282,8 +282,8 @@ def sha256_of(path: Path) -> str:
 
 @contextmanager
 def _hashes(folder: Path, names: Collection[str]) -> Iterator[Iterator[str]]:
-    """Yields what iterates over the files' SHA-256, several of which are read at once: one core hashes less than a disk gives. An error
-    within the block, such as Ctrl-C, does not wait for them; and a thread that still saves where a program ends may begin them."""
+    """Yields an iterator over the files' SHA-256. Several are read at once: one core hashes more slowly than a disk reads. An error in the
+    block, such as Ctrl-C, does not wait for them; and a thread that saves while the program ends may still start them."""
     with ThreadPool(min(len(names), _AT_ONCE) or 1) as pool:
         yield pool.imap(lambda name: sha256_of(folder / name), names)
 

@@ -100,8 +100,8 @@ class _Part:
 
 
 def _parts(shape: Shape, offset: Shape, extent: Shape) -> list[_Part]:
-    """Returns the blocks that make up a piece of a tensor of this shape: one, the piece itself; but of a range of the flattened tensor the
-    end of a row, whole rows, and the beginning of a row, and the same within these two rows."""
+    """Returns the blocks that make up a piece of a tensor of this shape. A piece that is a block is the only one. A range of the flattened
+    tensor is cut into the end of a row, whole rows, and the beginning of a row; the two cut rows are divided in the same way."""
     if len(offset) == len(shape):
         return [_Part(offset, extent)]
     found, at = [], 0

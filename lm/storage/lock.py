@@ -17,7 +17,7 @@ from lm.storage.atomic import disk_errors
 from lm.storage.reading import never_waiting
 
 LOCK = "run.lock"
-_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP)  # Lustre or NFS without locks; macOS has both of the last
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP)  # Lustre or NFS without locks; on macOS the last two differ
 log = logging.getLogger("lm")
 
 

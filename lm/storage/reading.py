@@ -18,7 +18,7 @@ from lm.schema import C, Tree, from_tree
 MIB = 1 << 20
 _DEEPEST = 900  # lists and objects within one another: Python 3.11 parses about as many, 3.13 thousands, which overflow later
 _POINTER = b"version https://git-lfs"
-_DEEPEST_ASKED = 150  # the parser that a request goes through after it takes 200
+_DEEPEST_ASKED = 150  # of a request, which another parser, with a limit of 200, reads next
 
 
 def never_waiting(name: str, flags: int) -> int:

@@ -32,7 +32,7 @@ def check_kind(config: Slot, **where: Any) -> None:
 
 
 def _models(tree: Tree) -> Iterator[ModelConfig]:
-    """The decoder, and the other models that take the kind. A position that acts in attention alone decides nothing elsewhere."""
+    """Yields the config of the decoder, and those of the other kinds of models that accept this part."""
     yield model_config(tree)
     for kind in ("encoder", "encoder_decoder"):
         try:

@@ -137,7 +137,7 @@ def padding_changes_nothing(model: LM) -> None:
 
 
 def gradient_reaches_every_parameter(model: LM) -> None:
-    """Of those that learn; in float64, as what the norm behind it nearly takes back is rounded to nothing in float32."""
+    """Of those that learn. In float64: a gradient that a later norm nearly cancels would be rounded to 0 in float32."""
     with torch.enable_grad():
         model(a_batch(model, b=4)).square().sum().backward()
     wanting = [name for name, p in model.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.abs().sum() > 0)]

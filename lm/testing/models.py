@@ -96,7 +96,7 @@ class Doubles:
 
 
 def _full(full: Callable[..., Tensor], size: Any, fill_value: Any, **options: Any) -> Tensor:
-    """Full of a float, which may be the least one of float64, is of float64 where no dtype is asked for."""
+    """torch.full whose dtype, where none is asked for and the value is a float, is float64: the value may be float64's least."""
     return full(size, fill_value, **({"dtype": torch.float64} if isinstance(fill_value, float) else {}) | options)
 
 

@@ -31,8 +31,8 @@ def build_module(cfg: TrainConfig, data: Prepared, reader: CheckpointReader | No
     model = build_model(model_cfg, device="meta" if strategy.meta or cfg.adapter is not None else "cpu")
     if cfg.adapter is not None:
         cfg.adapter.apply(model)
-    if cfg.trainer.precision == "bf16-true":  # as Lightning converts it, but before the weights are read, so that a model that is
-        model = model.to(torch.bfloat16)  # only written again has the same dtype
+    if cfg.trainer.precision == "bf16-true":
+        model = model.to(torch.bfloat16)  # Lightning would, but only after weights are read: what is then saved unchanged keeps its dtype
     if not strategy.meta and cfg.adapter is not None:
         with heap.returned():  # each part takes more memory before it is int8
             for part in materialized(model, model.units(), torch.device("cpu"), fill):

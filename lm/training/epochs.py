@@ -15,7 +15,7 @@ def rows_of_epoch(cfg: TrainConfig, train: Rows) -> int:
 
 
 def counted_rows(cfg: TrainConfig) -> int:
-    """Returns the rows that a run reads per epoch. Its data are prepared for that, of which the run itself tells."""
+    """Returns the rows that a run reads per epoch. Prepares the run's data, silently but for what is made: the run itself will report."""
     with progress("Counting the rows"):
         given, specials, seed = given_tokenizer(cfg), cfg.objective.specials(), cfg.seeds.data
         data = prepare(cfg.data, given, log=lambda line: None, once=note, specials=specials, seed=seed)

@@ -96,7 +96,7 @@ class TrainModule(LightningModule):
             self.restore_callbacks(self.reader)
 
     def log(self, name: str, *args: Any, **kwargs: Any) -> None:
-        """Refused: a callback has this method, and log_dict, from here, and what it logs would reach no logger."""
+        """Raises ConfigError: Lightning's callbacks call this method, also through log_dict, and what it logs would reach no logger."""
         how = f"module.run.journal.record({{'step': module.step, {name!r}: value}})"
         raise ConfigError(f"callbacks: log({name!r}) of Lightning's reaches no logger here. Write {how}, for metrics.jsonl and logger=.")
 

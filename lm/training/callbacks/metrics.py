@@ -175,7 +175,7 @@ def memory_gib(device: torch.device) -> float:
         return torch.cuda.max_memory_reserved(device) / 2**30
     if device.type == "mps":
         return torch.mps.driver_allocated_memory() / 2**30
-    try:  # Linux counts to ru_maxrss what the process had that started this one, a notebook or a pytest of some GiB
+    try:  # on Linux ru_maxrss includes the peak of the process that started this one, such as a notebook of some GiB
         found = re.search(r"^VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:
         found = None

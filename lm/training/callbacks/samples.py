@@ -75,7 +75,7 @@ class Samples(RunCallback):
 
 
 def _continues(module: TrainModule) -> bool:
-    """Whether the model goes on with texts when it is trained: what it predicts is read by the head."""
+    """Whether the model continues texts, and its head, which predicts the next token, is trained."""
     return module.model.cfg.continues() and module.cfg.objective.trains_head
 
 

@@ -11,7 +11,7 @@ _PARENT = "LM_PARENT"  # environment variable: id of the process that this one w
 AT_ONCE = signal.SIGVTALRM  # what a parent hands on for a second signal: to end now, without a save. Nothing else sends it
 _LOOK_S = 0.5
 _IMPATIENT_S = 5.0  # within it a second signal means: at once
-_ONCE_S = 1.0  # within it the same signal counts once, without a parent: a program of others may hand on what all processes get
+_ONCE_S = 1.0  # without a parent, the same signal counts once within it: a foreign launcher may pass on what each process got
 _PATIENCE_S = 60.0  # to finish the step and save, then exit: a rank may hang waiting for one that is gone
 
 

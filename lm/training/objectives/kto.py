@@ -18,8 +18,8 @@ from lm.training.weights.initial import start_of
 class KTO:
     """The loss of a config on a batch.
 
-    What the rows of a step are compared with is known before the first of them is learned from, since its micro-batch has what all of this
-    rank's have beside them: so the loss is the same however a step is split.
+    All rows of a step are compared with one reference point. It is computed before the step's first row is learned from, out of what the
+    first micro-batch of each rank carries for all of them (`Batch.beside`); so the loss is the same however a step is split.
     """
 
     def __init__(self, cfg: KTOConfig, start: Start) -> None:

@@ -92,7 +92,7 @@ class Judged:
 
     @classmethod
     def unpacked(cls, found: dict[str, Tensor], n_answers: int, device: torch.device) -> Self:
-        """Returns what was packed, or some of its prompts, or several.  found: as `packed`."""
+        """Returns the answers that were packed.  found: as `packed` returns it, or only some of its prompts, or several results joined."""
         width = rounded(int(found["positions"].max()) + 1)
         tokens, labels, places = (found[name][:, :width].long().to(device) for name in ("tokens", "labels", "positions"))
         logp, start = (found[name][:, :width].to(device)[labels != IGNORED] if name in found else None for name in ("logp", "start"))
@@ -210,7 +210,7 @@ class GRPO(Policy[GRPOConfig]):
         return (each / self._divisors(judged.lengths * judged.learns)[judged.answer]).sum(), metrics
 
     def _divisors(self, lengths: Tensor) -> Tensor:
-        """(answers,) by what the sum over an answer's tokens is divided: infinitely much where it is not learned from."""
+        """Returns (answers,): what the sum over each answer's tokens is divided by; infinity for answers that are not learned from."""
         each = lengths.float()
         if self._cfg.per_token == "group":
             each = each.view(-1, self._cfg.n_answers).mean(1).repeat_interleave(self._cfg.n_answers)

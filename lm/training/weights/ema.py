@@ -27,8 +27,8 @@ class EMA:
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
-        """The model computes with the averages inside the block. They change places with the weights, one by one, so that none are there a
-        third time; where weights have fewer bits, it is averages of so many that do."""
+        """Inside the block the model computes with the averages. They swap places with the weights one by one, so that no third copy
+        exists; where weights have a narrower dtype, it is averages rounded to that dtype that take their place."""
         averages = [average.to(piece.tensor.dtype) for piece, average in zip(self._weights, self._averages, strict=True)]
         self._exchange(averages)
         try:

@@ -11,9 +11,16 @@ from statistics import median
 from torch import Tensor
 
 from lm.generation.config import SamplingConfig
-from lm.generation.sampling import History
+from lm.generation.sampling import History, choose
 
 UNDRAFTED = 3  # first steps, which tell how long one token takes
+
+
+def draw_on(drafts: Sequence[list[int]], logits: Tensor, rows: Sequence[History], cfg: SamplingConfig) -> None:
+    """Draws the token behind each row's draft, and appends it to that.  logits: (b, v)."""
+    drawn = choose(logits, [row.extended(draft) for row, draft in zip(rows, drafts, strict=True)], cfg)
+    for draft, token in zip(drafts, drawn.tolist(), strict=True):
+        draft.append(token)
 
 
 @dataclass

@@ -8,9 +8,9 @@ from torch import Tensor
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
 from lm.generation.decode import begin
-from lm.generation.drafting.base import Drafter
+from lm.generation.drafting.base import Drafter, draw_on
 from lm.generation.prefill import prefill, right_padded, uneven
-from lm.generation.sampling import History, choose, common
+from lm.generation.sampling import History, common
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM
 from lm.ops.cache.cache import Cache
@@ -56,9 +56,7 @@ class DraftModel(Drafter):
         for step in range(self.n_tokens):
             if step:
                 logits = self._read([draft[-1:] for draft in drafts], [len(text) + step - 1 for text in texts])
-            drawn = choose(logits, [row.extended(draft) for row, draft in zip(rows, drafts, strict=True)], self.cfg)
-            for draft, token in zip(drafts, drawn.tolist(), strict=True):
-                draft.append(token)
+            draw_on(drafts, logits, rows, self.cfg)
         self.cached = [text + draft[:-1] for text, draft in zip(texts, drafts, strict=True)]
         return drafts
 

@@ -8,9 +8,9 @@ from torch.nn import functional as F
 
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
-from lm.generation.drafting.base import UNDRAFTED, Drafter
+from lm.generation.drafting.base import UNDRAFTED, Drafter, draw_on
 from lm.generation.prefill import left_padded, right_padded
-from lm.generation.sampling import History, choose
+from lm.generation.sampling import History
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM, DecoderLM
 from lm.ops.cache.cache import Cache
@@ -52,11 +52,9 @@ class MTP(Drafter):
             made = self._through(k, ids, at)
             ends = [len(text) - k - n for text, n in zip(texts, done, strict=True)]  # places that were read of each row
             logits = self.model.head(made[torch.arange(len(rows)), torch.tensor(ends, device=ids.device) - 1])[:, : self.n_drawn]
-            drawn = choose(logits, [row.extended(draft) for row, draft in zip(rows, drafts, strict=True)], self.cfg)
+            draw_on(drafts, logits, rows, self.cfg)
             self.done[k - 1] = [max(n, len(text) - 2 * k + 1) for text, n in zip(texts, done, strict=True)]  # those before a drafted token
             cache.rewind([n + ids.shape[1] - left for n, left in zip(done, self.done[k - 1], strict=True)])
-            for draft, token in zip(drafts, drawn.tolist(), strict=True):
-                draft.append(token)
         return drafts
 
     def reorder(self, kept: Tensor) -> None:

@@ -23,6 +23,11 @@ class Scoring:
     first: int = 0  # tokens at the start of a document that are seen beyond the window
     chunked: bool = False  # the window is a token's chunk of so many tokens, counted from the start of its document
 
+    @property
+    def sight(self) -> tuple[int | None, int, bool]:
+        """Returns window, first and chunked, by which a mask is asked."""
+        return self.window, self.first, self.chunked
+
 
 class Attend(Protocol):
     """q: (b, h, q, c); k: (b, g, k, c), v: (b, g, k, w) with g dividing h; bias broadcasts to (b, h, q, k). Returns (b, h, q, w).
@@ -51,7 +56,7 @@ def weights(q: Tensor, k: Tensor, mask: Mask, bias: Tensor | None, how: Scoring,
         scores = how.softcap * torch.tanh(scores / how.softcap)
     if bias is not None:
         scores = scores + bias
-    allowed = mask.allowed(how.window, how.first, how.chunked)
+    allowed = mask.allowed(*how.sight)
     scores = scores.masked_fill(~allowed, float("-inf"))
     if sinks is not None:
         scores = torch.cat([scores, sinks.float()[:, None, None].expand(*scores.shape[:-1], 1)], dim=-1)  # (b, h, q, k+1)
@@ -72,14 +77,14 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, how: 
     plain = mask.plain(how.window) if bias is None and (beside or sinks is None) else None
     if plain is not None:
         return _fused(q, k, v, None, plain == "causal", how, sinks)
-    shown = mask.additive(how.window, q.dtype, how.first, how.chunked)
+    shown = mask.additive(q.dtype, *how.sight)
     if bias is not None:
         shown = shown + bias.to(q.dtype)
     if sinks is not None and not beside:
         k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))  # (b, g, k, c) -> (b, g, k+1, c)
         sink = sinks.to(q.dtype)[:, None, None]
         shown = torch.cat([shown.expand(-1, len(sinks), -1, -1), sink.expand(len(shown), -1, shown.shape[2], 1)], dim=-1)
-    out, blind = _fused(q, k, v, shown, False, how, sinks if beside else None), mask.blind(how.window, how.first, how.chunked)
+    out, blind = _fused(q, k, v, shown, False, how, sinks if beside else None), mask.blind(*how.sight)
     return out if blind is None else out.masked_fill(blind, 0.0)
 
 

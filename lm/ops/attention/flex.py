@@ -77,9 +77,7 @@ def widened(s: int) -> int:
     return width
 
 
-def mask_mod(
-    mask: Mask, window: int | None, b: int, width: int, chunked: bool = False
-) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+def mask_mod(mask: Mask, window: int | None, b: int, width: int, chunked: bool) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
     """Returns a function: whether query i of row r sees key j. One form for all self-attention, so that few variants are compiled."""
 
     def wide(x: Tensor, fill: int) -> Tensor:

@@ -59,7 +59,7 @@ class Mask:
         """True where the query may see the key, (b, 1 or h, q, k); built once per window."""
         return self.once(("allowed", window, first, chunked), lambda: self._build(window, first, chunked))
 
-    def additive(self, window: int | None, dtype: torch.dtype, first: int = 0, chunked: bool = False) -> Tensor:
+    def additive(self, dtype: torch.dtype, window: int | None, first: int, chunked: bool) -> Tensor:
         """Returns `allowed` as a bias on scores, 0 or -inf: kernels would convert booleans anew in each layer."""
         allowed, key = self.allowed(window, first, chunked), ("additive", window, first, chunked, dtype)
         return self.once(key, lambda: torch.zeros_like(allowed, dtype=dtype).masked_fill_(~allowed, float("-inf")))

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from lm.data.mixture import Mixture
 from lm.data.records.base import RecordConfig
-from lm.data.sizes import Sizes, Smaller
+from lm.data.sizes import Sizes, Smaller, require_rising
 from lm.data.sources.base import Source
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
@@ -60,9 +60,8 @@ class DataConfig(Slot, group="data"):
 
     @model_validator(mode="after")
     def _batches_grow(self) -> Self:
-        steps, rows = [phase.until_step for phase in self.ramp], [*(phase.global_batch for phase in self.ramp), self.global_batch]
-        if steps != sorted(set(steps)):
-            raise ValueError(f"ramp: until_step is {', '.join(map(str, steps))}, and must rise from phase to phase. Sort them.")
+        require_rising("ramp", [phase.until_step for phase in self.ramp])
+        rows = [*(phase.global_batch for phase in self.ramp), self.global_batch]
         if rows != sorted(set(rows)):
             told = ", ".join(map(str, rows[:-1]))
             raise ValueError(f"ramp: global_batch is {told}, and must rise, up to the {rows[-1]} rows behind it. Change one.")

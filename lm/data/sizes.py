@@ -1,6 +1,6 @@
 """How many rows each step reads: data.global_batch, and fewer in the phases of data.ramp before."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
@@ -19,6 +19,12 @@ class Smaller(Config):
     """The step up to which it holds, after the phase before; behind the last phase data.global_batch holds."""
     global_batch: int = Field(gt=0, le=MOST)
     """Rows per optimizer step until then."""
+
+
+def require_rising(key: str, ends: Sequence[int]) -> None:
+    """Raises ValueError unless each phase ends behind the one before.  key: of the list of phases."""
+    if list(ends) != sorted(set(ends)):
+        raise ValueError(f"{key}: until_step is {', '.join(map(str, ends))}, and must rise from phase to phase. Sort them.")
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from lm.data.mixture import Mixture, Share, merged
 from lm.data.order import Ids
 from lm.data.records.base import RecordConfig
 from lm.data.rows.base import Rows
+from lm.data.sizes import require_rising
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.nn.batch import Batch
@@ -108,9 +109,8 @@ class MixConfig(DataConfig):
 
     @model_validator(mode="after")
     def _phases_are_in_order(self) -> Self:
-        steps, names = [phase.until_step for phase in self.phases], {source.name for source in self.sources}
-        if steps != sorted(set(steps)):
-            raise ValueError(f"phases: until_step is {', '.join(map(str, steps))}, and must rise from phase to phase. Sort them.")
+        require_rising("phases", [phase.until_step for phase in self.phases])
+        names = {source.name for source in self.sources}
         for phase in self.phases:
             if unknown := phase.weights.keys() - names:
                 raise ValueError(f"phases: {min(unknown)} is no source. Options: {', '.join(sorted(names))}.")

@@ -1,6 +1,5 @@
 """`lm train [overrides]`: composes a config and trains it, or with -m every combination of a sweep."""
 
-import os
 import shlex
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from lm.progress import progress
 from lm.storage.checkpoint import newest_valid, step_folder
 from lm.storage.reading import yaml_text
 from lm.storage.run_folder import RunFolder
-from lm.training.launch.parent import end_with_parent
+from lm.training.launch.parent import end_with_parent, on_first_machine
 
 _TOLD = ("recipes", "model", "data", "objective", "optim")  # groups whose options the first line names
 
@@ -100,7 +99,7 @@ def _outset(composition: Composition) -> str | None:
     """Returns a line on the run about to start, printed before the training code is imported, which takes seconds. None where nothing
     trains in that folder (plan, check), and on all machines of a SLURM job but the first."""
     config = composition.full()
-    if config["plan"] or config["check"] or (config["launch"]["nodes"] > 1 and os.environ.get("SLURM_NODEID", "0") != "0"):
+    if config["plan"] or config["check"] or (config["launch"]["nodes"] > 1 and not on_first_machine()):
         return None
     parent = config["init_from"]
     groups = [group for group in _TOLD if composition.choices.get(group) is not None and (group != "model" or parent is None)]

@@ -53,6 +53,11 @@ def named() -> Mapping[str, str]:
     return {_PARENT: str(os.getpid())}
 
 
+def on_first_machine() -> bool:
+    """Returns whether this is the first machine of a SLURM job, or of none."""
+    return os.environ.get("SLURM_NODEID", "0") == "0"
+
+
 _is_child = False  # of a process that hands signals on as Patience expects them
 
 

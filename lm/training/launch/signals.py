@@ -18,7 +18,7 @@ from lm.printing import note
 from lm.storage.checkpoint import checkpoints
 from lm.storage.run_folder import RunFolder
 from lm.training.launch import outcome
-from lm.training.launch.parent import AT_ONCE, Patience, heard, may_handle
+from lm.training.launch.parent import AT_ONCE, Patience, heard, may_handle, on_first_machine
 
 
 class Signals:
@@ -117,7 +117,7 @@ class Signals:
 def requeue(stopped: Interrupted) -> None:
     """After SIGUSR1, requeues the SLURM job, on its first machine; the run then resumes in the same run folder."""
     job = os.environ.get("SLURM_JOB_ID")
-    if job is None or stopped.exit_code != 128 + signal.SIGUSR1 or os.environ.get("SLURM_NODEID", "0") != "0":
+    if job is None or stopped.exit_code != 128 + signal.SIGUSR1 or not on_first_machine():
         return
     try:
         subprocess.run(["scontrol", "requeue", job], check=True)

@@ -8,7 +8,8 @@ from lm.adapters.adapter import AdapterConfig, LoRAConfig
 from lm.cost.memory import Setting
 from lm.data.kinds import DataConfig, ObjectiveConfig, TokenizerConfig
 from lm.data.loader import micro_batches
-from lm.data.rows.base import ScheduledSamplingConfig, TaughtConfig
+from lm.data.rows.base import TaughtConfig
+from lm.data.rows.scheduled import ScheduledSamplingConfig
 from lm.data.sizes import Sizes
 from lm.generation.config import EvalConfig
 from lm.nn.head import CHUNK

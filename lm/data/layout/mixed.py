@@ -46,7 +46,7 @@ class MixConfig(DataConfig):
 
     kind: Literal["mix"] = "mix"
     sources: list[MixSource] = Field(min_length=1)
-    """What is mixed; all of one kind of record."""
+    """What is mixed; all of one kind of record, but for texts beside chats, for objective=sft."""
     phases: list[Phase] = []
     """Weights that change with the steps."""
     temperature: float = Field(1.0, gt=0)
@@ -54,7 +54,8 @@ class MixConfig(DataConfig):
 
     @property
     def records(self) -> RecordConfig | None:
-        return self.sources[0].data.records
+        """The kind of those that are no plain texts."""
+        return next((records for source in self.sources if (records := source.data.records) is not None), None)
 
     def parts(self) -> dict[str, SourceConfig]:
         return {source.name: source.data for source in self.sources}
@@ -87,7 +88,7 @@ class MixConfig(DataConfig):
         names = [source.name for source in self.sources]
         if len(set(names)) < len(names):
             raise ValueError(f"sources: the names {', '.join(names)} are not all different. Rename one.")
-        if len(shapes := {source.data.shape for source in self.sources}) > 1:
+        if len(shapes := {source.data.shape for source in self.sources} - {"text"}) > 1:
             raise ValueError(f"sources: their records are of the kinds {', '.join(sorted(shapes))}. Mix sources of one kind.")
         if self.train_rows is not None:
             raise ValueError(f"train_rows={self.train_rows} is for a single source, and this is a mixture. Leave it out.")

@@ -116,6 +116,8 @@ class ObjectiveConfig(Slot, group="objective"):
 
     models: ClassVar[tuple[ModelKind, ...]] = ("decoder",)
     shapes: ClassVar[tuple[str, ...]] = ("text",)
+    takes_texts: ClassVar[bool] = False
+    """Whether a mixture of its records may have sources of plain texts."""
     packings: ClassVar[tuple[str, ...]] = ("split",)
     """Those that it can be given, the usual one first."""
     needs_masked_documents: ClassVar[bool] = False
@@ -215,6 +217,8 @@ class ObjectiveConfig(Slot, group="objective"):
                 f"objective={name} needs records of the kind {' or '.join(self.shapes)}, and those of data are of the kind {shape}."
                 f" Choose other data, objective={' or '.join(_trains(shape))}, or set data.record."
             )
+        if shape != "text" and not self.takes_texts and (texts := [key for key, part in data.parts().items() if part.shape == "text"]):
+            raise ValueError(f"objective={name} learns from records, and data.sources {', '.join(texts)} are plain texts. Leave them out.")
         if data.packing not in (None, *self.packings):
             raise ValueError(f"objective={name} packs by {' or '.join(self.packings)}, and data.packing={data.packing}. Choose one.")
         if (self.needs_masked_documents or data.packing == "fit") and not data.mask_documents:
@@ -269,19 +273,6 @@ class LikelihoodConfig(TaughtConfig):
         return None if self.teacher is None else "objective.teacher needs whole rows in one rank. Set it to 1"
 
 
-class ScheduledSamplingConfig(LikelihoodConfig):
-    """Objectives whose inputs may be the model's own."""
-
-    scheduled_sampling: float = Field(0.0, ge=0, le=1)
-    """Part of the decoder's inputs that the model itself draws at the last step, growing evenly from none at the first: scheduled
-    sampling (Bengio et al. 2015, arXiv:1506.03099). It costs another forward."""
-
-    def why_not_context_parallel(self) -> str | None:
-        if not self.scheduled_sampling:
-            return super().why_not_context_parallel()
-        return "objective.scheduled_sampling takes inputs from the place before, which may be of another rank. Set it to 0"
-
-
 def usual(model: str, shape: str = "text") -> ObjectiveConfig:
     """Returns the usual objective for this kind of model and of records, or else any that can train the model on such records."""
     kinds = ObjectiveConfig.kinds()
@@ -295,5 +286,6 @@ def _usual(kind_of: str) -> list[str]:
 
 
 def _trains(shape: str) -> list[str]:
-    """Returns the names of the objectives that can be trained on records of this kind."""
-    return [name for name, kind in ObjectiveConfig.kinds().items() if shape in kind.shapes]
+    """Returns the names of the objectives that can be trained on records of this kind, the usual ones first."""
+    able = [name for name, kind in ObjectiveConfig.kinds().items() if shape in kind.shapes]
+    return sorted(able, key=lambda name: name not in _usual(shape))

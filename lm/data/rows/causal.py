@@ -6,8 +6,9 @@ import torch
 
 from lm.data.layout.windows import Packing, Windows
 from lm.data.order import Ids
-from lm.data.rows.base import Material, Rows, ScheduledSamplingConfig
+from lm.data.rows.base import Material, Rows
 from lm.data.rows.packed import PackedRows
+from lm.data.rows.scheduled import ScheduledSamplingConfig
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.nn.batch import Batch

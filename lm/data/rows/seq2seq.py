@@ -11,8 +11,9 @@ from torch import Tensor
 from lm.data.layout.examples import Example, joined_batch, places_of, side_by_side
 from lm.data.order import Ids
 from lm.data.records.base import LEARNED
-from lm.data.rows.base import Material, Rows, ScheduledSamplingConfig
+from lm.data.rows.base import Material, Rows
 from lm.data.rows.parted import PartedRows
+from lm.data.rows.scheduled import ScheduledSamplingConfig
 from lm.data.store.shards import Tokens
 from lm.data.tokenizer.source import around
 from lm.errors import ConfigError

@@ -1,4 +1,4 @@
-"""Rows of chats for SFT: the assistant's messages are learned, the rest is only read."""
+"""Rows of chats for SFT: the assistant's messages are learned, the rest is only read; of texts beside them everything."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -8,9 +8,11 @@ from numpy.typing import NDArray
 
 from lm.data.layout.best_fit import best_fit
 from lm.data.layout.examples import Example, joined_batch
+from lm.data.layout.windows import Windows
 from lm.data.order import Ids
 from lm.data.records.base import LEARNED
 from lm.data.rows.base import LikelihoodConfig, Material, Rows
+from lm.data.rows.causal import CausalRows
 from lm.data.rows.parted import PartedRows
 from lm.data.rows.seq2seq import rounded
 from lm.data.store.shards import TokenStore
@@ -25,6 +27,7 @@ class SFTConfig(LikelihoodConfig):
     shapes = ("chat", "recall")
     usual_for = ("chat", "recall")
     packings = ("fit", "none")
+    takes_texts = True
     needs_masked_documents = True
     answers = True
 
@@ -33,7 +36,26 @@ class SFTConfig(LikelihoodConfig):
     """Predict what the others say too."""
 
     def rows(self, of: Material) -> Rows:
-        return SFTRows(self, of.store, of.tokenizer, of.data.seq_len, packed=of.packed == "fit")
+        packed = of.packed == "fit"
+        if not len(of.store.parts):
+            return TextRows(self, of, packed)
+        return SFTRows(self, of.store, of.tokenizer, of.data.seq_len, packed)
+
+
+class TextRows(CausalRows):
+    """Plain texts of a mixture with chats, all of which is learned: cut out of their stream, as for objective=causal."""
+
+    def __init__(self, cfg: SFTConfig, of: Material, packed: bool) -> None:
+        super().__init__(of.store, of.tokenizer, of.data.seq_len, True, Windows(of.store, of.data.seq_len, True, ahead=1, short=of.short))
+        self._packed, self._prompt_loss = packed, cfg.prompt_loss
+
+    def batch(self, ids: Ids, draw: int = 0) -> Batch:
+        batch = super().batch(ids, draw)
+        batch.answers = batch.labels if self._prompt_loss else None
+        return batch
+
+    def widths(self, ids: Ids) -> Sequence[Ids]:
+        return () if self._packed else [np.full(len(ids), self.packing.seq_len + 1)]
 
 
 class SFTRows(PartedRows):

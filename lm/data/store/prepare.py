@@ -1,6 +1,6 @@
 """From a data config to token stores, through a cache that is keyed by everything that decides the tokens."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
@@ -66,10 +66,10 @@ class Prepared:
         [part] = self.parts.values()
         return part.stores["val"]
 
-    def beginnings(self, n: int, n_tokens: int) -> list[str]:
-        """Returns the beginnings of the first n held-out documents of each source, as texts of at most n_tokens tokens."""
+    def beginnings(self, names: Collection[str], n: int, n_tokens: int) -> list[str]:
+        """Returns the beginnings of the first n held-out documents of each of these sources, as texts of at most n_tokens tokens."""
         found = []
-        for store in (part.stores["val"] for part in self.parts.values()):
+        for store in (part.stores["val"] for name, part in self.parts.items() if name in names):
             for begin, end in pairwise([*store.starts[: n + 1].tolist(), store.n_tokens][: n + 1]):
                 ids = store.read(begin, min(end, begin + n_tokens)).tolist()
                 found.append(self.tokenizer.decode(ids).rstrip("\ufffd"))  # a character that was cut

@@ -8,6 +8,7 @@ import numpy as np
 from lm.data.order import spread
 from lm.data.records.base import LEARNED, OTHER
 from lm.data.rows.policy import OwnAnswersConfig
+from lm.data.store.shards import TokenStore
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
 from lm.generation.decode import eager, room
@@ -25,7 +26,7 @@ class Samples(RunCallback):
     """Continues trainer.sample_prompts."""
 
     def begin(self, module: TrainModule) -> None:
-        prompts = [] if _answers(module) else _prompts(module)
+        prompts = _prompts(module)
         if prompts and not _continues(module):
             why = "an encoder, a classifier or a model of vectors continues no text"
             module.run.journal.console.say(f"trainer.sample_prompts are left aside: {why}")
@@ -59,11 +60,11 @@ class Samples(RunCallback):
         if isinstance(cfg.objective, OwnAnswersConfig) and cfg.trainer.sample_prompts == "held_out":
             ids, in_step = spread(len(rows), _ANSWERS), cfg.strategy.slices_weights
             return told_answers(module.model, module.run.data.tokenizer, cfg.objective, rows, ids, in_step)
-        if _answers(module):
-            asked, writer = _questions(module), replace(self._writer(module), goes_on=False)
-            return [(writer.tokenizer.decode(ids), new.text) for ids, new in zip(asked, writer.continued(asked), strict=True)]
-        apart = module.model.cfg.kind == "encoder_decoder"
         found: list[Sequence[str]] = []
+        if asked := _questions(module):
+            writer = replace(self._writer(module), goes_on=False)
+            found += [(writer.tokenizer.decode(ids), new.text) for ids, new in zip(asked, writer.continued(asked), strict=True)]
+        apart = module.model.cfg.kind == "encoder_decoder"
         for prompt in _prompts(module):
             [new] = self._writer(module).complete([prompt])
             found.append((prompt, new.text) if apart else (prompt + new.text,))
@@ -79,16 +80,18 @@ def _continues(module: TrainModule) -> bool:
     return module.model.cfg.continues() and module.cfg.objective.trains_head
 
 
-def _answers(module: TrainModule) -> bool:
-    """Whether the samples are answers to the questions of held-out chats, which the model reads as in training."""
-    held_out = module.cfg.trainer.sample_prompts == "held_out" and _continues(module)
-    return held_out and module.model.cfg.kind == "decoder" and all(len(part.stores["val"].parts) for part in module.run.data.parts.values())
+def _answers(module: TrainModule) -> dict[str, TokenStore]:
+    """Returns the held-out part of each source of records that a decoder answers, as it reads them in training; {} where
+    trainer.sample_prompts names texts."""
+    if module.cfg.trainer.sample_prompts != "held_out" or module.model.cfg.kind != "decoder" or not _continues(module):
+        return {}
+    return {name: store for name, part in module.run.data.parts.items() if len((store := part.stores["val"]).parts)}
 
 
 def _questions(module: TrainModule) -> list[list[int]]:
-    """Returns the tokens before the first answer of the first held-out chats of each source, of those that fit into a row."""
+    """Returns the tokens before the first answer of the first held-out records of each source, of those that fit into a row."""
     found = []
-    for store in (part.stores["val"] for part in module.run.data.parts.values()):
+    for store in _answers(module).values():
         answers = np.append(store.parts[store.parts[:, 1] % OTHER == LEARNED, 0], store.n_tokens)
         begins, nexts = store.starts[:_LOOKED_AT], np.append(store.starts, store.n_tokens)[1 : _LOOKED_AT + 1]
         ends = answers[np.searchsorted(answers, begins)]
@@ -98,5 +101,8 @@ def _questions(module: TrainModule) -> list[list[int]]:
 
 
 def _prompts(module: TrainModule) -> list[str]:
-    given = module.cfg.trainer.sample_prompts
-    return module.run.data.beginnings(_DOCUMENTS, min(_TOKENS, module.cfg.data.seq_len // 2)) if given == "held_out" else given
+    """Returns the texts to be continued."""
+    if (given := module.cfg.trainer.sample_prompts) != "held_out":
+        return given
+    texts = module.run.data.parts.keys() - _answers(module)
+    return module.run.data.beginnings(texts, _DOCUMENTS, min(_TOKENS, module.cfg.data.seq_len // 2))

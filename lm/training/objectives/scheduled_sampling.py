@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lm.data.order import uniforms
-from lm.data.rows.base import ScheduledSamplingConfig
+from lm.data.rows.scheduled import ScheduledSamplingConfig
 from lm.losses.cross_entropy import LossSums
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.context import Context

@@ -171,11 +171,22 @@ class Metrics:
                 file.write(_line(record))
         self._expected = True
 
-    def truncate(self, step: int) -> None:
-        """Drops the records after `step`, and a torn last line: what a resumed run is about to write again."""
-        kept = (line.rstrip() + b"\n" for line, record in self._records() if record["step"] <= step) if os.path.lexists(self.path) else ()
-        replace_file(self.path, kept)
+    def truncate(self, step: int, rollbacks: int | None = None) -> None:
+        """Drops the records after `step`, and a torn last line: what a resumed run is about to write again.
+
+        rollbacks: how many the run has made up to there; what was written from a later one on is dropped too. None: any number.
+        """
+        replace_file(self.path, self._kept(step, rollbacks) if os.path.lexists(self.path) else ())
         self._expected = True
+
+    def _kept(self, step: int, rollbacks: int | None) -> Iterator[bytes]:
+        found = 0
+        for line, record in self._records():
+            found += record.get("event") == "rolled back"
+            if rollbacks is not None and found > rollbacks:
+                return
+            if record["step"] <= step:
+                yield line.rstrip() + b"\n"
 
     def read(self) -> list[Tree]:
         """Returns the records, none where there is no file. The last line may be torn by a kill; any other broken one is refused."""

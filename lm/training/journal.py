@@ -32,10 +32,13 @@ class Journal:
         blocks = "".join(f"\n{_fenced(part)}\n" for parts in shown for part in parts)
         return self.folder.samples.append(f"## step {step}\n{blocks}\n") if self._writes else 0
 
-    def go_back(self, step: int, samples_bytes: int) -> None:
-        """Drops records and samples written after a checkpoint, since the resumed run writes them again."""
+    def go_back(self, step: int, samples_bytes: int, rollbacks: int) -> None:
+        """Drops records and samples written after a checkpoint, since the resumed run writes them again.
+
+        rollbacks: how many were made before this; that of a killed run which has saved nothing since is made again.
+        """
         if self._writes:
-            self.folder.metrics.truncate(step)
+            self.folder.metrics.truncate(step, rollbacks)
             self.folder.samples.truncate(samples_bytes)
         for logger in self.loggers:
             logger.go_back(step)

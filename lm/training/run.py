@@ -147,7 +147,7 @@ def _begin(module: "TrainModule", data: Prepared, journal: Journal, ranks: Ranks
         journal.folder.write_plugins(plugins.files(cfg))
         journal.folder.remove_summary()
     with journal.console.during("Reading the metrics"):
-        journal.go_back(module.step if reader is not None else -1, counters.samples_bytes)
+        journal.go_back(module.step if reader is not None else -1, counters.samples_bytes, counters.rolled_back)
     splits = build_splits(cfg.objective, cfg.data, data, model_cfg, cfg.seeds.data)
     if cfg.data.prompts() == {}:
         journal.console.say("data.sources: their prompts differ, so the model's folder keeps none")

@@ -61,6 +61,26 @@ def test_a_run_stopped_after_it_went_back_goes_on_from_there(
     assert results(tmp_path / "run") == results(tmp_path / "whole")
 
 
+def test_a_run_killed_after_it_went_back_and_before_a_save_tells_of_that_once(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes back again. Seen to fail: metrics.jsonl had the event of step 8 twice, and a rollback more than the run."""
+    own = TrainModule.training_step
+
+    def killed(module: TrainModule, *args: Any) -> torch.Tensor:
+        if (module.step, module.run.counters.rolled_back) == (9, 1):
+            raise SystemExit
+        return own(module, *args)
+
+    given = ["optim=adamw", "numerics.rollbacks=1", "checkpoint.every=4", "trainer.log_every=1"]
+    train_rank(configure(*given, "run.name=whole"))
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(TrainModule, "training_step", killed)
+        train_rank(configure(*given))
+    train_rank(configure(*given))
+    assert results(tmp_path / "run") == results(tmp_path / "whole")
+
+
 def test_a_run_goes_back_to_the_newest_checkpoint_where_that_on_schedule_is_gone(configure: Configure, stop: Stop, tmp_path: Path) -> None:
     """As where rollbacks were not asked for yet when it was stopped."""
     given = ["optim=adamw", "checkpoint.every=4", "checkpoint.keep_last=1", "trainer.log_every=1"]

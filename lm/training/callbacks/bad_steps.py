@@ -85,7 +85,7 @@ class Rollback(RunCallback):
         )  # fmt: skip
         run.saved_step = -1
         run.clock.start(at)
-        run.journal.go_back(at, run.counters.samples_bytes)
+        run.journal.go_back(at, run.counters.samples_bytes, before.rolled_back)
         left_out = (step - at) * run.cfg.data.global_batch
         run.journal.record({"step": at, "event": "rolled back", "from_step": step, "rows_left_out": left_out})
         if before.max_steps is not None:

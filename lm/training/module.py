@@ -246,6 +246,7 @@ class TrainModule(LightningModule):
             load_pieces(self.ema.pieces(), reader)
         if isinstance(self.objective, Keeping):
             self.objective.resume(reader)
+        self.verdicts.streak = reader.meta["counters"].get("skipped_in_a_row", 0)
         if self.loss_scale is not None and (state := reader.meta["counters"].get("loss_scale")) is not None:
             self.loss_scale = LossScale(*state)
             self.loss_scale.to(self.device)

@@ -40,6 +40,15 @@ class StepJudge:
         vars(self).update({name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)})
 
     @property
+    def streak(self) -> int:
+        """Bad steps in a row up to now. Waits for the device."""
+        return int(self._streak)
+
+    @streak.setter
+    def streak(self, steps: int) -> None:
+        self._streak = torch.full_like(self._streak, min(steps, self._allowed))  # a resumed run may allow fewer
+
+    @property
     def stuck(self) -> Tensor:
         return self._streak > self._allowed
 

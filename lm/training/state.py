@@ -42,6 +42,7 @@ class Counters:
     recent_losses: list[float] = field(default_factory=list)  # what the next logged loss is compared with
     dead_steps: list[int] = field(default_factory=list)  # logged steps in a row without any gradient: the first few, and the last
     skipped: int = 0  # steps left out because they were not finite
+    skipped_in_a_row: int = 0  # the last of these, up to this step
     rolled_back: int = 0  # number of rollbacks
     loss_scale: tuple[float, int] | None = None  # of LossScale.state
     max_steps: int | None = None  # length that trainer.max_minutes has come to, once decided

@@ -26,7 +26,7 @@ from lm.training.callbacks.validation import Validation
 from lm.training.module import TrainModule
 from lm.training.run import train_rank
 from tests.server import ROOT
-from tests.training.conftest import Before, Configure, edit, read, results, settled
+from tests.training.conftest import Before, Configure, Stop, edit, read, results, settled
 
 Watch = Callable[[Callable[[TrainModule], None]], list[TrainModule]]
 
@@ -128,6 +128,28 @@ def test_one_more_bad_step_in_a_row_than_allowed_ends_the_run(configure: Configu
     events = [(line["step"], line["event"]) for line in read(tmp_path / "run" / "metrics.jsonl") if "event" in line]
     assert events == [(5, "skipped"), (6, "skipped"), (7, "not finite")]
     require_unharmed(tmp_path / "run", [4])
+
+
+@pytest.mark.parametrize("allowed", [2, 1])
+def test_a_stopped_run_does_not_begin_to_count_bad_steps_anew(
+    configure: Configure, at_each_step: Watch, stop: Stop, tmp_path: Path, allowed: int
+) -> None:
+    """Seen to fail: a run stopped among bad steps in a row, or started again where they had ended it, went on behind them. One that allows
+    fewer than there were when it is resumed ends at the next."""
+
+    def poison(module: TrainModule) -> None:
+        if module.step == 4:
+            module.model.embed.weight.register_hook(lambda grad: grad * torch.inf if module.step in (4, 5, 6) else grad)
+        elif module.step == 6:  # resumed, at another weight
+            module.model.embed.weight.register_hook(lambda grad: grad * torch.inf if module.step == 6 else grad)
+
+    at_each_step(poison)
+    stop(configure("numerics.skip_in_a_row=2", "optim=adamw"), 6)
+    for _ in range(2):
+        with pytest.raises(NumericsError, match=r"step 7 has loss \d.*only finite steps are taken"):
+            train_rank(configure(f"numerics.skip_in_a_row={allowed}", "optim=adamw"))
+    events = [(line["step"], line["event"]) for line in read(tmp_path / "run" / "metrics.jsonl") if "event" in line]
+    assert events == [(5, "skipped"), (6, "skipped"), (7, "not finite")]
 
 
 @pytest.mark.parametrize("rollbacks", [pytest.param(0, marks=pytest.mark.slow), 1])

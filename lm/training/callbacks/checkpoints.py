@@ -61,6 +61,7 @@ class Checkpoints(RunCallback):
 
     def _meta(self, module: TrainModule) -> Tree:
         run, step = module.run, module.step
+        run.counters.skipped_in_a_row = module.verdicts.streak
         run.counters.loss_scale = None if module.loss_scale is None else module.loss_scale.state()
         meta = run.meta | {"step": step, "tokens": run.tokens(step), "counters": asdict(run.counters)}
         states = states_of(module.callbacks)

@@ -78,9 +78,9 @@ class Rollback(RunCallback):
         for path in checkpoints(run.folder.checkpoints) if run.ranks.first else []:
             if step_of(path) > at:
                 discard(path)
-        rows_from = before.rows_from + step - at
+        rows_from, saved = before.rows_from + step - at, Saved.of(reader).counters
         run.counters = replace(
-            Saved.of(reader).counters, rolled_back=before.rolled_back + 1, rows_from=rows_from, train_s=before.train_s,
+            saved, rolled_back=before.rolled_back + 1, rows_from=rows_from, train_s=before.train_s,
             max_steps=before.max_steps,
         )  # fmt: skip
         run.saved_step = -1
@@ -88,6 +88,6 @@ class Rollback(RunCallback):
         run.journal.go_back(at, run.counters.samples_bytes, before.rolled_back)
         left_out = (step - at) * run.cfg.data.global_batch
         run.journal.record({"step": at, "event": "rolled back", "from_step": step, "rows_left_out": left_out})
-        if before.max_steps is not None:
+        if before.max_steps != saved.max_steps:  # the record of that is gone
             run.journal.record({"step": at, "event": "length decided", "max_steps": before.max_steps})
         module.step, module.stepped = at, False

@@ -16,6 +16,8 @@ from lm.report.statistics import ALPHA, Difference, differences
 from lm.schema import Tree, did_you_mean, flatten
 from lm.units import ABSENT, fixed, shown, si
 
+_METRICS = {"val_reward": "val reward", "val_bits_per_byte": "val bits/byte", "val_loss": "val loss"}
+"""What runs are compared by, the first that all tell."""
 TOLD = {"val accuracy": "val_accuracy", "val macro F1": "val_macro_f1", "val Pearson": "val_pearson"}
 """Columns that are there where all runs tell them."""
 # Keys that are no difference between two variants.
@@ -25,6 +27,8 @@ _INERT = (
 )  # fmt: skip
 # Decide what val_loss is of.
 _LEARNED = tuple(f"objective.{key}" for key in ("kind", "among", "temperature", "both_ways", "first_dims"))
+# Decide what val_reward is of.
+_REWARDED = ("objective.reward", "objective.environment")
 # Data keys that shape the batches and leave the text alone.
 _BATCHING = ("data.seq_len", "data.global_batch", "data.ramp", "data.mask_documents", "data.workers")
 
@@ -64,8 +68,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A comparison of runs: `rows` by ascending `metric`, `keys`: config keys that differ between rows, but for options that only some have
-    and none uses, `notes`: what makes it unfair.
+    """A comparison of runs: `rows`, the best by `metric` first; `keys`: config keys that differ between rows, but for options that only
+    some have and none uses; `notes`: what makes it unfair.
 
     baseline: the row that the others are compared with.  x: what the curves are drawn against, for which alone the runs are read.
     """
@@ -79,7 +83,7 @@ class Comparison:
 
     @property
     def title(self) -> str:
-        return "val bits/byte" if self.metric == "val_bits_per_byte" else "val loss"
+        return _METRICS[self.metric]
 
     @property
     def told(self) -> dict[str, str]:
@@ -161,8 +165,9 @@ def collect(folders: list[Path], baseline: str | None = None, x: Axis = "tokens"
     names = Counter(run.name for run in runs)
     runs = [replace(run, name=str(run.folder)) if names[run.name] > 1 else run for run in runs]
     validated = [run for run in runs if run.number("val_loss") is not None] or runs
-    metric = "val_bits_per_byte" if all(run.number("val_bits_per_byte") is not None for run in validated) else "val_loss"
-    rows = sorted(_group(runs, as_of_today), key=lambda row: (row.mean(metric) is None, row.mean(metric) or 0.0))
+    metric = next((key for key in _METRICS if all(run.number(key) is not None for run in validated)), "val_loss")
+    sign = -1 if metric == "val_reward" else 1
+    rows = sorted(_group(runs, as_of_today), key=lambda row: (row.mean(metric) is None, sign * (row.mean(metric) or 0.0)))
     keys = differing([row.values for row in rows])
     first = runs[0] if baseline is None else _named(runs, baseline)
     against = next(row for row in rows if first in row.runs)
@@ -219,6 +224,8 @@ def _notes(runs: list[Run], keys: list[str], metric: str) -> list[str]:
     bits = any(run.number("val_bits_per_byte") is not None for run in runs)  # else labels are no text
     if metric == "val_loss" and not {*keys}.isdisjoint(_LEARNED):
         notes.append("Not comparable: the objectives differ, and the loss is of what each of them learns.")
+    if metric == "val_reward" and (others := [key for key in keys if key.startswith(_REWARDED)]):
+        notes.append(f"Not comparable: what is rewarded differs ({', '.join(others)}).")
     if metric == "val_loss" and bits and any(key.startswith("tokenizer.") for key in keys):
         notes.append("Not comparable: the tokenizers differ, and the loss per token depends on the tokenizer.")
     notes += other_rows([flatten(run.config) for run in runs])

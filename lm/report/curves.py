@@ -85,7 +85,7 @@ def _compare(figure: "Figure", comparison: Comparison) -> None:
         near = late and abs(bits - statistics.fmean(late)) < max(late) - min(late)
         late += [bits] if near else []
     _limit(axes, late)
-    axes.set_ylabel({"val_loss": "validation loss"}.get(comparison.metric, "validation bits/byte"))
+    axes.set_ylabel(comparison.title.replace("val", "validation"))
     axes.set_xlabel(AXES[comparison.x])
     axes.xaxis.set_major_formatter(_time_tick if comparison.x == "time" else _tick)
     figure.legend(loc="outside lower center", ncols=1, frameon=False, fontsize="small")

@@ -10,7 +10,7 @@ from lm.errors import LmError
 from lm.schema import Tree, flatten
 from lm.storage.run_folder import RunFolder
 
-_FIGURES = ("val_bits_per_byte", "val_loss")  # that a run is told by, the first it has
+_FIGURES = ("val_reward", "val_pair_loss", "val_answer_loss", "val_bits_per_byte", "val_loss")  # that a run is told by, the first it has
 
 
 @dataclass(frozen=True)

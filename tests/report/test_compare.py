@@ -79,6 +79,22 @@ def test_how_often_runs_are_right_is_compared_where_all_tell_it(tmp_path: Path, 
     assert "accuracy" not in lm("compare", *runs, str(write_run(tmp_path / "plain")))[1]
 
 
+def test_rewarded_runs_are_compared_by_their_reward_the_most_first(tmp_path: Path, write_run: WriteRun, lm: Lm) -> None:
+    """Whatever their bits per byte."""
+    runs = []
+    for name, reward in (("low", 0.25), ("high", 0.75)):
+        runs.append(write_run(tmp_path / name, ffn=name, val_reward=reward, val_bits_per_byte=1 + reward))
+        config = yaml.safe_load((runs[-1] / "config.yaml").read_text())
+        (runs[-1] / "config.yaml").write_text(yaml_text(config | {"objective": {"kind": "grpo", "rewards": {name: {}}}}))
+    code, out, err = lm("compare", *map(str, runs), "overwrite=true")
+    assert code == 0, err
+    assert re.search(r"val reward +difference.*\n.*\nhigh .* 0\.7500 +\+0\.5000 .*\nlow .* 0\.2500 +baseline", out)
+    assert "Not comparable: what is rewarded differs (objective.rewards" in out
+    assert "val bits/byte" in lm("compare", *map(str, runs), str(write_run(tmp_path / "plain")), "overwrite=true")[1]
+    out = lm("runs", *map(str, runs))[1]
+    assert "0.2500 reward" in out and "0.7500 reward" in out
+
+
 def test_the_picture_has_the_line_of_zlib_also_where_a_run_has_not_ended(sweep: Path) -> None:
     """Seen to fail: the text of such a run, which is not known yet, was taken for another one."""
     figure = Figure()

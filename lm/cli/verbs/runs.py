@@ -12,7 +12,10 @@ from lm.errors import ConfigError
 from lm.printing import answer, note, say
 from lm.units import counted, fixed, si, sized, table
 
-_UNITS = {"val_bits_per_byte": "bits/byte", "val_loss": "loss"}
+_UNITS = {
+    "val_reward": "reward", "val_pair_loss": "pair loss", "val_answer_loss": "answer loss", "val_bits_per_byte": "bits/byte",
+    "val_loss": "loss",
+}  # fmt: skip
 
 
 class Runs(Verb):

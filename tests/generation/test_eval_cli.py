@@ -73,6 +73,9 @@ def test_run_is_evaluated_on_its_own_data_unless_told_otherwise(lm: Lm, model_fo
         found = json.loads(lm("eval", f"from={folder}", "format=json")[1])
         assert found["tokens"] == expected["tokens"]
         assert found["val_loss"] == pytest.approx(expected["val_loss"], rel=1e-5)
+    where = (f"from={model_folder}", "data=text", f"data.files={text}", f"data.cache_dir={tmp_path / 'cache'}", "format=json")
+    assert json.loads(lm("eval", *where)[1])["val_loss"] == pytest.approx(expected["val_loss"], rel=1e-5)  # in rows of the run, too
+    assert json.loads(lm("eval", *where, "data.seq_len=48")[1])["val_loss"] != pytest.approx(expected["val_loss"], rel=1e-3)
 
 
 def test_a_stranger_s_run_puts_no_file_of_ours_at_its_url(lm: Lm, model_folder: Path, text: Path, tmp_path: Path) -> None:

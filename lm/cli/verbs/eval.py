@@ -11,7 +11,7 @@ from lm.cli.verb import Verb
 from lm.errors import ConfigError
 from lm.generation.config import Dtype
 from lm.printing import answer, note
-from lm.schema import Tree
+from lm.schema import Tree, flatten
 from lm.storage.model_folder import read_config, resolve_model
 from lm.storage.run_folder import RunFolder
 from lm.units import table
@@ -28,8 +28,9 @@ _OF_RETRIEVAL = {"from_", "retrieval", "dims", "device", "dtype", "format"}
 class Eval(Verb):
     """usage: lm eval from=FOLDER [key=value ...] [data=..., objective=..., eval..., recipes=... and their keys, as lm train takes them]
 
-    Without data, those of the run that the model comes from. The tokenizer is the model's own. Rows of other data are as long as the
-    model's context unless data.seq_len is set, which may be longer where the position has no limit; all of the held-out text is read then.
+    Without data, those of the run that the model comes from. The tokenizer is the model's own. Rows of other data are as long as the run's,
+    or as the model's context where there is no run, unless data.seq_len is set, which may be longer where the position has no limit; all of
+    the held-out text is read then.
     Without an objective, what models of this kind learn such records by is predicted. Told as well is the loss by place in a document,
     and how far the model's certainty is from how often it is right (val_ece). eval.seq_len=[512] asks for the loss of longer rows beside,
     eval.own_tokens=32 for what becomes of it when it reads itself (val_exposure).
@@ -91,12 +92,13 @@ class Eval(Verb):
         if given := sorted(self.model_fields_set & _OF_TASKS):
             raise ConfigError(f"{', '.join(given)}: only tasks have that, and none are named. Write tasks=arc_easy, or leave it out.")
         saved = read_config(model)
-        examined, says_length = take_examined(rest, [name.rstrip("_") for name in type(self).model_fields], RunFolder.around(model))
+        run = RunFolder.around(model)
+        examined, says_length = take_examined(rest, [name.rstrip("_") for name in type(self).model_fields], run)
         from lm.data.rows.base import usual
         from lm.generation.examine import evaluate
 
-        longest = saved.get("model", {}).get("max_seq_len")
-        data = examined.data if says_length or type(longest) is not int else examined.data.replace(seq_len=longest)
+        length = saved.get("model", {}).get("max_seq_len") if run is None else flatten(run.config()).get("data.seq_len")
+        data = examined.data if says_length or type(length) is not int else examined.data.replace(seq_len=length)
         found = evaluate(
             model, data, examined.objective, wanted=examined.eval, parent=examined.init_from, seed=examined.seed, split=self.split,
             micro_batch=self.micro_batch, device=self.device, dtype=self.dtype, log=note,

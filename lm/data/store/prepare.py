@@ -227,7 +227,11 @@ def require_documents(documents: Mapping[str, int], looked_at: str, n_skipped: i
     """Raises ConfigError where a split has no documents."""
     skipped = f" ({counted(n_skipped, 'record')} left out, broken, or with a blank text, answer or label)" if n_skipped else ""
     if not documents.get("train"):
-        raise ConfigError(f"data: 0 documents for training in {looked_at}{skipped}. Give files with more text, or lower data.val_frac.")
+        n_held = documents.get("val", 0) + documents.get("test", 0)
+        held = f", and {n_held:,} held out" if n_held else ""
+        raise ConfigError(
+            f"data: 0 documents for training in {looked_at}{skipped}{held}. Give files with more text, or lower data.val_frac."
+        )
     if not documents.get("val"):
         test = f" and {documents['test']} for the test (data.test_frac={test_frac:g})" if documents.get("test") else ""
         raise ConfigError(

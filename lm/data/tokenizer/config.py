@@ -153,7 +153,7 @@ class TokenizerFileConfig(FurtherSpecials):
 
     kind: Literal["file"] = "file"
     path: str
-    """Path of the tokenizer.json, or its folder. Of a model of lm it is the model's, with its special tokens and chat template."""
+    """Path of the tokenizer.json, its folder, or a run's. Of a model of lm it is the model's, with its special tokens and chat template."""
     bos: str | None = None
     """Text of the begin-of-document token. null: found among the usual names."""
     eos: str | None = None
@@ -183,4 +183,7 @@ class TokenizerFileConfig(FurtherSpecials):
 
     def _file(self) -> Path:
         path = Path(os.path.expanduser(self.path))
-        return path / "tokenizer.json" if path.is_dir() else path
+        if not path.is_dir():
+            return path
+        of_run = path / "model" / "tokenizer.json"
+        return of_run if of_run.exists() else path / "tokenizer.json"

@@ -199,7 +199,7 @@ def test_a_corpus_without_validation_documents_is_refused(prepare_text: Prepare,
 def test_a_corpus_of_which_all_is_held_out_is_refused(prepare_text: Prepare, tmp_path: Path, tokenizer: object) -> None:
     """Seen to fail: 'Give files with text in them', and no word of what holds it out."""
     some = write(tmp_path / "a.jsonl", "".join(f'{{"text": "text {i}"}}\n' for i in range(20)))
-    with pytest.raises(ConfigError, match=r"0 documents for training in .*a.jsonl. Give files with more text, or lower data.val_frac\."):
+    with pytest.raises(ConfigError, match=r"for training in .*a.jsonl, and 20 held out. Give files with more text, or lower"):
         prepare_text(some, tokenizer, val_frac=0.9999)
 
 

@@ -1,5 +1,6 @@
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -300,6 +301,8 @@ def test_the_folder_of_a_tokenizer_stands_for_its_file(tmp_path: Path) -> None:
     made = BytesConfig().build()
     made.save(tmp_path)
     assert TokenizerFileConfig(path=str(tmp_path)).build().hash == made.hash
+    shutil.copytree(tmp_path, tmp_path / "run" / "model")
+    assert TokenizerFileConfig(path=str(tmp_path / "run")).build().hash == made.hash
     with pytest.raises(ConfigError, match=f"{tmp_path.parent}/tokenizer.json does not exist"):
         TokenizerFileConfig(path=str(tmp_path.parent)).build()
 

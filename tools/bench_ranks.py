@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from lm.nn.stack import model_config
+from lm.nn.model_config import model_config
 from lm.schema import Tree, from_tree
 from lm.storage.model_folder import read_config
 from lm.storage.run_folder import Metrics, RunFolder

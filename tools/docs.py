@@ -33,7 +33,7 @@ from lm.cost.count import count
 from lm.hf.io import sglang, vllm
 from lm.hf.io.family import families
 from lm.hf.io.unread import WHY
-from lm.nn.stack import model_config
+from lm.nn.model_config import model_config
 from lm.schema import Config, variants
 from lm.training.config import TrainConfig
 

@@ -32,7 +32,7 @@ from lm.generation.weights.replayed import Replayed
 from lm.losses.tokens import causal_reader
 from lm.nn.batch import Batch
 from lm.nn.head import last_position
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 from lm.nn.transformer import LM, EncoderConfig, EncoderDecoderConfig, build_model
 from lm.ops import entropy
 from lm.ops.attention import flex

@@ -105,7 +105,7 @@ MUTATIONS = [
     ("a channel's state is kept one token early", "ops/recurrence/channels.py", "h[:, -ends.shape[1] :])", "h[:, : ends.shape[1]])", CHANNELS),
     ("what fades and what is let in are swapped", "nn/mixers/rg_lru.py", "self.rate(mixed), self.write(mixed)", "self.write(mixed), self.rate(mixed)", CHANNELS),
     ("a frozen weight is counted as self-updated", "cost/memory.py", "for p in model.self_updated().values())", "for p in model.parameters() if not p.requires_grad)", ["cost/test_memory.py"]),
-    ("a layer mixes as the one before", "nn/stack.py", "self.pattern[layer % len(self.pattern)]", "self.pattern[(layer - 1) % len(self.pattern)]", ["nn/test_model.py"]),
+    ("a layer mixes as the one before", "nn/model_config.py", "self.pattern[layer % len(self.pattern)]", "self.pattern[(layer - 1) % len(self.pattern)]", ["nn/test_model.py"]),
     ("keys are not rotated", "nn/mixers/grouped.py", "self.layer), ctx.position.rotate(k, ctx.angles, self.layer), v", "self.layer), k, v", PARITY),
     ("queries are rotated twice", "nn/mixers/grouped.py", "return ctx.position.rotate(q, ctx.angles", "return ctx.position.rotate(ctx.position.rotate(q, ctx.angles, self.layer), ctx.angles", PARITY),
     ("layers without rotation are always the last", "nn/position/rope.py", "not is_there(layer, self.cfg.none_every, self.cfg.none_at)", "not is_there(layer, self.cfg.none_every, None)", POSITIONS),

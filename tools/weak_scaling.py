@@ -24,7 +24,7 @@ import torch.distributed as dist
 from lm.cli.compose.compose import compose
 from lm.cost.count import count
 from lm.cost.memory import Setting, memory
-from lm.nn.stack import model_config
+from lm.nn.model_config import model_config
 from lm.nn.transformer import LM, build_model
 from lm.ops.recompute import Recompute
 from lm.units import si, table

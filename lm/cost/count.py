@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 from lm.nn.transformer import build_model
 from lm.ops.cache.cache import numbers
 

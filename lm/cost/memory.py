@@ -10,8 +10,8 @@ from torch import nn
 from lm.nn.activation_memory import Activations, Precision, sum_activations
 from lm.nn.head import WIDE_CPU
 from lm.nn.linear import Out
+from lm.nn.model_config import ModelConfig
 from lm.nn.parts import ATTENDING, BlockParts
-from lm.nn.stack import ModelConfig
 from lm.nn.transformer import LM
 from lm.ops.ranks.tensor_parallel import Divisible
 from lm.ops.recompute import NOTHING, Recompute

@@ -13,7 +13,7 @@ from lm.data.store.prepare import prepare
 from lm.data.tokenizer.config import TokenizerConfig
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.nn.batch import Batch
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 from lm.printing import say
 
 

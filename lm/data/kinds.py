@@ -37,7 +37,7 @@ from lm.data.sources.hub import HubConfig
 from lm.data.sources.mqar import MQARConfig
 from lm.data.sources.stdlib import StdlibConfig
 from lm.data.tokenizer.config import BPEConfig, BytesConfig, TokenizerConfig, TokenizerFileConfig, UnigramConfig, WordPieceConfig
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 from lm.schema import Config
 
 

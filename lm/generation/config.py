@@ -9,7 +9,7 @@ from lm.errors import ConfigError
 from lm.schema import MOST, Config
 
 if TYPE_CHECKING:
-    from lm.nn.stack import ModelConfig
+    from lm.nn.model_config import ModelConfig
 
 Dtype = Literal["saved", "fp32", "bf16", "fp16", "int8", "int4"]
 """How decoding holds the matrices of a model."""

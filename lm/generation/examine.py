@@ -31,7 +31,7 @@ from lm.generation.load import load
 from lm.generation.rollouts import held_out_rewards
 from lm.generation.teacher import require_teacher
 from lm.losses.measure import Start
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 from lm.nn.transformer import LM
 from lm.ops.defaults import device_unset
 from lm.schema import Config, Tree, did_you_mean, from_tree

@@ -15,7 +15,7 @@ from lm.errors import ConfigError
 from lm.generation.config import EvalConfig
 from lm.generation.evaluate import Evaluator, Totals
 from lm.generation.exposure import exposure, require_filled
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 from lm.schema import Tree
 
 

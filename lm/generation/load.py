@@ -19,7 +19,7 @@ from lm.generation.drafting.model import DraftModel
 from lm.generation.drafting.mtp import MTP
 from lm.generation.text import require_fit
 from lm.generation.weights.prepare import prepare
-from lm.nn.stack import ModelConfig, model_config
+from lm.nn.model_config import ModelConfig, model_config
 from lm.nn.transformer import LM, EncoderConfig, EncoderDecoderConfig, build_model
 from lm.ops.cache.cache import PerToken
 from lm.ops.defaults import default_kind, device_unset, why_not_mac

@@ -11,7 +11,7 @@ from lm.data.tokenizer.fitting import grown, new_ids
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import ConfigError
 from lm.generation.growing import grown_weights
-from lm.nn.stack import model_config
+from lm.nn.model_config import model_config
 from lm.schema import Tree, flatten
 from lm.storage.adapted import read_merged
 from lm.storage.checkpoint import checkpoints

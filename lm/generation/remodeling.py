@@ -15,7 +15,7 @@ from lm.nn.ffn.experts import Experts
 from lm.nn.init import initializer_of, into_residual
 from lm.nn.mixers.grouped import GQA
 from lm.nn.mixers.sharing import SharedConfig
-from lm.nn.stack import ModelConfig, model_config
+from lm.nn.model_config import ModelConfig, model_config
 from lm.nn.transformer import LM, build_model
 from lm.plugins import used
 from lm.storage.adapted import read_merged

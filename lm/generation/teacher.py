@@ -11,7 +11,7 @@ from lm.data.tokenizer.fitting import unlike
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import CheckpointError, ConfigError
 from lm.generation.load import load, unfilled
-from lm.nn.stack import ModelConfig, model_config
+from lm.nn.model_config import ModelConfig, model_config
 from lm.nn.transformer import LM, EncoderDecoderConfig
 from lm.storage.model_folder import folder_hash, read_config, resolve_model
 

@@ -12,7 +12,7 @@ from lm.losses.balance import Balance, with_balance
 from lm.nn.batch import Batch
 from lm.nn.context import Context
 from lm.nn.head import Head, Reader
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 from lm.nn.transformer import LM
 from lm.ops.precision import wide_dtype
 from lm.ops.recompute import Recomputed, recomputed

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -206,13 +206,14 @@ def causal_reader(
     rest as in chunked_loss."""
 
     # where the compiler is not even loaded no model is compiled, and loading it takes longer than most evaluations
-    summed = _outside_of_graphs() if "torch._dynamo" in sys.modules else chunked_loss
+    computed = _outside_of_graphs() if "torch._dynamo" in sys.modules else chunked_loss
+    summed = partial(computed, label_smoothing=label_smoothing, z_loss=z_loss, chunk=chunk, n_labels=n_labels)
 
     def read(hidden: Tensor, head: Head, ctx: Context) -> LossSums:
-        sums = summed(hidden, labels, head, label_smoothing, z_loss, chunk, answers, n_labels, teacher)
+        sums = summed(hidden, labels, head, answers=answers, teacher=teacher)
         total = sums.total
         for n, further in enumerate(ctx.mtp, 1):
-            later = summed(further, _later_labels(labels, n, ctx.mask), head, label_smoothing, z_loss, chunk, None, n_labels)
+            later = summed(further, _later_labels(labels, n, ctx.mask), head)
             total = total + later.total * (ctx.mtp_weight / len(ctx.mtp))
         found = LossSums(total, sums.nll, metrics=sums.metrics)
         if not ctx.moe.loads:

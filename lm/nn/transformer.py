@@ -16,9 +16,10 @@ from lm.nn.embed import TABLES
 from lm.nn.ffn.base import Mixture
 from lm.nn.head import Head, Reader, TokenEmbedding, pooled
 from lm.nn.init import Declares, init_weights, role_of
+from lm.nn.model_config import ModelConfig
 from lm.nn.mtp import MTPBlock, MTPConfig, shifted
 from lm.nn.parametrization import Role
-from lm.nn.stack import ModelConfig, Stack
+from lm.nn.stack import Stack
 from lm.ops.attention.mask import Mask
 from lm.ops.cache.cache import Cache
 from lm.ops.recompute import Recompute

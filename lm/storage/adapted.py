@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lm.adapters.adapter import AdapterConfig
 from lm.errors import CheckpointError, LmError
-from lm.nn.stack import model_config
+from lm.nn.model_config import model_config
 from lm.schema import Config, Tree
 from lm.storage.atomic import MANIFEST, verify
 from lm.storage.model_folder import folder_hash, number_bytes, read_config, read_model, resolve_model

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from lm.errors import ConfigError
-from lm.nn.stack import ModelConfig, model_config
+from lm.nn.model_config import ModelConfig, model_config
 from lm.schema import Slot, Tree
 from lm.testing.invariants import check_model, check_positions, check_rows_of_the_cache, check_sizes
 from lm.testing.models import BASE, slot_of

@@ -11,7 +11,7 @@ from lm.cost.count import count
 from lm.cost.memory import Setting, memory
 from lm.errors import ConfigError
 from lm.nn.batch import Batch
-from lm.nn.stack import ModelConfig, model_config
+from lm.nn.model_config import ModelConfig, model_config
 from lm.nn.transformer import LM, EncoderDecoderLM, build_model
 from lm.testing.models import VOCAB, Doubles, random_model, same, tokens
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lm.nn.linear import Out
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 from lm.nn.transformer import LM, build_model
 from lm.schema import Config, Slot, Tree, entry_type, members
 

@@ -12,7 +12,7 @@ import torch
 
 from lm.cli.compose.compose import compose
 from lm.data.kinds import DataConfig, ObjectiveConfig
-from lm.nn.stack import model_config
+from lm.nn.model_config import model_config
 from lm.nn.transformer import build_model
 from lm.schema import Slot, Tree, from_tree
 from lm.storage.atomic import remove

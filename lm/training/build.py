@@ -11,7 +11,7 @@ from lm.data.store.prepare import Prepared
 from lm.errors import CheckpointError, ConfigError, ResourceError
 from lm.nn.device_memory import out_of_memory, require_memory
 from lm.nn.materialize import Fill, materialized
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 from lm.nn.transformer import EncoderDecoderConfig, build_model
 from lm.storage.checkpoint import CheckpointReader
 from lm.training.config import TrainConfig

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from lm.nn.stack import model_config
+from lm.nn.model_config import model_config
 from lm.schema import from_tree
 from lm.storage.atomic import TEMPORARY, free_bytes, remove, require_space
 from lm.storage.checkpoint import checkpoints

@@ -13,8 +13,8 @@ from lm.data.rows.scheduled import ScheduledSamplingConfig
 from lm.data.sizes import Sizes
 from lm.generation.config import EvalConfig
 from lm.nn.head import CHUNK
+from lm.nn.model_config import ModelConfig
 from lm.nn.parametrization import Growth
-from lm.nn.stack import ModelConfig
 from lm.nn.transformer import build_model
 from lm.ops.defaults import default_kind
 from lm.schema import MOST, Config, Named, flatten

@@ -8,7 +8,7 @@ import torch
 from lm.adapters.float8 import multiply_in_float8
 from lm.cost.count import Counts, count
 from lm.cost.memory import Memory, gathered, memory
-from lm.nn.stack import ModelConfig, model_config
+from lm.nn.model_config import ModelConfig, model_config
 from lm.nn.transformer import build_model
 from lm.storage.adapted import merged_bytes
 from lm.storage.model_folder import read_config, resolve_model

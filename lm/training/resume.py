@@ -13,7 +13,7 @@ from lm.data.kinds import TokenizerFileConfig
 from lm.data.sources.fingerprint import changed_files
 from lm.data.store.prepare import Prepared
 from lm.errors import CheckpointError, ConfigError
-from lm.nn.stack import model_config
+from lm.nn.model_config import model_config
 from lm.nn.transformer import build_model
 from lm.schema import Tree, flatten, from_tree
 from lm.spelling import below

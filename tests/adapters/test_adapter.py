@@ -12,7 +12,7 @@ from lm.adapters.held import HELD, Base, multiplied, nf4_levels
 from lm.adapters.lowrank import DoRALinear, LoRAOnHeld, beside
 from lm.nn.bare import without_adapter
 from lm.nn.batch import Batch
-from lm.nn.stack import model_config
+from lm.nn.model_config import model_config
 from lm.nn.transformer import LM, build_model
 from lm.spelling import means
 from lm.storage.model_folder import copy_weights

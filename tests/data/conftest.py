@@ -10,7 +10,7 @@ from lm.data.kinds import BytesConfig, TextConfig
 from lm.data.store.prepare import Prepared, prepare
 from lm.data.store.shards import ShardWriter, TokenStore, write_index
 from lm.data.tokenizer.tokenizer import Tokenizer
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 from lm.nn.transformer import EncoderDecoderConfig
 from lm.schema import from_tree
 from lm.testing.models import BASE

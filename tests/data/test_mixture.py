@@ -18,7 +18,7 @@ from lm.data.sizes import Sizes
 from lm.data.store.prepare import Prepared, prepare
 from lm.errors import ConfigError
 from lm.nn.batch import IGNORED, Batch
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 from lm.schema import from_tree
 
 FREE = [Share(700, None), Share(50, None), Share(301, None)]

@@ -18,7 +18,7 @@ from lm.generation.config import SamplingConfig
 from lm.generation.decode import begin
 from lm.generation.writer import Writer
 from lm.nn.batch import Batch
-from lm.nn.stack import model_config
+from lm.nn.model_config import model_config
 from lm.nn.transformer import LM, build_model
 from lm.schema import from_tree
 from lm.storage.model_folder import save_model

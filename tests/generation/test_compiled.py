@@ -21,7 +21,7 @@ from lm.generation.weights.inference_linear import InferenceLinear, Twice
 from lm.generation.weights.prepare import InferenceHead, prepare
 from lm.nn.batch import Batch
 from lm.nn.context import Context
-from lm.nn.stack import model_config
+from lm.nn.model_config import model_config
 from lm.nn.transformer import LM
 from lm.testing.models import random_model, tokens
 from tests.conftest import Lm

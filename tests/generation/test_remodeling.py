@@ -14,7 +14,7 @@ from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.generation.load import load
 from lm.generation.remodeling import Remodeled, remodel
-from lm.nn.stack import ModelConfig, model_config
+from lm.nn.model_config import ModelConfig, model_config
 from lm.nn.transformer import EncoderDecoderConfig
 from lm.schema import from_tree
 from lm.storage.model_folder import read_config, save_model

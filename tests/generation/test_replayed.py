@@ -24,7 +24,7 @@ from lm.nn.batch import Batch
 from lm.nn.context import Context
 from lm.nn.ffn import experts
 from lm.nn.head import every_position, last_position
-from lm.nn.stack import model_config
+from lm.nn.model_config import model_config
 from lm.nn.transformer import LM
 from lm.testing.models import Doubles, random_model, same, tokens
 from tests.generation.drawing import generate

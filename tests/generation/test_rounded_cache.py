@@ -14,7 +14,7 @@ from lm.generation.config import SamplingConfig
 from lm.generation.decode import decode
 from lm.generation.drafting.base import Lookup
 from lm.generation.load import load
-from lm.nn.stack import model_config
+from lm.nn.model_config import model_config
 from lm.ops.cache.rounded import FORMS
 from lm.schema import from_tree
 from lm.storage.model_folder import save_model

@@ -19,7 +19,7 @@ from lm.generation.slices import sliced
 from lm.generation.teacher import frozen
 from lm.losses.teacher import SoftTargets
 from lm.nn.batch import Batch
-from lm.nn.stack import model_config
+from lm.nn.model_config import model_config
 from lm.training.weights.initial import parent
 from tests.nn.models import BASE, BIASED, random_model, with_kinds
 from tests.training.launch.processes import launch

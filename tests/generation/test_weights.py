@@ -23,7 +23,7 @@ from lm.generation.weights.prepare import InferenceHead, _Preparing, prepare, ra
 from lm.generation.weights.quantised import GROUP, Int4, Int4Reference, Int8, Int8Reference
 from lm.nn.batch import Batch
 from lm.nn.init import init_weights
-from lm.nn.stack import model_config
+from lm.nn.model_config import model_config
 from lm.nn.transformer import LM
 from lm.ops.attention.flex import Flex
 from lm.schema import from_tree

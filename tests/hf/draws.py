@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 from lm.errors import ConfigError
 from lm.hf.io.family import TRAINING_ONLY, families
 from lm.hf.options.context import changes_at
-from lm.nn.stack import ModelConfig, model_config
+from lm.nn.model_config import ModelConfig, model_config
 from lm.schema import Config, Tree, find_field, flatten, from_tree, members, nest, variants
 from tests.hf.harness import LENGTH, VOCAB
 

@@ -6,7 +6,7 @@ from typing import Any
 from lm.data.kinds import BPEConfig, BytesConfig
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.hf.gguf.writing import FILE, architecture_for, write_gguf
-from lm.nn.stack import model_config
+from lm.nn.model_config import model_config
 from lm.nn.transformer import LM
 from lm.schema import from_tree
 from lm.testing.models import random_model

@@ -22,7 +22,7 @@ from lm.hf.io.reading import read_hf  # noqa: E402
 from lm.hf.io.writing import family_for, write_hf  # noqa: E402
 from lm.nn.batch import Batch  # noqa: E402
 from lm.nn.head import HeadConfig  # noqa: E402
-from lm.nn.stack import ModelConfig  # noqa: E402
+from lm.nn.model_config import ModelConfig  # noqa: E402
 from lm.nn.transformer import build_model  # noqa: E402
 from lm.training.run import train_rank  # noqa: E402
 from tests.hf.draws import held  # noqa: E402

@@ -24,7 +24,7 @@ from lm.hf.io.classifier import HEADS, classifiers  # noqa: E402
 from lm.hf.io.reading import read_hf  # noqa: E402
 from lm.hf.io.tokenizer import save_tokenizer  # noqa: E402
 from lm.hf.io.writing import family_for, write_hf  # noqa: E402
-from lm.nn.stack import ModelConfig  # noqa: E402
+from lm.nn.model_config import ModelConfig  # noqa: E402
 from lm.nn.transformer import build_model  # noqa: E402
 from lm.testing.models import random_model  # noqa: E402
 from tests.conftest import Lm  # noqa: E402

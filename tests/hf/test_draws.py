@@ -12,7 +12,7 @@ from lm.hf.io.check import compare  # noqa: E402
 from lm.hf.io.family import families  # noqa: E402
 from lm.hf.io.reading import read_hf  # noqa: E402
 from lm.hf.io.writing import family_for, write_hf  # noqa: E402
-from lm.nn.stack import ModelConfig  # noqa: E402
+from lm.nn.model_config import ModelConfig  # noqa: E402
 from lm.schema import flatten  # noqa: E402
 from lm.testing.models import random_model  # noqa: E402
 from tests.hf.draws import drawn  # noqa: E402

@@ -24,7 +24,7 @@ from lm.generation.writer import Writer  # noqa: E402
 from lm.hf.families.bert import FAMILY as BERT  # noqa: E402
 from lm.hf.families.t5 import FAMILY as T5  # noqa: E402
 from lm.hf.io.writing import family_for, write_hf  # noqa: E402
-from lm.nn.stack import ModelConfig  # noqa: E402
+from lm.nn.model_config import ModelConfig  # noqa: E402
 from lm.nn.transformer import LM  # noqa: E402
 from lm.schema import Tree, from_tree  # noqa: E402
 from lm.storage.model_folder import save_model  # noqa: E402

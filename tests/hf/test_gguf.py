@@ -19,7 +19,7 @@ from lm.hf.gguf.vocabulary import unnamed_ends, vocabulary
 from lm.hf.gguf.writing import ARCHITECTURES, architecture_for
 from lm.hf.io.export import export
 from lm.hf.io.handing_on import uses_of_gguf
-from lm.nn.stack import model_config
+from lm.nn.model_config import model_config
 from lm.nn.transformer import LM
 from lm.schema import Tree, from_tree
 from lm.storage.model_folder import save_model

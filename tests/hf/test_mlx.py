@@ -14,7 +14,7 @@ from lm.hf.io.family import families, resolved
 from lm.hf.io.handing_on import DECODERS, uses_of_hf
 from lm.hf.io.writing import family_for, write_hf
 from lm.nn.batch import Batch
-from lm.nn.stack import ModelConfig, model_config
+from lm.nn.model_config import ModelConfig, model_config
 from lm.schema import Tree, flatten, nest
 from lm.testing.models import random_model
 from tests.hf.draws import drawn

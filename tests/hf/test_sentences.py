@@ -15,7 +15,7 @@ from torch import Tensor  # noqa: E402
 import lm  # noqa: E402
 from lm.data.tokenizer.config import BytesConfig  # noqa: E402
 from lm.errors import CheckpointError, ConfigError  # noqa: E402
-from lm.nn.stack import ModelConfig  # noqa: E402
+from lm.nn.model_config import ModelConfig  # noqa: E402
 from lm.nn.transformer import build_model  # noqa: E402
 from lm.storage.model_folder import read_config, save_model  # noqa: E402
 from lm.storage.run_folder import RunFolder  # noqa: E402

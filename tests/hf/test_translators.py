@@ -23,7 +23,7 @@ from lm.generation.load import load  # noqa: E402
 from lm.hf.io.export import export  # noqa: E402
 from lm.hf.io.import_ import import_model  # noqa: E402
 from lm.nn.batch import IGNORED  # noqa: E402
-from lm.nn.stack import model_config  # noqa: E402
+from lm.nn.model_config import model_config  # noqa: E402
 from lm.nn.transformer import build_model  # noqa: E402
 from tests.hf.harness import redraw  # noqa: E402
 from tests.nn.models import config  # noqa: E402

@@ -9,7 +9,7 @@ import transformers
 from lm.hf.io import sglang, vllm
 from lm.hf.io.family import families, resolved
 from lm.hf.io.writing import family_for
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 from tests.hf.gguf_models import DEEP, EXPERT, EXPERTS, HEADS, MLA, MLP, ROPE, built
 
 HEAD: dict[str, Any] = HEADS | {"head_dim": 32}

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from lm.errors import ConfigError
-from lm.nn.stack import model_config
+from lm.nn.model_config import model_config
 from lm.schema import Tree
 from lm.testing.models import BASE
 from tests.nn.models import ATTENTIONS, BLOCKS, EMBEDS, FFNS, HEADS, MIXING, NORMS, POSITIONS, RESIDUALS, with_kinds

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from lm.errors import ConfigError
 from lm.nn.batch import Batch
 from lm.nn.mixers.base import Attention
+from lm.nn.model_config import model_config
 from lm.nn.position.base import Position
-from lm.nn.stack import model_config
 from lm.nn.transformer import LM
 from lm.ops.attention.attend import weights
 from lm.testing.models import random_model, tokens

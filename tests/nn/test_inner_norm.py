@@ -13,8 +13,8 @@ from lm.hf.io.writing import family_for
 from lm.nn.context import Context
 from lm.nn.ffn.mlp import MLPConfig
 from lm.nn.mixers.gqa import GQAConfig
+from lm.nn.model_config import model_config
 from lm.nn.norm import LayerNormConfig, RMSNormConfig
-from lm.nn.stack import model_config
 from lm.schema import Tree
 from lm.testing.models import BASE, random_model, redraw, tokens
 

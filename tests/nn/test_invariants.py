@@ -9,7 +9,7 @@ import torch
 from lm.nn.context import Context
 from lm.nn.mixers.base import Attention
 from lm.nn.mixers.grouped import GQA
-from lm.nn.stack import model_config
+from lm.nn.model_config import model_config
 from lm.schema import Tree
 from lm.testing.invariants import check_model, check_positions, check_rows_of_the_cache
 from lm.testing.models import BASE

@@ -7,8 +7,8 @@ from lm.generation.weights.fused import FusedBlock
 from lm.generation.weights.prepare import prepare
 from lm.hf.io.writing import family_for
 from lm.nn.batch import Batch
+from lm.nn.model_config import model_config
 from lm.nn.norm import Branch, skipped
-from lm.nn.stack import model_config
 from lm.nn.transformer import LM, build_model
 from lm.ops.recompute import Recompute
 from lm.schema import Tree

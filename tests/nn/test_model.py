@@ -12,7 +12,7 @@ from lm.errors import ConfigError
 from lm.nn.batch import Batch
 from lm.nn.head import last_position
 from lm.nn.mixers.gqa import GQAConfig
-from lm.nn.stack import model_config
+from lm.nn.model_config import model_config
 from lm.nn.transformer import EncoderDecoderConfig, build_model
 from lm.schema import Tree, from_tree
 from lm.testing.invariants import check_sizes

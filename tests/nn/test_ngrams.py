@@ -11,8 +11,8 @@ from lm.cost.count import count
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
 from lm.hf.io.writing import family_for
+from lm.nn.model_config import model_config
 from lm.nn.ngrams import NGrams
-from lm.nn.stack import model_config
 from lm.nn.transformer import build_model
 from lm.schema import Tree
 from lm.testing.invariants import check_rows_of_the_cache, check_sizes

@@ -12,8 +12,8 @@ from lm.hf.io.writing import family_for
 from lm.nn.batch import Batch
 from lm.nn.context import Context
 from lm.nn.head import Head
+from lm.nn.model_config import model_config
 from lm.nn.norm import Branch, LayerNormConfig, LayerScale, NormConfig, OutputNorm, PreNorm, RMSNormConfig, build_residual
-from lm.nn.stack import model_config
 from lm.nn.transformer import EncoderDecoderLM, build_model
 from lm.ops.norm import rms_norm
 from lm.testing.models import redraw, tokens

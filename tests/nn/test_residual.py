@@ -14,9 +14,9 @@ from lm.losses.tokens import causal_reader
 from lm.nn.batch import Batch
 from lm.nn.context import Context
 from lm.nn.hyper import HyperConfig, HyperConnection, HyperResidual, HyperWeights
+from lm.nn.model_config import model_config
 from lm.nn.norm import Branch, PreNorm, RMSNormConfig
 from lm.nn.parametrization import CompletePConfig
-from lm.nn.stack import model_config
 from lm.nn.transformer import LM, build_model
 from lm.ops.recompute import NOTHING, Recompute
 from lm.schema import Tree

@@ -10,7 +10,7 @@ import torch
 from lm.errors import ConfigError
 from lm.nn.batch import Batch
 from lm.nn.mixers.base import AttentionConfig
-from lm.nn.stack import ModelConfig, model_config
+from lm.nn.model_config import ModelConfig, model_config
 from lm.nn.transformer import build_model
 from lm.schema import Config, Tree, variants
 from lm.testing.models import BASE, tokens

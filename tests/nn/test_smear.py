@@ -9,9 +9,9 @@ from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
 from lm.hf.io.writing import family_for
 from lm.nn.context import Context
+from lm.nn.model_config import model_config
 from lm.nn.position.base import Position
 from lm.nn.smear import Smear
-from lm.nn.stack import model_config
 from lm.nn.transformer import build_model
 from lm.ops.attention.mask import Mask
 from lm.schema import Tree

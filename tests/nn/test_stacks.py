@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from lm.errors import ConfigError
 from lm.nn.batch import Batch
 from lm.nn.context import Context
-from lm.nn.stack import model_config
+from lm.nn.model_config import model_config
 from lm.nn.transformer import EncoderDecoderConfig, EncoderDecoderLM, build_model
 from lm.ops.attention.mask import Mask, arange_positions
 from lm.schema import from_tree

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import lm
 from lm.errors import ConfigError
 from lm.kinds import causal_reader
-from lm.nn.stack import model_config
+from lm.nn.model_config import model_config
 from lm.nn.transformer import LM, build_model
 from lm.testing.models import BASE
 

@@ -14,7 +14,7 @@ from lm.cli.compose.overrides import expand
 from lm.cost.memory import Setting, memory
 from lm.data.kinds import DataConfig
 from lm.errors import ConfigError
-from lm.nn.stack import model_config
+from lm.nn.model_config import model_config
 from lm.nn.transformer import build_model
 from lm.training.resume import _MAY_CHANGE
 from lm.training.strategies.config import StrategyConfig

@@ -12,7 +12,7 @@ import torch
 
 import lm as api
 from lm.data.tokenizer.tokenizer import Tokenizer
-from lm.nn.stack import model_config
+from lm.nn.model_config import model_config
 from lm.nn.transformer import LM, DecoderLM
 from lm.testing.models import BASE
 from tests.nn.models import random_model, with_kinds

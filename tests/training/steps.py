@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from lm.losses.embeddings import InParts
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.materialize import Fill
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 from lm.nn.transformer import LM, build_model
 from lm.schema import Tree, from_tree
 from lm.training.callbacks.base import RunCallback

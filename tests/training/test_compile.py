@@ -7,7 +7,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from lm.nn.batch import Batch
-from lm.nn.stack import model_config
+from lm.nn.model_config import model_config
 from lm.schema import Tree
 from lm.testing.models import BASE, random_model, tokens
 from lm.training.module import TrainModule

@@ -20,7 +20,7 @@ from lm.errors import ConfigError
 from lm.losses.contrastive import Contrastive
 from lm.losses.embeddings import InParts, row_vectors
 from lm.nn.batch import IGNORED, Batch
-from lm.nn.stack import model_config
+from lm.nn.model_config import model_config
 from lm.nn.transformer import LM
 from lm.ops.recompute import Recomputed, recomputed
 from lm.testing.models import BASE

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lm.nn.batch import Batch
-from lm.nn.stack import model_config
+from lm.nn.model_config import model_config
 from lm.nn.transformer import build_model
 from lm.schema import Tree
 from lm.storage.checkpoint import CheckpointReader

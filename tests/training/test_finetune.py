@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from lm.cli.compose.compose import compose_config
 from lm.errors import CheckpointError, ConfigError
-from lm.nn.stack import model_config
+from lm.nn.model_config import model_config
 from lm.nn.transformer import build_model
 from lm.storage.checkpoint import CheckpointReader
 from lm.storage.reading import read_json

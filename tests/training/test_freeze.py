@@ -10,7 +10,7 @@ from torch import Tensor
 from lm.cost.count import count
 from lm.cost.memory import memory
 from lm.errors import ConfigError
-from lm.nn.stack import model_config
+from lm.nn.model_config import model_config
 from lm.nn.transformer import build_model
 from lm.storage.atomic import read_json
 from lm.storage.checkpoint import CheckpointReader

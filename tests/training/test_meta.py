@@ -13,7 +13,7 @@ from lm.data.rows.reward import RewardModelConfig
 from lm.losses.measure import Reference, Start, answers
 from lm.losses.tokens import causal_reader
 from lm.nn.batch import Batch
-from lm.nn.stack import model_config
+from lm.nn.model_config import model_config
 from lm.nn.transformer import LM, build_model
 from lm.schema import Tree
 from lm.training.numerics import StepJudge

@@ -13,7 +13,7 @@ from lm.errors import ConfigError
 from lm.losses.tokens import causal_reader
 from lm.nn.batch import Batch
 from lm.nn.init import Declares
-from lm.nn.stack import ModelConfig, model_config
+from lm.nn.model_config import ModelConfig, model_config
 from lm.nn.transformer import LM, build_model
 from lm.schema import Tree
 from lm.testing.models import Doubles, random_model, same, tokens

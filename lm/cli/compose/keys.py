@@ -142,6 +142,8 @@ def _unknown(parts: list[str], n: int, owner: type[Config], parent: FieldInfo | 
     inner = [path for path, _ in fields(known.root(), tree) if path.startswith(f"{group}.") and path.endswith(f".{near}")]
     if inner:  # the kind that was chosen calls so a key of a section of its own
         return f"{here}: there is no such key{said_kind}. Did you mean '{inner[0]}'?"
+    if group == "data" and "sources" in own:
+        return f"{here}: there is no such key{said_kind}, whose sources have one each. Write data.sources=[{{...,data:{{...,{near}:...}}}}]"
     having = " or ".join(_having(group, near, siblings))
     hint = "only in others. Write" if near == key else f"Did you mean '{near}'? Write"
     return f"{here}: there is no such key{said_kind}{',' if near == key else '.'} {hint} {having} {group}.{near}=..."

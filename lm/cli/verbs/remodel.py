@@ -49,7 +49,7 @@ class Remodel(Writer):
         folder = resolve_model(self.from_)
         from lm.cli.compose.remodeled import remodeled
         from lm.generation.remodeling import remodel
-        from lm.nn.stack import model_config
+        from lm.nn.model_config import model_config
 
         before = model_config(read_config(folder)["model"], str(folder)).tree()
         cfg = model_config(remodeled(before, str(folder), rest)) if rest else None

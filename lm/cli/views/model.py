@@ -9,7 +9,7 @@ from lm.cost.count import Counts, count
 from lm.cost.memory import Memory, Setting, memory
 from lm.data.kinds import DataConfig, TokenizerConfig
 from lm.errors import ConfigError
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 from lm.nn.transformer import LM, EncoderLM
 from lm.ops.cache.cache import PerToken
 from lm.schema import Config, Tree

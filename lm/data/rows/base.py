@@ -18,7 +18,7 @@ from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.losses.measure import Answers, Measure, Start
 from lm.nn.batch import Batch
 from lm.nn.head import HeadConfig
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 from lm.schema import Slot, Tree
 
 ModelKind = Literal["decoder", "encoder", "encoder_decoder"]

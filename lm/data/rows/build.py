@@ -11,7 +11,7 @@ from lm.data.sources.base import Split
 from lm.data.store.prepare import Prepared
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 from lm.nn.transformer import EncoderDecoderConfig
 
 

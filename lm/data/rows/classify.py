@@ -11,7 +11,7 @@ from lm.data.rows.labelled import LabelledRows, label_texts, no_label, numbered,
 from lm.data.sources.base import SPLITS
 from lm.data.store.shards import TokenStore
 from lm.losses.measure import Choices, Measure, Start
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 
 _NONE = "-1"  # the label of a text that has none, in what `datasets` writes
 

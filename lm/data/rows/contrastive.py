@@ -18,7 +18,7 @@ from lm.losses.contrastive import Contrastive
 from lm.losses.embeddings import InParts
 from lm.losses.measure import Measure, Start
 from lm.nn.batch import IGNORED, Batch
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 from lm.units import counted
 
 

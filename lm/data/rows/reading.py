@@ -11,7 +11,7 @@ from lm.data.order import Ids
 from lm.data.tokenizer.source import behind, between
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.nn.batch import Batch
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 
 
 class Read(NamedTuple):

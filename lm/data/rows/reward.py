@@ -15,7 +15,7 @@ from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.losses.measure import Measure, Rewards, Start
 from lm.nn.batch import IGNORED, Batch
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 
 REWARD = "reward"  # the name of what the model tells
 

@@ -17,7 +17,7 @@ from lm.errors import ConfigError
 from lm.losses.measure import Measure, Start
 from lm.losses.targets import BinaryCrossEntropy, SquaredError, TargetLoss
 from lm.nn.batch import Batch
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 
 SCORE = "score"  # the name of the number that a regression tells
 

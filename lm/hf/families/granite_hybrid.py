@@ -10,7 +10,7 @@ from lm.hf.io.transforms import Split
 from lm.hf.options.mamba import MAMBA, mamba_pairs, read_mamba, write_mamba
 from lm.hf.options.pattern import read_pattern, write_pattern
 from lm.hf.options.rope import ROPE_KEYS, read_rope, write_rope
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 from lm.schema import Tree
 
 

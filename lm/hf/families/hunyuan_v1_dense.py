@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from lm.hf.families.llama import Llama
 from lm.hf.io.family import Pair, without
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 from lm.schema import Tree
 
 

@@ -6,7 +6,7 @@ from lm.errors import ConfigError
 from lm.hf.families.llama import Llama
 from lm.hf.families.mamba import FAMILY as MAMBA
 from lm.hf.io.family import Pair, activation, experts, hf_activation, module, same, without
-from lm.nn.stack import shortest
+from lm.nn.model_config import shortest
 from lm.schema import Tree
 
 _NORMS = ("dt_layernorm", "b_layernorm", "c_layernorm")

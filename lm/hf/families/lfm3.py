@@ -8,7 +8,7 @@ from lm.hf.families.llama import Llama
 from lm.hf.io.family import Pair, module, without
 from lm.hf.options.pattern import read_pattern, write_pattern
 from lm.hf.options.windows import FULL, SLIDING, WINDOW_KEYS, read_windows, write_windows
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 from lm.schema import Tree
 
 _CONV = "conv"

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from lm.hf.io.family import Family, Pair, module, same
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 from lm.schema import Tree
 
 

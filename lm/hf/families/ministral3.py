@@ -2,7 +2,7 @@
 
 from lm.hf.families.mistral import Mistral
 from lm.hf.options.growth import RATE, rate_apart, read_growth, write_growth
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 from lm.schema import Tree
 
 _USUAL: Tree = {

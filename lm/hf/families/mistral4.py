@@ -10,7 +10,7 @@ from lm.hf.families.deepseek_v3 import DeepSeekV3
 from lm.hf.io.family import Pair, same, without
 from lm.hf.io.transforms import Halves
 from lm.hf.options.growth import RATE, rate_apart, read_growth, write_growth
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 from lm.schema import Tree
 
 _PART = "partial_rotary_factor"

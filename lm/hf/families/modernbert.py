@@ -7,7 +7,7 @@ from lm.errors import ConfigError
 from lm.hf.io.family import Family, Pair, activation, hf_activation, module, modules, same
 from lm.hf.io.transforms import Split
 from lm.hf.options.windows import layer_types, read_windows, write_windows
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 from lm.schema import Tree
 
 _ENDS = {"embed_norm": "model.embeddings.norm", "norm": "model.final_norm", "head": "decoder"}

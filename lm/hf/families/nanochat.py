@@ -6,8 +6,8 @@ from lm.errors import ConfigError
 from lm.hf.families.llama import Llama
 from lm.hf.io.family import Pair, module, without
 from lm.hf.io.transforms import ExchangeHalves
+from lm.nn.model_config import ModelConfig
 from lm.nn.position.rope import RopeConfig
-from lm.nn.stack import ModelConfig
 from lm.schema import Tree
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from lm.errors import ConfigError
 from lm.hf.io.family import Family, Pair, activation, experts, hf_activation, module, same
 from lm.hf.options.mamba import mamba_pairs
-from lm.nn.stack import ModelConfig, shortest
+from lm.nn.model_config import ModelConfig, shortest
 from lm.schema import Tree
 
 _LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}

@@ -6,7 +6,7 @@ from typing import ClassVar
 from lm.hf.families.bert import Bert
 from lm.hf.io.family import Pair, module, modules, same
 from lm.hf.io.transforms import Split
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 from lm.schema import Tree
 
 

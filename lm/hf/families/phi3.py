@@ -8,7 +8,7 @@ from lm.hf.families.llama import Llama
 from lm.hf.io.family import Pair, module, modules, without
 from lm.hf.io.transforms import Split
 from lm.hf.options.rope import read_rope, write_rope
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 from lm.schema import Tree
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from lm.hf.families.qwen3_next import Qwen3Next
 from lm.hf.io.family import Pair, module, without
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 from lm.schema import Tree
 
 _GRIDS = ("mrope_section", "mrope_interleaved")  # which dimensions turn by height and width, where text has its position

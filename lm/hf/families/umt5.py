@@ -3,7 +3,7 @@
 from lm.hf.families.mt5 import MT5
 from lm.hf.io.family import Pair, without
 from lm.hf.io.transforms import Join
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 from lm.schema import Tree
 
 

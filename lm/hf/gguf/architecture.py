@@ -10,9 +10,9 @@ from torch import Tensor
 from lm.errors import ConfigError
 from lm.hf.io.family import alike
 from lm.hf.io.rules import unlike
+from lm.nn.model_config import ModelConfig
 from lm.nn.position.rope import RopeConfig
 from lm.nn.position.scaling import ScalingConfig, YarnScaling, frequencies
-from lm.nn.stack import ModelConfig
 from lm.schema import Tree
 
 ROUTING = {"softmax": 1, "sigmoid": 2}  # llama.cpp's numbers of what makes weights of a router's scores

@@ -7,8 +7,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from lm.hf.gguf.architecture import Architecture, divisors
+from lm.nn.model_config import ModelConfig
 from lm.nn.position.scaling import ScalingConfig
-from lm.nn.stack import ModelConfig
 from lm.schema import Tree
 
 DIVIDED = (None, "linear", "dynamic", "yarn", "llama3", "longrope")

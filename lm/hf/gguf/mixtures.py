@@ -5,8 +5,8 @@ from torch import Tensor
 
 from lm.hf.gguf.architecture import Architecture
 from lm.hf.gguf.dense import DIVIDED, Llama
+from lm.nn.model_config import ModelConfig
 from lm.nn.position.rope import RopeConfig
-from lm.nn.stack import ModelConfig
 from lm.schema import Tree
 
 _EXPERTS = {f"ffn.experts.{name}": f"ffn_{name}_exps.weight" for name in ("gate", "up", "down")} | {"ffn.router": "ffn_gate_inp"}

@@ -13,7 +13,7 @@ from lm.hf.gguf.mixtures import DeepSeek2, GptOss, Mixtral, Qwen3MoE
 from lm.hf.gguf.vocabulary import vocabulary
 from lm.hf.io.family import resolved
 from lm.hf.io.writing import family_for
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 from lm.nn.transformer import LM
 from lm.schema import Tree
 from lm.storage.checkpoint import require_finite

@@ -6,7 +6,7 @@ from functools import cache
 from typing import ClassVar
 
 from lm.hf.io.family import Family, Pair, families, without
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 from lm.schema import Tree
 
 _HEADED = re.compile("ForMaskedLM$")

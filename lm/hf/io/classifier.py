@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from lm.errors import ConfigError
 from lm.hf.io.bodies import BODIES, bodies
 from lm.hf.io.family import Family, Pair, families, module
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 from lm.schema import Tree
 
 TASK = "ForSequenceClassification"

@@ -30,7 +30,7 @@ from lm.hf.io.tokenizer import save_tokenizer
 from lm.hf.io.writing import drop_mtp, family_for, write_hf
 from lm.hf.io.written import Written
 from lm.hf.options.context import changes_at, settled, with_amplitude
-from lm.nn.stack import ModelConfig, model_config
+from lm.nn.model_config import ModelConfig, model_config
 from lm.nn.transformer import LM
 from lm.ops.defaults import unset
 from lm.schema import did_you_mean

@@ -15,8 +15,8 @@ from lm.errors import ConfigError
 from lm.hf.io.transforms import Copies, Same, Stack, Transform
 from lm.hf.options.rope import OLDER_KEYS, ROPE_KEYS, read_ropes, write_ropes
 from lm.nn.ffn.mlp import Activation
+from lm.nn.model_config import ModelConfig, model_config
 from lm.nn.parts import ATTENDING
-from lm.nn.stack import ModelConfig, model_config
 from lm.schema import MOST_LAYERS, Tree, flatten, nest
 
 T = TypeVar("T")

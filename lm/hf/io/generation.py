@@ -7,7 +7,7 @@ from typing import Any
 
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.generation.text import ends_of
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 from lm.nn.transformer import EncoderDecoderConfig
 from lm.schema import Tree
 from lm.storage.reading import read_json

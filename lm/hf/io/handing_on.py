@@ -12,7 +12,7 @@ from lm.hf.gguf.writing import FILE, architecture_for
 from lm.hf.io import mlx, vllm
 from lm.hf.io.bodies import headless
 from lm.hf.io.family import Family, resolved
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 from lm.nn.transformer import LM
 from lm.schema import Tree
 

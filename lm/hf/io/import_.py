@@ -21,7 +21,7 @@ from lm.hf.io.sentences import read_sentences
 from lm.hf.io.whole import with_rows_of
 from lm.hf.io.writing import family_for
 from lm.hf.io.written import Written
-from lm.nn.stack import model_config
+from lm.nn.model_config import model_config
 from lm.ops.defaults import device_unset
 from lm.schema import Tree
 from lm.storage.adapted import read_merged

@@ -16,7 +16,7 @@ from lm.errors import ConfigError
 from lm.hf.io.family import Family, Pair, resolved
 from lm.hf.io.transforms import Halves, Stack
 from lm.hf.io.whole import PREFIX, to_modules
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 from lm.nn.transformer import build_model
 from lm.schema import Tree
 from lm.storage.atomic import write_json

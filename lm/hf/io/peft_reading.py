@@ -23,7 +23,7 @@ from lm.hf.io.peft import CONFIG, WEIGHTS, Low, modules, probes, transposed
 from lm.hf.io.transforms import Copies
 from lm.hf.io.whole import PREFIX, from_modules, with_rows_of
 from lm.hf.io.within import has_root, of_whole, within
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 from lm.nn.transformer import build_model
 from lm.schema import Tree
 from lm.storage.checkpoint import require_finite

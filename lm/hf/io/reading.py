@@ -18,7 +18,7 @@ from lm.hf.io.unread import refusal
 from lm.hf.io.within import TextFiles, text_of, thinker_of
 from lm.hf.options.context import changes_at, shortened, stretched_beyond
 from lm.hf.options.keys import unheard
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 from lm.nn.transformer import DecoderConfig, build_model
 from lm.schema import Tree
 from lm.storage.reading import read_json

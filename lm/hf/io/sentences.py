@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from lm.errors import CheckpointError
 from lm.hf.io.bodies import headless
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 from lm.schema import Tree
 from lm.storage.atomic import write_json
 from lm.storage.reading import parse_json, read_bytes

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from lm.data.tokenizer.source import around, behind, between
 from lm.data.tokenizer.tokenizer import Tokenizer
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 from lm.schema import Tree
 
 

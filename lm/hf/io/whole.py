@@ -11,7 +11,7 @@ from lm.errors import ConfigError
 from lm.generation.growing import ROWS
 from lm.hf.io.family import Family, Pair, resolved
 from lm.hf.io.transforms import Copies, Stack
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 from lm.nn.transformer import build_model
 from lm.schema import Tree
 

@@ -15,7 +15,7 @@ from lm.hf.io.files import INDEX, SINGLE
 from lm.hf.io.generation import GENERATION, generation_config
 from lm.hf.io.reading import CONFIG
 from lm.hf.io.tokenizer import save_tokenizer
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 from lm.nn.transformer import LM, build_model
 from lm.schema import Tree
 from lm.storage.atomic import write_json

@@ -1,10 +1,10 @@
 """The context length of a model, here and in transformers."""
 
 from lm.errors import ConfigError
+from lm.nn.model_config import ModelConfig
 from lm.nn.position.base import PositionConfig
 from lm.nn.position.rope import RopeConfig
 from lm.nn.position.scaling import DynamicScaling, LongRopeScaling, ScalingConfig
-from lm.nn.stack import ModelConfig
 
 
 def _scaling(position: PositionConfig) -> ScalingConfig | None:

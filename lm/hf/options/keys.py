@@ -8,7 +8,7 @@ from lm.hf.io.family import ACTIVATIONS, Family, alike, families, resolved
 from lm.hf.io.generation import SAMPLING
 from lm.hf.options.rope import ROPE_KEYS
 from lm.hf.options.windows import FULL
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 from lm.schema import Tree
 
 _NO_EFFECT: dict[str, tuple[str, ...]] = {

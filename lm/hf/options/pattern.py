@@ -1,7 +1,7 @@
 """Layers that attend and layers that do not: `layer_types` of config.json, and our pattern; and which have experts: `mlp_layer_types`."""
 
 from lm.errors import ConfigError
-from lm.nn.stack import shortest
+from lm.nn.model_config import shortest
 from lm.schema import Tree
 
 ATTENDS = ("full_attention", "attention")

@@ -24,10 +24,15 @@ class Likelihood:
 
     def __call__(self, model: LM, batch: Batch, step: int, first_row: int) -> LossSums:
         assert batch.labels is not None
-        answer_labels = answers(batch) if self._cfg.answers else None
-        n_labels = batch.n_labels(batch.labels)
-        soft = None if self._teacher is None else self._teacher(batch, self._soft_targets)
-        reader = causal_reader(batch.labels, self._cfg.label_smoothing, self._cfg.z_loss, self._cfg.chunk, answer_labels, n_labels, soft)
+        reader = causal_reader(
+            batch.labels,
+            label_smoothing=self._cfg.label_smoothing,
+            z_loss=self._cfg.z_loss,
+            chunk=self._cfg.chunk,
+            answers=answers(batch) if self._cfg.answers else None,
+            n_labels=batch.n_labels(batch.labels),
+            teacher=None if self._teacher is None else self._teacher(batch, self._soft_targets),
+        )
         sums: LossSums = model(batch, read=reader)
         return sums
 

@@ -9,8 +9,8 @@ from pydantic import Field, model_validator
 
 from lm.adapters.adapter import adapting
 from lm.errors import ConfigError
+from lm.nn.model_config import ModelConfig
 from lm.nn.parametrization import Growth, Role
-from lm.nn.stack import ModelConfig
 from lm.nn.transformer import LM
 from lm.schema import Config
 from lm.spelling import means

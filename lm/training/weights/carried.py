@@ -1,7 +1,7 @@
 """The optimizer's state that a run carries on from the checkpoint whose weights it starts with."""
 
 from lm.errors import ConfigError
-from lm.nn.stack import model_config
+from lm.nn.model_config import model_config
 from lm.nn.transformer import LM
 from lm.storage.checkpoint import META, CheckpointReader, checkpoints
 from lm.storage.model_folder import resolve_model

@@ -4,7 +4,7 @@ from torch import nn
 
 from lm.adapters.adapter import hold_bases
 from lm.errors import ConfigError
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 from lm.nn.transformer import LM, build_model
 from lm.spelling import means
 from lm.training.config import TrainSetup

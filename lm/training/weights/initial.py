@@ -16,7 +16,7 @@ from lm.generation.load import load, unfilled
 from lm.losses.measure import Start
 from lm.nn.init import init_weights
 from lm.nn.materialize import Fill
-from lm.nn.stack import model_config
+from lm.nn.model_config import model_config
 from lm.nn.transformer import LM, build_model
 from lm.storage.adapted import read_merged
 from lm.storage.checkpoint import CheckpointReader, Piece

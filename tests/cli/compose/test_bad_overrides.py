@@ -33,6 +33,10 @@ MISTAKES = {
     "key of two other kinds": (["optim=adamw", "optim.momentum=1"], ["Write optim=muon or optim=sgd optim.momentum=..."]),
     "misspelt key without its section": (["max_step=5"], ["Did you mean 'trainer.max_steps'?"]),
     "key of another kind without its section": (["n_experts=4"], ["Did you mean 'model.ffn.n_experts'?"]),
+    "key of a mixture's sources": (
+        ["data=mix", "data.sources=[{name:a,data:{kind:stdlib}}]", "data.record.template=chatml"],
+        ["data.record: there is no such key in kind 'mix'", "Write data.sources=[{...,data:{...,record:...}}]"],
+    ),
     "key with its section and an underscore": (["data_file=a.txt"], ["Did you mean 'data.files'?"]),
     "key in a section of another program": (["training.local_batch_size=4"], ["training.local_batch_size", "mean 'trainer.micro_batch'?"]),
     "section and key of another program": (

@@ -12,7 +12,7 @@ import lm as api
 from lm.data.tokenizer.config import BytesConfig
 from lm.errors import ConfigError
 from lm.generation.embed import Embedding
-from lm.nn.stack import model_config
+from lm.nn.model_config import model_config
 from lm.nn.transformer import LM
 from lm.storage.model_folder import save_model
 from lm.testing.models import BASE

@@ -13,7 +13,7 @@ from lm.data.rows.causal import CausalRows
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.nn.batch import IGNORED
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 
 MakeStore = Callable[..., TokenStore]
 

@@ -30,7 +30,7 @@ from lm.data.rows.build import build_rows, build_splits
 from lm.data.sizes import Sizes
 from lm.data.store.prepare import prepare
 from lm.nn.batch import Batch
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 from lm.schema import from_tree
 
 Build = Callable[..., Rows]

@@ -23,7 +23,7 @@ from lm.errors import ConfigError
 from lm.generation.evaluate import Evaluator, OneRank
 from lm.losses.measure import Choices
 from lm.nn.batch import IGNORED
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 from lm.nn.transformer import EncoderConfig, build_model
 from lm.schema import from_tree
 from lm.testing.models import BASE

@@ -20,7 +20,7 @@ from lm.data.store.prepare import Prepared
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.generation.rollouts import Rollout, Sampler, asked_of
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 
 Prepare = Callable[..., Prepared]
 

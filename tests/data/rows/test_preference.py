@@ -16,7 +16,7 @@ from lm.data.sources.docstrings import StdlibDocstringsSource
 from lm.data.store.prepare import Prepared
 from lm.errors import ConfigError
 from lm.nn.batch import IGNORED
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 
 Prepare = Callable[..., Prepared]
 

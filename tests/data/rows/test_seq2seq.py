@@ -20,7 +20,7 @@ from lm.data.store.prepare import Prepared, prepare
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.nn.batch import IGNORED, Batch
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 
 Prepare = Callable[..., Prepared]
 LONG = TextConfig(files="x", seq_len=200)

@@ -20,7 +20,7 @@ from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import ConfigError
 from lm.losses.tokens import causal_reader
 from lm.nn.batch import IGNORED, Batch
-from lm.nn.stack import ModelConfig
+from lm.nn.model_config import ModelConfig
 from tests.nn.models import config, redrawn
 
 Prepare = Callable[..., Prepared]

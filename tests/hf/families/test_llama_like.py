@@ -13,7 +13,7 @@ from lm.hf.io.family import families  # noqa: E402
 from lm.hf.io.reading import read_hf  # noqa: E402
 from lm.hf.io.writing import family_for, write_hf  # noqa: E402
 from lm.hf.options.keys import unheard  # noqa: E402
-from lm.nn.stack import ModelConfig  # noqa: E402
+from lm.nn.model_config import ModelConfig  # noqa: E402
 from tests.hf.harness import VOCAB, logits_agree, ours_of, verify  # noqa: E402
 from tests.nn.models import config, redrawn  # noqa: E402
 

@@ -12,7 +12,7 @@ from lm.errors import ConfigError
 from lm.hf.families.switch_transformers import FAMILY
 from lm.hf.io.reading import CONFIG, read_hf
 from lm.nn.batch import Batch
-from lm.nn.stack import model_config
+from lm.nn.model_config import model_config
 from lm.nn.transformer import EncoderDecoderConfig
 
 transformers = pytest.importorskip("transformers")

@@ -11,9 +11,9 @@ from lm.nn.batch import Batch
 from lm.nn.context import Context
 from lm.nn.mixers.forgetting import ForgettingGQA
 from lm.nn.mixers.gqa import GQAConfig
+from lm.nn.model_config import model_config
 from lm.nn.norm import RMSNormConfig
 from lm.nn.position.bias import Alibi
-from lm.nn.stack import model_config
 from lm.ops.attention.mask import Mask, arange_positions
 from lm.ops.cache.cache import numbers
 from lm.ops.recompute import Recompute

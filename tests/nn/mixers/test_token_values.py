@@ -15,7 +15,7 @@ from lm.hf.io.writing import family_for
 from lm.nn.batch import Batch
 from lm.nn.context import Context
 from lm.nn.mixers.token_values import TABLE
-from lm.nn.stack import model_config
+from lm.nn.model_config import model_config
 from lm.nn.transformer import build_model
 from lm.ops.recompute import Recompute
 from lm.schema import Tree

@@ -12,7 +12,7 @@ from torch import Tensor, distributed
 from lm.errors import ConfigError
 from lm.losses.tokens import causal_reader
 from lm.nn.batch import IGNORED, Batch
-from lm.nn.stack import model_config
+from lm.nn.model_config import model_config
 from lm.nn.transformer import LM
 from lm.schema import Tree, from_tree
 from lm.testing.models import BASE, Doubles, random_model, tokens

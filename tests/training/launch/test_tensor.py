@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, distributed
 
 from lm.errors import ConfigError
-from lm.nn.stack import model_config
+from lm.nn.model_config import model_config
 from lm.nn.transformer import LM
 from lm.ops.ranks.tensor_parallel import Divisible, TensorParallel
 from lm.schema import Tree, from_tree

@@ -16,7 +16,7 @@ from lm.losses.contrastive import Contrastive
 from lm.losses.embeddings import InParts
 from lm.losses.measure import Start
 from lm.nn.batch import IGNORED, Batch
-from lm.nn.stack import model_config
+from lm.nn.model_config import model_config
 from lm.nn.transformer import build_model
 from lm.storage.model_folder import read_model, resolve_model
 from lm.training.config import TrainConfig

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from lm.errors import ConfigError
-from lm.nn.stack import model_config
+from lm.nn.model_config import model_config
 from lm.nn.transformer import LM, build_model
 from lm.schema import from_tree
 from lm.testing.models import BASE

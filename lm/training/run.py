@@ -243,7 +243,7 @@ def _finish(module: "TrainModule", command: str | None) -> Tree:
     """Writes the model folder from the last checkpoint (with checkpoint.best, the best one); writes and returns the summary."""
     cfg, run, step, counts, p = module.cfg, module.run, module.step, module.counts, module.run.counters
     best_step = p.best_step if cfg.checkpoint.best else None  # before a resume checkpoint.best may have been set
-    best, handed_on = best_step is not None, step if best_step is None else best_step
+    handed_on = step if best_step is None else best_step
     saved = CheckpointReader(step_folder(run.folder.checkpoints, handed_on), verified=True)
     export_model(run.folder.model, saved, run.data.tokenizer.save, cfg.run.name)
     if handed_on != step:
@@ -254,9 +254,9 @@ def _finish(module: "TrainModule", command: str | None) -> Tree:
         "parameters": counts.parameters, "parameters_non_embedding": counts.non_embedding, "parameters_trained": module.n_trained,
         "flops_per_token": counts.train_flops_per_token, "cache_bytes_per_token": counts.cache_bytes_per_token,
         "steps": step, "model_step": handed_on, "stopped_early": step < run.max_steps, "tokens": tokens,
-        "val_loss": p.best_val_loss if best else p.val_loss,
-        "val_bits_per_byte": p.best_bits_per_byte if best else p.val_bits_per_byte, "zlib_bits_per_byte": run.data.zlib_bits_per_byte,
-        **p.test,
+        "val_loss": p.val_loss if best_step is None else p.best_val_loss,
+        "val_bits_per_byte": p.val_bits_per_byte if best_step is None else p.best_bits_per_byte,
+        "zlib_bits_per_byte": run.data.zlib_bits_per_byte, **p.test,
         "tokens_per_second": round(tokens / p.train_s, 1) if p.train_s else None, "train_s": round(p.train_s, 2),
         "save_s": p.save_s, "device": p.device,
         "torch": torch.__version__, "python": platform.python_version(), "parent": cfg.init_from, "version": lm.__version__,

@@ -70,21 +70,22 @@ def reference(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, 
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, how: Scoring, sinks: Tensor | None = None) -> Tensor:
-    """torch's fused kernels. A sink is one more key of zeros, whose score is its bias, and whose value is zero; on a CPU, where that would
-    have scores written for the gradient of the bias, it stands beside the kernel."""
+    """torch's fused kernels. A sink is one more key of zeros, whose score is its bias, and whose value is zero. On a CPU the gradient of
+    that bias would have all scores written out, and a kernel of our own takes the sinks."""
     q, k = q.to(v.dtype), k.to(v.dtype)  # under autocast a norm of the heads may have returned float32
-    beside = sinks is not None and v.device.type == "cpu" and not how.dropout and (bias is None or not bias.requires_grad)
-    plain = mask.plain(how.window) if bias is None and (beside or sinks is None) else None
+    in_kernel = sinks is not None and v.device.type == "cpu" and not how.dropout and (bias is None or not bias.requires_grad)
+    plain = mask.plain(how.window) if bias is None and (in_kernel or sinks is None) else None
     if plain is not None:
         return _fused(q, k, v, None, plain == "causal", how, sinks)
     shown = mask.additive(q.dtype, *how.sight)
     if bias is not None:
         shown = shown + bias.to(q.dtype)
-    if sinks is not None and not beside:
+    if sinks is not None and not in_kernel:
         k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))  # (b, g, k, c) -> (b, g, k+1, c)
         sink = sinks.to(q.dtype)[:, None, None]
         shown = torch.cat([shown.expand(-1, len(sinks), -1, -1), sink.expand(len(shown), -1, shown.shape[2], 1)], dim=-1)
-    out, blind = _fused(q, k, v, shown, False, how, sinks if beside else None), mask.blind(*how.sight)
+    out = _fused(q, k, v, shown, False, how, sinks if in_kernel else None)
+    blind = mask.blind(*how.sight)
     return out if blind is None else out.masked_fill(blind, 0.0)
 
 

@@ -20,9 +20,10 @@ _STEP = "ProfilerStep"  # how torch names what a step does outside its operation
 class Profile(RunCallback):
     """Records trainer.profile steps of this process, on every rank, into the run's folder profile/."""
 
+    _profiler: profile | None = None  # while it records
+
     def begin(self, module: TrainModule) -> None:
         self._first, self._steps = module.step + _WARM_UP, 0
-        self._profiler: profile | None = None  # while it records
 
     def step_end(self, module: TrainModule) -> None:
         wanted = module.cfg.trainer.profile

@@ -176,7 +176,15 @@ class OfPairs(Measure):
         return better
 
 
-class Pairs(OfPairs):
+class _Likelihoods(Measure):
+    """What makes its sums of likelihoods of whole answers, and so takes a forward more to look at each label."""
+
+    def closely(self, model: LM, batch: Batch) -> tuple[LossSums, Tensor]:
+        found: Tensor = model(batch, read=guesses(self.places(batch)))
+        return self(model, batch), found
+
+
+class Pairs(_Likelihoods, OfPairs):
     """The likelihood of the better answers, and how the two of each pair compare.
 
     loss: that of training.  start: where the loss needs it and it is None, only likelihoods are reported.
@@ -188,10 +196,6 @@ class Pairs(OfPairs):
     def __init__(self, loss: PairLoss, start: Start | None) -> None:
         self.units = {**Measure.units, "pair_loss": loss.unit, "chosen_logp": "nats/answer", "rejected_logp": "nats/answer"}
         self._loss, self._start = loss, start if loss.needs_start else None
-
-    def closely(self, model: LM, batch: Batch) -> tuple[LossSums, Tensor]:
-        found: Tensor = model(batch, read=guesses(self.places(batch)))
-        return self(model, batch), found
 
     def __call__(self, model: LM, batch: Batch) -> LossSums:
         labels = batch.labels
@@ -205,7 +209,7 @@ class Pairs(OfPairs):
         return LossSums(nats, nats, metrics=metrics)
 
 
-class Rated(Measure):
+class Rated(_Likelihoods):
     """The likelihood of all answers, and how much more likely the model has made good ones and bad ones. The loss is told with a reference
     point of 0, so that it is a sum over rows.  start: as in `Pairs`."""
 
@@ -215,10 +219,6 @@ class Rated(Measure):
 
     def __init__(self, loss: KTOLoss, start: Start | None) -> None:
         self._loss, self._start = loss, start
-
-    def closely(self, model: LM, batch: Batch) -> tuple[LossSums, Tensor]:
-        found: Tensor = model(batch, read=guesses(self.places(batch)))
-        return self(model, batch), found
 
     def __call__(self, model: LM, batch: Batch) -> LossSums:
         labels = self.labels(batch)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from lm.data.records.base import LEARNED, OTHER, Passage, RecordConfig, Values
+from lm.data.records.base import GIVEN, LEARNED, OTHER, Passage, RecordConfig, Values
 from lm.data.records.fields import bad_record, listed, shown, text_of, value_of
 from lm.data.sources.base import ASSISTANT, ROLES, THOUGHTS, TOOLS, Document, Split, Turn
 from lm.data.tokenizer.config import TEMPLATES
@@ -220,3 +220,9 @@ def _ids_of_runs(runs: list[tuple["Run", int]], tokenizer: Tokenizer) -> list[ND
     for at in np.flatnonzero(first != last):
         last[at] = next((n for n in range(first[at], last[at] + 1) if runs[n][1] % OTHER == LEARNED), last[at])
     return np.split(ids, np.searchsorted(last, np.arange(1, len(runs))))
+
+
+def last_learned(runs: "Sequence[Run]", offset: int = 0) -> "list[tuple[Run, int]]":
+    """Returns each run of a chat with its kind, of which the last that the template has marked is learned.  offset: 0, or OTHER."""
+    last = max((number for number, run in enumerate(runs) if run.learned), default=-1)
+    return [(run, offset + (LEARNED if number == last else GIVEN)) for number, run in enumerate(runs)]

@@ -4,10 +4,10 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Self
 
-from lm.data.records.base import GIVEN, LEARNED, OTHER, Values
+from lm.data.records.base import OTHER, Values
 from lm.data.records.fields import bad_record, names, text_of, value_of
 from lm.data.records.forms import dialogue, history_field, prompt_fields, system_field
-from lm.data.records.messages import MessagesRecord, tools_of
+from lm.data.records.messages import MessagesRecord, last_learned, tools_of
 from lm.data.sources.base import ASSISTANT, Turn
 
 if TYPE_CHECKING:
@@ -96,9 +96,5 @@ class PreferenceRecord(MessagesRecord):
     def runs(self, turns: Sequence[Turn], template: "ChatTemplate") -> list[list[tuple["Run", int]]]:
         """Returns the prompt with the chosen answer, then the prompt with the rejected answer; only the answers are learned."""
         *prompt, chosen, rejected = turns
-        found: list[list[tuple[Run, int]]] = []
-        for offset, answer in ((0, chosen), (OTHER, rejected)):
-            runs = template.runs([*prompt, answer._replace(role=ASSISTANT)])
-            last = max((number for number, run in enumerate(runs) if run.learned), default=-1)
-            found.append([(run, offset + (LEARNED if number == last else GIVEN)) for number, run in enumerate(runs)])
-        return found
+        both = ((0, chosen), (OTHER, rejected))
+        return [last_learned(template.runs([*prompt, answer._replace(role=ASSISTANT)]), offset) for offset, answer in both]

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field
 
-from lm.data.records.base import GIVEN, LEARNED, Values
+from lm.data.records.base import Values
 from lm.data.records.fields import bad_record, names, text_of, value_of
 from lm.data.records.forms import history_field, prompt_fields, system_field
-from lm.data.records.messages import MessagesRecord, tools_of
+from lm.data.records.messages import MessagesRecord, last_learned, tools_of
 from lm.data.sources.base import ASSISTANT, Turn
 
 if TYPE_CHECKING:
@@ -66,6 +66,4 @@ class PromptRecord(MessagesRecord):
 
     def runs(self, turns: Sequence[Turn], template: "ChatTemplate") -> list[list[tuple["Run", int]]]:
         """The reference stands where the assistant's answer would; earlier answers are not learned."""
-        runs = template.runs(turns)
-        last = max((number for number, run in enumerate(runs) if run.learned), default=-1)
-        return [[(run, LEARNED if number == last else GIVEN) for number, run in enumerate(runs)]]
+        return [last_learned(template.runs(turns))]

@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, Self
 
-from lm.data.records.base import GIVEN, LEARNED, OTHER, Values
+from lm.data.records.base import OTHER, Values
 from lm.data.records.chat import ConversationRecord
 from lm.data.records.fields import bad_record, shown, value_of
+from lm.data.records.messages import last_learned
 from lm.data.sources.base import ASSISTANT, Turn
 
 if TYPE_CHECKING:
@@ -42,6 +43,4 @@ class RatedRecord(ConversationRecord):
     def runs(self, turns: Sequence[Turn], template: "ChatTemplate") -> list[list[tuple["Run", int]]]:
         """The last answer is learned; all of the text of a bad one is of OTHER kinds."""
         *before, answer = turns
-        runs, offset = template.runs([*before, answer._replace(role=ASSISTANT)]), OTHER * (answer.role == _BAD)
-        last = max((number for number, run in enumerate(runs) if run.learned), default=-1)
-        return [[(run, offset + (LEARNED if number == last else GIVEN)) for number, run in enumerate(runs)]]
+        return [last_learned(template.runs([*before, answer._replace(role=ASSISTANT)]), OTHER * (answer.role == _BAD))]

@@ -45,8 +45,9 @@ class TrainerConfig(Config):
     freeze: list[str] = []
     """Weights that no step moves: patterns over their names, as in `lm show`, or parts of these: [embed, blocks.0, ffn, '*.bias']."""
     sample_prompts: list[MaybeEmpty] | Literal["held_out"] = []
-    """Prompts continued at each validation into samples.md, or sources; held_out: how the first held-out documents begin, or, of chats,
-    their questions, which are answered; with the rewards, where the model learns from its own answers (grpo, rloo, gkd)."""
+    """Prompts continued at each validation into samples.md, or sources; in a run on chats, a user's messages, which are answered.
+    held_out: how the first held-out documents begin, or, of chats, their questions; with the rewards, where the model learns from its own
+    answers (grpo, rloo, gkd)."""
     sample_tokens: int = Field(64, gt=0, le=MOST)
     """Tokens per sample."""
     profile: int | None = Field(None, gt=0, le=100)

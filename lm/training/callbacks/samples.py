@@ -8,11 +8,13 @@ import numpy as np
 from lm.data.order import spread
 from lm.data.records.base import LEARNED, OTHER
 from lm.data.rows.policy import OwnAnswersConfig
+from lm.data.sources.base import Turn
 from lm.data.store.shards import TokenStore
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
 from lm.generation.decode import eager, room
 from lm.generation.rollouts import told_answers
+from lm.generation.text import chat_template, ids_of
 from lm.generation.writer import Writer
 from lm.training.callbacks.base import RunCallback
 from lm.training.module import TrainModule
@@ -26,15 +28,15 @@ class Samples(RunCallback):
     """Continues trainer.sample_prompts."""
 
     def begin(self, module: TrainModule) -> None:
-        prompts = _prompts(module)
+        prompts = module.cfg.trainer.sample_prompts
         if prompts and not _continues(module):
             why = "an encoder, a classifier or a model of vectors continues no text"
             module.run.journal.console.say(f"trainer.sample_prompts are left aside: {why}")
             return
         try:
             writer = self._writer(module)
-            for prompt in prompts:
-                room(module.model, writer.ids(prompt), writer.cfg)
+            for ids in [*_questions(module), *map(writer.ids, _prompts(module))]:
+                room(module.model, ids, writer.cfg)
         except ConfigError as error:
             raise ConfigError(f"trainer.sample_prompts: {error}") from None
 
@@ -81,16 +83,24 @@ def _continues(module: TrainModule) -> bool:
 
 
 def _answers(module: TrainModule) -> dict[str, TokenStore]:
-    """Returns the held-out part of each source of records that a decoder answers, as it reads them in training; {} where
-    trainer.sample_prompts names texts."""
-    if module.cfg.trainer.sample_prompts != "held_out" or module.model.cfg.kind != "decoder" or not _continues(module):
+    """Returns the held-out part of each source of records that a decoder answers, as it reads them in training, by the source's name."""
+    if module.model.cfg.kind != "decoder" or not _continues(module):
         return {}
     return {name: store for name, part in module.run.data.parts.items() if len((store := part.stores["val"]).parts)}
 
 
+def _asks(module: TrainModule) -> bool:
+    """Whether a prompt that is given is a user's message, as all that the run reads are chats."""
+    return module.run.data.tokenizer.chat_template is not None and _answers(module).keys() == module.run.data.parts.keys()
+
+
 def _questions(module: TrainModule) -> list[list[int]]:
-    """Returns the tokens before the first answer of the first held-out records of each source, of those that fit into a row."""
-    found = []
+    """Returns the tokens of what is answered: the prompts of a run on chats; with held_out, what stands before the first answer of the
+    first held-out records of each source, of those that fit into a row."""
+    tokenizer, found = module.run.data.tokenizer, []
+    if (given := module.cfg.trainer.sample_prompts) != "held_out":
+        template = chat_template(tokenizer) if given and _asks(module) else None
+        return [] if template is None else [ids_of(tokenizer, template.question([Turn("user", text)])) for text in given]
     for store in _answers(module).values():
         answers = np.append(store.parts[store.parts[:, 1] % OTHER == LEARNED, 0], store.n_tokens)
         begins, nexts = store.starts[:_LOOKED_AT], np.append(store.starts, store.n_tokens)[1 : _LOOKED_AT + 1]
@@ -103,6 +113,6 @@ def _questions(module: TrainModule) -> list[list[int]]:
 def _prompts(module: TrainModule) -> list[str]:
     """Returns the texts to be continued."""
     if (given := module.cfg.trainer.sample_prompts) != "held_out":
-        return given
+        return [] if _asks(module) else given
     texts = module.run.data.parts.keys() - _answers(module)
     return module.run.data.beginnings(texts, _DOCUMENTS, min(_TOKENS, module.cfg.data.seq_len // 2))

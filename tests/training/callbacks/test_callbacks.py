@@ -1,6 +1,5 @@
 """Callbacks and metrics of one's own, and Lightning's, beside those of the house."""
 
-import json
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -22,8 +21,6 @@ from lightning.pytorch.callbacks import (
 )
 
 from lm.errors import ConfigError
-from lm.generation.generate import generate
-from lm.generation.load import load
 from lm.schema import Tree, from_tree
 from lm.storage.atomic import verify
 from lm.storage.checkpoint import checkpoints
@@ -158,20 +155,3 @@ def test_metrics_may_change_when_a_run_resumes_and_callbacks_may_not(configure: 
 def test_an_unknown_kind_of_metric_is_named(configure: Configure) -> None:
     with pytest.raises(ConfigError, match=r"metrics.test_weight_norn.kind: .* is not an option"):
         with_plugins(configure(), metrics={"test_weight_norn": {}})
-
-
-def test_samples_of_chats_are_answers_to_held_out_questions(configure: Configure, tmp_path: Path) -> None:
-    """Seen to fail: the first 16 tokens of a chat were gone on with, without its special tokens, in the midst of the question."""
-    turns = [("user", "Which one is doubled here, {n}?"), ("assistant", "{n}."), ("user", "And now?"), ("assistant", "It is {n}.")]
-    chats = [[{"role": role, "content": text.format(n=n)} for role, text in turns] for n in range(60)]
-    (tmp_path / "chats.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
-    files = f"data.files={tmp_path / 'chats.jsonl'}"
-    data = ("data=chat", "data.record.template=chatml", "data.seq_len=96", "model.max_seq_len=96", "objective=sft")
-    train_rank(configure(*data, files, "trainer.sample_prompts=held_out", "trainer.sample_tokens=8", "trainer.max_steps=4"))
-    blocks = (tmp_path / "run" / "samples.md").read_text().rpartition("## step 4")[2].split("```\n")[1::2]
-    model, tokenizer = load(tmp_path / "run", device="cpu")
-    assert len(blocks) == 4
-    for shown, answer in zip(blocks[::2], blocks[1::2], strict=True):
-        question = next(chat[0]["content"] for chat in chats if chat[0]["content"] in shown)
-        told = generate(model, tokenizer, question, chat=True, max_tokens=8, temperature=0.8, top_p=0.95, seed=0)
-        assert shown == f"user\n{question}\nassistant\n\n" and answer == f"{told}\n"

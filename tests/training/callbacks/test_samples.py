@@ -1,0 +1,62 @@
+"""What samples.md shows of a run on chats: answers, each to a question that the model reads as in training."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lm.cli.compose.compose import compose_config
+from lm.generation.generate import generate
+from lm.generation.load import load
+from lm.training.run import train_rank
+from tests.training.conftest import Configure
+
+Chats = list[list[dict[str, str]]]
+CHAT = ("data=chat", "data.record.template=chatml", "data.seq_len=96", "model.max_seq_len=96", "objective=sft", "trainer.sample_tokens=8")
+
+
+@pytest.fixture
+def chats(tmp_path: Path) -> Chats:
+    turns = [("user", "Which one is doubled here, {n}?"), ("assistant", "{n}."), ("user", "And now?"), ("assistant", "It is {n}.")]
+    found = [[{"role": role, "content": text.format(n=n)} for role, text in turns] for n in range(60)]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in found))
+    return found
+
+
+def blocks(run: Path, step: int) -> list[str]:
+    return (run / "samples.md").read_text().rpartition(f"## step {step}")[2].split("```\n")[1::2]
+
+
+def answer(run: Path, question: str) -> str:
+    model, tokenizer = load(run, device="cpu")
+    return generate(model, tokenizer, question, chat=True, max_tokens=8, temperature=0.8, top_p=0.95, seed=0)
+
+
+def test_held_out_questions_are_answered(configure: Configure, tmp_path: Path, chats: Chats) -> None:
+    """Seen to fail: the first 16 tokens of a chat were gone on with, without its special tokens, in the midst of the question."""
+    files = f"data.files={tmp_path / 'chats.jsonl'}"
+    train_rank(configure(*CHAT, files, "trainer.sample_prompts=held_out", "trainer.max_steps=4"))
+    found = blocks(tmp_path / "run", 4)
+    assert len(found) == 4
+    for shown, told in zip(found[::2], found[1::2], strict=True):
+        question = next(chat[0]["content"] for chat in chats if chat[0]["content"] in shown)
+        assert shown == f"user\n{question}\nassistant\n\n" and told == f"{answer(tmp_path / 'run', question)}\n"
+
+
+def test_a_prompt_is_a_users_message(configure: Configure, tmp_path: Path, chats: Chats) -> None:
+    train_rank(configure(*CHAT, f"data.files={tmp_path / 'chats.jsonl'}", "trainer.sample_prompts=['And 7?']", "trainer.max_steps=4"))
+    assert blocks(tmp_path / "run", 4) == ["user\nAnd 7?\nassistant\n\n", f"{answer(tmp_path / 'run', 'And 7?')}\n"]
+
+
+def test_texts_beside_chats_are_gone_on_with(configure: Configure, tiny: list[str], tmp_path: Path, chats: Chats) -> None:
+    """And prompts are texts, as the run reads some."""
+    [text] = [each.partition("=")[2] for each in tiny if each.startswith("data.files=")]
+    own = [each for each in tiny if not each.startswith(("data=", "data.files=", "trainer.sample_prompts"))]
+    said = f"{{name:chats,data:{{kind:text,files:{tmp_path}/chats.jsonl,record:{{kind:chat,template:chatml}}}}}}"
+    mixed = [*own, "data=mix", f"data.sources=[{{name:text,data:{{kind:text,files:{text}}}}},{said}]", *CHAT[2:], "trainer.max_steps=4"]
+    train_rank(compose_config([*dict.fromkeys(mixed), "trainer.sample_prompts=held_out"]))
+    found = blocks(tmp_path / "run", 4)
+    assert len(found) == 5 and found[0].startswith("user\nWhich one") and not found[-1].startswith("user")
+    train_rank(compose_config([*dict.fromkeys(mixed), "trainer.sample_prompts=['def ']", "run.name=other"]))
+    [shown] = blocks(tmp_path / "other", 4)
+    assert shown.startswith("def ")

@@ -162,7 +162,7 @@ class Reader:
             return {}
         if formed:
             raise ConfigError("tool_choice: another key says too what the answer is. Leave one of them out.")
-        if self._marks is None:
+        if self._marks is None or self._marks.listed:
             raise ConfigError("tool_choice: how the model's chat template writes calls is not known here. Leave it out, for calls as text.")
         if body.function not in (None, *(names := [declared(tool)[0] for tool in body.tools or []])):
             raise ConfigError(f"tool_choice: {body.function!r} is none of the tools. {did_you_mean(str(body.function), names)}")

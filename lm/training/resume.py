@@ -35,6 +35,8 @@ _MAY_CHANGE = (
     "data.workers", "data.verify", "data.cache_dir", "data.remote", "optim.state_bits", "objective.parts", "objective.recompute",
     "objective.threads",
 )  # fmt: skip
+_BY_CONTENT = ("data", "objective.teacher", "objective.reward_model", "tokenizer.path")
+"""What a run that goes on reads, and compares with what it has read so far."""
 _WARMUP = "schedule.warmup_steps"
 _PHASES = ("data.phases", "data.ramp")
 
@@ -196,10 +198,9 @@ def _apart(key: str, was: Any, now: Any) -> list[tuple[str, Any, Any]]:
     return [(name, a, b) for name, a, b in both if a != b]
 
 
-def _moved(key: str, was: Any, folder: Path) -> bool:
-    """Whether the value of this key named files or folders of which none is there any more. What a run reads in their place is compared
-    by content."""
-    if not names_paths(key) or was in (None, ABSENT):
+def _moved(key: str, was: Any, now: Any, folder: Path) -> bool:
+    """Whether this key names other files or folders than it did, of which nothing is left. What the run reads now is compared by content."""
+    if not names_paths(key) or not below(key, _BY_CONTENT) or any(named in (None, ABSENT) for named in (was, now)):
         return False
     fixed = [Path(*takewhile(lambda part: not has_magic(part), Path(each).parts)) for each in (was if isinstance(was, list) else [was])]
     return not any(near(str(each), folder).exists() for each in fixed)
@@ -230,7 +231,7 @@ def _require_same_config(
     changed = [key for key in before | after if there.get(key) != here.get(key) and not below(key, _MAY_CHANGE)]
     changed = [key for key in changed if key not in _PHASES or not _same_so_far(before.get(key), after.get(key), step)]
     apart = {key: _apart(key, before.get(key, ABSENT), after.get(key, ABSENT)) for key in changed}
-    changed = [key for key in changed if not (goes_on and all(_moved(name, was, folder.path) for name, was, _ in apart[key]))]
+    changed = [key for key in changed if not (goes_on and all(_moved(*each, folder.path) for each in apart[key]))]
     if "init_from" in changed and cfg.init_from is not None and folder_hash(resolve_model(cfg.init_from)) == parent:
         changed = [key for key in changed if key not in ("init_from", "tokenizer.path")]
     if type(steps := before.get("trainer.max_steps")) is not int:

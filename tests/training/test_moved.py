@@ -85,4 +85,21 @@ def test_a_teacher_may_move_and_no_other_takes_its_place(configure: Configure, s
     (tmp_path / "teacher").rename(tmp_path / "moved")
     with pytest.raises(ConfigError, match="not the model that the run has learned from so far"):
         train_rank(configure(*_one(texts), f"objective.teacher={tmp_path}/other"))
+    with pytest.raises(ConfigError, match=r"the run exists with another config \(objective\.teacher\)"):  # seen to go on without one
+        train_rank(configure(*_one(texts)))
     assert train_rank(configure(*_one(texts), f"objective.teacher={tmp_path}/moved"))["steps"] == 12
+
+
+def test_another_parent_does_not_take_the_place_of_one_that_is_gone(
+    configure: Configure, stop: Stop, tmp_path: Path, texts: Path, tiny: list[str]
+) -> None:
+    """Seen to fail: the run went on, and its config, summary and model named a model that it had not begun from."""
+    for seed, name in enumerate(("parent", "other")):
+        train_rank(configure(*_one(texts), f"run.name={name}", f"seed={seed}"))
+    rest = [each for each in tiny if not each.startswith(("model", "tokenizer", "data=", "data.files"))]
+    tuned = [compose_config([*rest, *_one(texts), f"init_from={tmp_path / name}"]) for name in ("parent", "other")]
+    stop(tuned[0], 5)
+    (tmp_path / "parent").rename(tmp_path / "moved")
+    with pytest.raises(ConfigError, match=r"the run exists with another config \(init_from\)"):
+        train_rank(tuned[1])
+    assert train_rank(compose_config([*rest, *_one(texts), f"init_from={tmp_path / 'moved'}"]))["parent"] == str(tmp_path / "moved")

@@ -1,10 +1,10 @@
 """Resuming: what a run folder already holds, and whether a config may go on from its newest checkpoint."""
 
 import json
+import os
 from bisect import bisect
 from collections.abc import Callable
-from glob import has_magic
-from itertools import takewhile
+from glob import iglob
 from pathlib import Path
 from typing import Any
 
@@ -199,11 +199,17 @@ def _apart(key: str, was: Any, now: Any) -> list[tuple[str, Any, Any]]:
 
 
 def _moved(key: str, was: Any, now: Any, folder: Path) -> bool:
-    """Whether this key names other files or folders than it did, of which nothing is left. What the run reads now is compared by content."""
+    """Whether this key names other files or folders now, and nothing is left of the old ones. What is read is compared by content."""
     if not names_paths(key) or not below(key, _BY_CONTENT) or any(named in (None, ABSENT) for named in (was, now)):
         return False
-    fixed = [Path(*takewhile(lambda part: not has_magic(part), Path(each).parts)) for each in (was if isinstance(was, list) else [was])]
-    return not any(near(str(each), folder).exists() for each in fixed)
+    return not any(_is_left(str(each), folder) for each in (was if isinstance(was, list) else [was]))
+
+
+def _is_left(named: str, folder: Path) -> bool:
+    """Whether there is still a file of this name, in the folder of this name, or that this pattern means.  folder: as of `near`."""
+    if (path := near(named, folder)).exists():
+        return not path.is_dir() or any(not each.is_dir() for each in path.rglob("*"))
+    return any(os.path.exists(each) for each in iglob(os.path.expanduser(named), recursive=True))
 
 
 def _as_of_today(saved: Tree) -> Tree:

@@ -62,6 +62,18 @@ def test_other_data_at_the_new_place_are_refused(configure: Configure, stop: Sto
         train_rank(configure(*_one(moved)))
 
 
+@pytest.mark.parametrize("named", ["{at}/*.txt", "{at}", "{at}/text [1].txt"])
+def test_a_folder_that_was_emptied_has_nothing_left(configure: Configure, stop: Stop, tmp_path: Path, named: str) -> None:
+    """Seen to fail: of a pattern, and of a name that looks like one, the folder before it had to be gone as well."""
+    before, after = tmp_path / "before", tmp_path / "after"
+    before.mkdir()
+    after.mkdir()
+    write_text(before / "text [1].txt")
+    stop(configure("data=text", f"data.files='{named.format(at=before)}'"), 5)
+    (before / "text [1].txt").rename(after / "text [1].txt")
+    assert train_rank(configure("data=text", f"data.files='{named.format(at=after)}'"))["steps"] == 12
+
+
 def test_data_that_are_still_there_are_another_choice(configure: Configure, stop: Stop, tmp_path: Path, texts: Path) -> None:
     stop(configure(*_glob(texts)), 5)
     (tmp_path / "copied").mkdir()

@@ -88,6 +88,7 @@ class Rollback(RunCallback):
         run.journal.go_back(at, run.counters.samples_bytes, before.rolled_back)
         left_out = (step - at) * run.cfg.data.global_batch
         run.journal.record({"step": at, "event": "rolled back", "from_step": step, "rows_left_out": left_out})
-        if before.max_steps != saved.max_steps:  # the record of that is gone
+        told = (record.get("event") == "length decided" for record in run.folder.metrics.each())
+        if before.max_steps != saved.max_steps and run.ranks.first and not any(told):  # an earlier rollback to here may have told it
             run.journal.record({"step": at, "event": "length decided", "max_steps": before.max_steps})
         module.step, module.stepped = at, False

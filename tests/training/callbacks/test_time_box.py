@@ -68,24 +68,26 @@ def test_a_rate_that_depends_on_the_length_from_the_start_is_refused(configure: 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("seconds")
-@pytest.mark.parametrize("every", [11, 1], ids=["to before", "to since"])
+@pytest.mark.parametrize(("every", "times"), [(11, 1), (11, 2), (1, 1)], ids=["to before", "twice to before", "to since"])
 def test_what_the_clock_has_decided_stands_where_the_run_goes_back(
-    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int, times: int
 ) -> None:
-    """To a checkpoint from before, or since, and is told once. Seen to fail with the counters of that checkpoint, and told twice."""
+    """To a checkpoint from before, or since, and is told once. Seen to fail with the counters of that checkpoint, and told twice, and where
+    the run goes back to it again."""
     leapt: list[float] = []
     looks: list[float] = []
 
     def is_spike(loss: float, recent: list[float], factor: float | None) -> bool:
         looks.extend([loss] if decided(tmp_path / "run") else [])
-        if leapt or len(looks) < (2 if every == 1 else 1):
+        if len(leapt) == times or len(looks) < (2 if every == 1 else 1):
             return False
         leapt.append(loss)
         return True
 
     monkeypatch.setattr("lm.training.callbacks.bad_steps.is_spike", is_spike)
-    given = [*MANY, "schedule=wsd", "trainer.max_minutes=1", f"checkpoint.every={every}", "numerics.rollbacks=1", "trainer.log_every=1"]
+    given = [*MANY, "schedule=wsd", "trainer.max_minutes=1", f"checkpoint.every={every}", "trainer.log_every=1"]
+    given += [f"numerics.rollbacks={times}"]
     summary, events = train_rank(configure(*given)), read(tmp_path / "run" / "metrics.jsonl")
     back = [line for line in events if line.get("event") == "rolled back"]
-    assert len(back) == 1 and decided(tmp_path / "run") == [summary["steps"]]
+    assert len(back) == times and decided(tmp_path / "run") == [summary["steps"]]
     assert train_rank(configure(*given))["steps"] == summary["steps"]  # nothing is left to do

@@ -174,7 +174,8 @@ class Metrics:
     def truncate(self, step: int, rollbacks: int | None = None) -> None:
         """Drops the records after `step`, and a torn last line: what a resumed run is about to write again.
 
-        rollbacks: how many the run has made up to there; what was written from a later one on is dropped too. None: any number.
+        rollbacks: how many the run has made up to there; what was written from a later one on is dropped too. None: any number. One to a
+        step before was made before, and only told twice, as lm once did.
         """
         replace_file(self.path, self._kept(step, rollbacks) if os.path.lexists(self.path) else ())
         self._expected = True
@@ -182,8 +183,8 @@ class Metrics:
     def _kept(self, step: int, rollbacks: int | None) -> Iterator[bytes]:
         found = 0
         for line, record in self._records():
-            found += record.get("event") == "rolled back"
-            if rollbacks is not None and found > rollbacks:
+            found += (back := record.get("event") == "rolled back")
+            if rollbacks is not None and back and found > rollbacks and record["step"] >= step:
                 return
             if record["step"] <= step:
                 yield line.rstrip() + b"\n"

@@ -40,6 +40,16 @@ def test_truncate_drops_what_a_resumed_run_writes_again(tmp_path: Path) -> None:
     resumed.truncate(3)
     resumed.append({"step": 4, "again": True})
     assert Metrics(path).read() == [{"step": 1}, {"step": 2}, {"step": 3}, {"step": 4, "again": True}]
+
+
+@pytest.mark.parametrize(("step", "kept"), [(8, [4, 8, 8, 8]), (16, [4, 8, 8, 8, 12, 16])])
+def test_a_rollback_that_was_told_twice_does_not_take_away_what_came_later(tmp_path: Path, step: int, kept: list[int]) -> None:
+    """Seen to fail: a run killed between a rollback and a save told of it twice once; resumed much later, it lost all records since."""
+    file, back = Metrics(tmp_path / "m"), {"step": 8, "event": "rolled back"}
+    for record in ({"step": 4}, {"step": 8}, back, back, {"step": 12}, {"step": 16}, {"step": 16, "event": "rolled back"}, {"step": 20}):
+        file.append(record)
+    file.truncate(step, rollbacks=1 if step == 16 else 2)
+    assert [record["step"] for record in Metrics(tmp_path / "m").read()] == kept
     assert [p.name for p in tmp_path.iterdir()] == ["m"]
 
 

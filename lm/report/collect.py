@@ -23,7 +23,7 @@ TOLD = {"val accuracy": "val_accuracy", "val macro F1": "val_macro_f1", "val Pea
 # Keys that are no difference between two variants.
 _INERT = (
     "seed", "run.", "logger.", "resume.", "checkpoint.", "traceback", "data.cache_dir", "data.remote", "trainer.sample_",
-    "trainer.deterministic",
+    "trainer.deterministic", "trainer.profile",
 )  # fmt: skip
 # Decide what val_loss is of.
 _LEARNED = tuple(f"objective.{key}" for key in ("kind", "among", "temperature", "both_ways", "first_dims"))

@@ -70,6 +70,17 @@ def test_seeds_of_before_and_after_an_option_came_about_share_a_row(tmp_path: Pa
     assert [(row["run"], row["model.embed.norm"]) for row in json.loads(out)["rows"]] == [("a +1", False), ("c", True)]
 
 
+def test_seeds_of_which_one_was_profiled_share_a_row(tmp_path: Path, write_run: WriteRun, lm: Lm) -> None:
+    """Seen to fail: two rows, told apart by trainer.profile."""
+    today = config("nano").tree()
+    for name, seed, profile in (("a", 0, 3), ("b", 1, None)):
+        tree = today | {"seed": seed, "trainer": today["trainer"] | {"profile": profile}}
+        (write_run(tmp_path / name) / "config.yaml").write_text(yaml_text(tree))
+    code, out, err = lm("compare", *(str(tmp_path / name) for name in "ab"), "out=x", "format=json")
+    assert code == 0, err
+    assert [row["run"] for row in json.loads(out)["rows"]] == ["a +1"]
+
+
 @pytest.mark.slow
 def test_how_often_runs_are_right_is_compared_where_all_tell_it(tmp_path: Path, write_run: WriteRun, lm: Lm) -> None:
     told = ({"val_accuracy": 0.75, "val_macro_f1": 0.625}, {"val_accuracy": 0.5, "val_macro_f1": 0.375})

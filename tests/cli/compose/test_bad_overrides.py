@@ -44,7 +44,7 @@ MISTAKES = {
         ["validation.freq: there is no such key. Did you mean 'trainer.val_every'"],
     ),
     "key of another program with dashes": (["lr-decay-style=cosine"], ["lr-decay-style: there is no such key. Did you mean 'schedule'?"]),
-    "nothing near": (["profiling.enable_profiling=true"], ["profiling: there is no such key. Options: adapter, "]),
+    "nothing near": (["comm.init_timeout_seconds=3"], ["comm: there is no such key. Options: adapter, "]),
     "one of several near": (["trainer.precision=bf16"], ["'bf16' is not an option. Did you mean 'bf16-mixed'?"]),
     "key of several sections": (["dropout=0.1"], ["Did you mean 'model.dropout'?"]),
     "misspelt section": (["optm.lr=1"], ["optm: there is no such key", "Did you mean 'optim'?"]),

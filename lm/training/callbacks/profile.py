@@ -25,20 +25,22 @@ class Profile(RunCallback):
     def begin(self, module: TrainModule) -> None:
         self._first, self._steps = module.step + _WARM_UP, 0
 
-    def step_end(self, module: TrainModule) -> None:
-        wanted = module.cfg.trainer.profile
-        if wanted is None or self._steps == wanted:
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Starts: not behind the step before, where a validation, samples and a save are still to come."""
+        wanted, module = pl_module.cfg.trainer.profile, pl_module
+        if wanted is None or self._profiler is not None or self._steps or module.micro or module.step < self._first:
             return
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it would write lines of its own
+        kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (module.device.type == "cuda")
+        self._profiler, self._at = profile(activities=kinds), time.perf_counter()
+        self._profiler.start()
+
+    def step_end(self, module: TrainModule) -> None:
         if self._profiler is not None:
             self._steps += 1
             self._profiler.step()
-            if self._steps == wanted:
+            if self._steps == module.cfg.trainer.profile:
                 self._end(module, self._profiler)
-        elif module.step >= self._first:
-            os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it would write lines of its own
-            kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (module.device.type == "cuda")
-            self._profiler, self._at = profile(activities=kinds), time.perf_counter()
-            self._profiler.start()
 
     def finish(self, module: TrainModule) -> None:
         wanted = module.cfg.trainer.profile

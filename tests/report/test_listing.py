@@ -53,6 +53,12 @@ def test_runs_are_listed_by_age_with_figures_and_sizes(runs: Path, lm: Lm) -> No
     assert code == 2 and err.splitlines()[-1] == "runs: there is no such folder, and runs lie in one. Name that of run.dir=."
 
 
+@pytest.mark.parametrize(("figure", "unit"), [("val_reward", "reward"), ("val_pair_loss", "pair loss"), ("val_answer_loss", "answer loss")])
+def test_a_run_is_told_by_what_it_learns(tmp_path: Path, write_run: WriteRun, lm: Lm, figure: str, unit: str) -> None:
+    run = write_run(tmp_path / "run", val_bits_per_byte=1.5, **{figure: 0.25})
+    assert f"0.2500 {unit}" in lm("runs", str(run))[1]
+
+
 def test_a_long_log_is_read_from_its_end(runs: Path, lm: Lm) -> None:
     """With a line that a kill has torn."""
     metrics = runs / "deeper" / "b" / "metrics.jsonl"

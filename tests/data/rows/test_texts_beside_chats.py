@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lm.cli.compose.compose import compose_config
-from lm.data.rows.build import Splits, build_splits
+from lm.data.rows.build import Splits, build_splits, split_rows
 from lm.data.store.prepare import prepare
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
@@ -62,6 +62,17 @@ def test_rows_are_those_of_each_alone(packing: str, prompt_loss: bool) -> None:
     assert both.val.n_labels == texts.val.n_labels + chats.val.n_labels
     if packing == "none":
         assert whole.tokens.shape[1] == 64 and both.val.widths(torch.arange(n + m).numpy())[0][:n].tolist() == [65] * n
+
+
+def test_few_texts_are_measured_in_a_row_that_is_padded(folder: Path) -> None:
+    """As by lm eval, which trains on none of them."""
+    (folder / "texts.jsonl").write_text('{"text": "a short one"}\n' * 2)
+    (folder / "held.jsonl").write_text('{"text": "another"}\n')
+    held = TEXTS.replace("files:texts.jsonl", "files:texts.jsonl,val_files:held.jsonl")
+    cfg = compose_config(settled(*OWN, "tokenizer=bytes", "data.seq_len=64", "data=mix", f"data.sources=[{held},{CHATS}]", "objective=sft"))
+    prepared = prepare(cfg.data, cfg.tokenizer, log=lambda line: None)
+    [rows, *_] = split_rows(cfg.objective, cfg.data, prepared, ["val"], None, short=True)
+    assert (rows.batch(torch.arange(1).numpy()).labels != IGNORED).sum() == len("another") + 1
 
 
 def test_a_run_on_both_is_stopped_and_goes_on_to_the_bit(folder: Path) -> None:

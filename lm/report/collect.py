@@ -28,7 +28,7 @@ _INERT = (
 # Decide what val_loss is of.
 _LEARNED = tuple(f"objective.{key}" for key in ("kind", "among", "temperature", "both_ways", "first_dims"))
 # Decide what val_reward is of.
-_REWARDED = ("objective.reward", "objective.environment")
+_REWARDED = ("objective.reward", "objective.environment", "objective.max_tokens")
 # Data keys that shape the batches and leave the text alone.
 _BATCHING = ("data.seq_len", "data.global_batch", "data.ramp", "data.mask_documents", "data.workers")
 

@@ -11,6 +11,7 @@ from lm.data.sources.base import Split
 from lm.data.store.prepare import Prepared
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.errors import ConfigError
 from lm.nn.model_config import ModelConfig
 from lm.nn.transformer import EncoderDecoderConfig
 
@@ -32,7 +33,10 @@ def build_splits(cfg: ObjectiveConfig, data: DataConfig, prepared: Prepared, mod
     seeds = _seeds(prepared, seed)
 
     def rows(store: TokenStore, name: str) -> Rows:
-        return build_rows(cfg, data, store, prepared.tokenizer, model, seeds[name])
+        try:
+            return build_rows(cfg, data, store, prepared.tokenizer, model, seeds[name])
+        except ConfigError as error:
+            raise ConfigError(f"data.sources {name}: {error}" if name else str(error)) from None
 
     train = {name: rows(part.stores["train"], name) for name, part in parts.items() if name in trained}
     val = {name: rows(part.stores["val"], name) for name, part in parts.items()}

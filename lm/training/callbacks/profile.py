@@ -32,7 +32,7 @@ class Profile(RunCallback):
             return
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it would write lines of its own
         kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (module.device.type == "cuda")
-        self._profiler, self._at = profile(activities=kinds), time.perf_counter()
+        self._profiler, self._at, self._first = profile(activities=kinds), time.perf_counter(), module.step + 1
         self._profiler.start()
 
     def step_end(self, module: TrainModule) -> None:
@@ -61,8 +61,8 @@ class Profile(RunCallback):
     def _end(self, module: TrainModule, profiler: profile) -> None:
         """Stops, and writes trace and table."""
         steps, run = self._steps, module.run
-        first, seconds = module.step - steps + 1, (time.perf_counter() - self._at) / steps
-        which = f"step {first:,}" if steps == 1 else f"steps {first:,} to {module.step:,}"
+        seconds = (time.perf_counter() - self._at) / steps
+        which = f"step {self._first:,}" if steps == 1 else f"steps {self._first:,} to {module.step:,}"
         with run.clock.paused(), run.journal.console.during("Writing the profile"):
             self._stop()
             lines = [f"profile: {which}, {seconds:.3g} s each", *table(profiler.key_averages(), steps, module.device.type)]

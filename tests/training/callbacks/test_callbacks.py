@@ -155,35 +155,3 @@ def test_metrics_may_change_when_a_run_resumes_and_callbacks_may_not(configure: 
 def test_an_unknown_kind_of_metric_is_named(configure: Configure) -> None:
     with pytest.raises(ConfigError, match=r"metrics.test_weight_norn.kind: .* is not an option"):
         with_plugins(configure(), metrics={"test_weight_norn": {}})
-<<<<<<< HEAD
-=======
-
-
-def test_samples_of_chats_are_answers_to_held_out_questions(configure: Configure, tmp_path: Path) -> None:
-    """Seen to fail: the first 16 tokens of a chat were gone on with, without its special tokens, in the midst of the question."""
-    turns = [("user", "Which one is doubled here, {n}?"), ("assistant", "{n}."), ("user", "And now?"), ("assistant", "It is {n}.")]
-    chats = [[{"role": role, "content": text.format(n=n)} for role, text in turns] for n in range(60)]
-    (tmp_path / "chats.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
-    files = f"data.files={tmp_path / 'chats.jsonl'}"
-    data = ("data=chat", "data.record.template=chatml", "data.seq_len=96", "model.max_seq_len=96", "objective=sft")
-    train_rank(configure(*data, files, "trainer.sample_prompts=held_out", "trainer.sample_tokens=8", "trainer.max_steps=4"))
-    blocks = (tmp_path / "run" / "samples.md").read_text().rpartition("## step 4")[2].split("```\n")[1::2]
-    model, tokenizer = load(tmp_path / "run", device="cpu")
-    assert len(blocks) == 4
-    for shown, answer in zip(blocks[::2], blocks[1::2], strict=True):
-        question = next(chat[0]["content"] for chat in chats if chat[0]["content"] in shown)
-        told = generate(model, tokenizer, question, chat=True, max_tokens=8, temperature=0.8, top_p=0.95, seed=0)
-        assert shown == f"user\n{question}\nassistant\n\n" and answer == f"{told}\n"
-
-
-def test_a_question_longer_than_a_row_is_not_asked(configure: Configure, tmp_path: Path) -> None:
-    for name, n_long in (("train", 0), ("held", 2)):
-        asked = [f"{n:02d}, {'and so on ' * 9 * (n < n_long)}?" for n in range(60)]
-        chats = [[{"role": "user", "content": each}, {"role": "assistant", "content": "No."}] for each in asked]
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
-    files = (f"data.files={tmp_path / 'train.jsonl'}", f"data.val_files={tmp_path / 'held.jsonl'}")
-    data = ("data=chat", "data.record.template=chatml", "data.seq_len=64", "objective=sft", "data.max_contamination=1")
-    train_rank(configure(*data, *files, "trainer.sample_prompts=held_out", "trainer.sample_tokens=4", "trainer.max_steps=4"))
-    told = (tmp_path / "run" / "samples.md").read_text()
-    assert "user\n02, ?\n" in told and "user\n03, ?\n" in told and "and so on" not in told
->>>>>>> e3f6f059 (Tests of figures that lm runs tells, of few texts beside chats, and of questions longer than a row)

@@ -60,3 +60,15 @@ def test_texts_beside_chats_are_gone_on_with(configure: Configure, tiny: list[st
     train_rank(compose_config([*dict.fromkeys(mixed), "trainer.sample_prompts=['def ']", "run.name=other"]))
     [shown] = blocks(tmp_path / "other", 4)
     assert shown.startswith("def ")
+
+
+def test_a_question_longer_than_a_row_is_not_asked(configure: Configure, tmp_path: Path) -> None:
+    for name, n_long in (("train", 0), ("held", 2)):
+        asked = [f"{n:02d}, {'and so on ' * 9 * (n < n_long)}?" for n in range(60)]
+        chats = [[{"role": "user", "content": each}, {"role": "assistant", "content": "No."}] for each in asked]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+    files = (f"data.files={tmp_path / 'train.jsonl'}", f"data.val_files={tmp_path / 'held.jsonl'}")
+    data = ("data=chat", "data.record.template=chatml", "data.seq_len=64", "objective=sft", "data.max_contamination=1")
+    train_rank(configure(*data, *files, "trainer.sample_prompts=held_out", "trainer.sample_tokens=4", "trainer.max_steps=4"))
+    told = (tmp_path / "run" / "samples.md").read_text()
+    assert "user\n02, ?\n" in told and "user\n03, ?\n" in told and "and so on" not in told

@@ -210,12 +210,13 @@ class ObjectiveConfig(Slot, group="objective"):
         if model not in self.models:
             raise ValueError(
                 f"objective={name} trains model.kind={' or '.join(self.models)}, but model.kind is {model}."
-                f" Choose another model, or objective={' or '.join(_usual(model))}."
+                f" Choose another model, or {' or '.join(_others(model, shape))}."
             )
         if shape not in self.shapes:
+            others = f", objective={' or '.join(able)}, or" if (able := _trains(model, shape)) else " or"
             raise ValueError(
                 f"objective={name} needs records of the kind {' or '.join(self.shapes)}, and those of data are of the kind {shape}."
-                f" Choose other data, objective={' or '.join(_trains(shape))}, or set data.record."
+                f" Choose other data{others} set data.record."
             )
         if shape != "text" and not self.takes_texts and (texts := [key for key, part in data.parts().items() if part.shape == "text"]):
             raise ValueError(f"objective={name} learns from records, and data.sources {', '.join(texts)} are plain texts. Leave them out.")
@@ -275,17 +276,23 @@ class LikelihoodConfig(TaughtConfig):
 
 def usual(model: str, shape: str = "text") -> ObjectiveConfig:
     """Returns the usual objective for this kind of model and of records, or else any that can train the model on such records."""
-    kinds = ObjectiveConfig.kinds()
-    fitting = [name for name, kind in kinds.items() if model in kind.models and shape in kind.shapes]
-    found = [name for name in [*_usual(shape), *_usual(model), *fitting] if name in fitting]
-    return kinds[[*found, _usual(model)[0]][0]].model_validate({})
+    return ObjectiveConfig.kinds()[[*_trains(model, shape), _usual(model)[0]][0]].model_validate({})
 
 
 def _usual(kind_of: str) -> list[str]:
     return [name for name, kind in ObjectiveConfig.kinds().items() if kind_of in kind.usual_for]
 
 
-def _trains(shape: str) -> list[str]:
-    """Returns the names of the objectives that can be trained on records of this kind, the usual ones first."""
-    able = [name for name, kind in ObjectiveConfig.kinds().items() if shape in kind.shapes]
-    return sorted(able, key=lambda name: name not in _usual(shape))
+def _trains(model: str, shape: str) -> list[str]:
+    """Returns the names of the objectives that can train this kind of model on records of this kind, the usual ones first."""
+    able = [name for name, kind in ObjectiveConfig.kinds().items() if model in kind.models and shape in kind.shapes]
+    order = [*_usual(shape), *_usual(model), *able]
+    return sorted(able, key=order.index)
+
+
+def _others(model: str, shape: str) -> list[str]:
+    """Returns what else trains this kind of model: what is usual for its records, or with others."""
+    if able := _trains(model, shape):
+        return [f"objective={name}" for name in able if name in (*_usual(shape), *_usual(model))] or [f"objective={able[0]}"]
+    kinds = ObjectiveConfig.kinds()
+    return [f"objective={name} and records of the kind {' or '.join(kinds[name].shapes)}" for name in _usual(model)]

@@ -9,7 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from lm.data.kinds import BPEConfig, BytesConfig, CausalConfig, FIMConfig, MLMConfig, PairRecord, Seq2SeqConfig, TextConfig
+from lm.data.kinds import (
+    BPEConfig,
+    BytesConfig,
+    CausalConfig,
+    ChatRecord,
+    FIMConfig,
+    MLMConfig,
+    PairRecord,
+    Seq2SeqConfig,
+    SFTConfig,
+    TextConfig,
+)
 from lm.data.rewards.base import Answer
 from lm.data.rewards.compiles import CompilesReward
 from lm.data.rows.build import build_rows
@@ -191,7 +202,7 @@ def test_functions_are_parted_from_their_docstrings() -> None:
     assert [each.target for each in functions("def f():\n    x = '\x0c'\n\x0c\ndef g():\n    'Doc.'\n    return 1\n")] == ["Doc."]
 
 
-TEXT, PAIRS = TextConfig(files="x"), TextConfig(files="x", record=PairRecord())
+TEXT, PAIRS, CHATS = TextConfig(files="x"), TextConfig(files="x", record=PairRecord()), TextConfig(files="x", record=ChatRecord())
 
 
 @pytest.mark.parametrize(
@@ -201,6 +212,8 @@ TEXT, PAIRS = TextConfig(files="x"), TextConfig(files="x", record=PairRecord())
         (Seq2SeqConfig(), "encoder", PAIRS, "objective=seq2seq trains model.kind=encoder_decoder or decoder"),
         (CausalConfig(), "encoder", TEXT, "objective=causal trains model.kind=decoder"),
         (CausalConfig(), "decoder", PAIRS, "objective=causal needs records of the kind text, and those of data are of the kind pair"),
+        (SFTConfig(), "encoder_decoder", CHATS, "Choose another model, or objective=seq2seq and records of the kind pair.$"),
+        (Seq2SeqConfig(), "encoder_decoder", CHATS, "those of data are of the kind chat. Choose other data or set data.record.$"),
         (FIMConfig(), "decoder", TEXT.replace(mask_documents=False), "objective=fim takes each document on its own"),
     ],
 )

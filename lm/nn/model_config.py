@@ -88,7 +88,8 @@ class ModelConfig(Slot):
         if self.recurrent is not None and used.isdisjoint(RECURRENT):
             raise ValueError(f"recurrent={self.recurrent.kind} mixes in no layer of {self.n_layers} with pattern={self._shown()}."
                              " Set pattern=[recurrent,attention], say, or recurrent=null.")  # fmt: skip
-        self.block.require_slots(used, self._shown())
+        cut = f", which n_layers={self.n_layers} cuts short," if len(self.pattern) > self.n_layers else ""
+        self.block.require_slots(used, self._shown() + cut)
         if used.isdisjoint(ATTENDING) and self.position.acts != "embed":
             raise ValueError(f"position={self.position.kind} acts within attention, and pattern={self._shown()} leaves none in"
                              f" {self.n_layers} layers. Use position=none, or name attention in the pattern.")  # fmt: skip

@@ -206,6 +206,10 @@ MISTAKES: list[tuple[Tree, str]] = [
     ({"recurrent": {"kind": "mamba", "width": 8, "rank": 2, "inner_weight": True}, "pattern": ["recurrent", "attention"]},
      "inner_weight=true is of norms, and inner_eps=null leaves them out. Set inner_eps=1e-6, or inner_weight=false."),
     ({"recurrent": MAMBA2 | {"input_scales": [1.0]}, "pattern": ["recurrent", "attention"]}, "input_scales=[1.0] are of five projections"),
+    (
+        {"block": {"kind": "single"}, "pattern": ["attention", "ffn"], "n_layers": 1},
+        "pattern=[attention,ffn], which n_layers=1 cuts short, names none. Name ffn in it",
+    ),
     ({"block": {"kind": "single"}}, "block=single has its feed-forwards in layers of their own, and pattern=[attention] names none. Na"),
     ({"block": {"kind": "single"}, "pattern": ["ffn"], "position": {"kind": "none"}}, "pattern=[ffn] leaves no layer in which tokens read"),
     ({"block": {"kind": "single"}, "pattern": ["attention", "ffn"], "ffn": {"kind": "none"}},

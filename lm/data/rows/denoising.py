@@ -101,15 +101,16 @@ class DenoisingRows(Rows):
         short: bool = False,
     ) -> None:
         self._denoisers = cfg.denoisers()
-        self._modes = [_ids(tokenizer, [d.mode], "mode") if d.mode else np.array([], np.int64) for d in self._denoisers]
-        self._sentinels = _ids(tokenizer, [f"<extra_id_{n}>" for n in range(cfg.sentinels)], "sentinel")
         self._seq_len, self._start, self._seed, self._tokenizer = seq_len, start, seed, tokenizer
-        raw = min(self._most_raw(denoiser, len(mode)) for denoiser, mode in zip(self._denoisers, self._modes, strict=True))
+        raw = min(self._most_raw(denoiser, int(denoiser.mode != "")) for denoiser in self._denoisers)
         needed = max(counts(raw, d.noise_frac, d.mean_span)[1] for d in self._denoisers if d.mean_span is not None)
-        if needed > len(self._sentinels):
+        if needed > cfg.sentinels:
             raise ConfigError(
-                f"objective.sentinels={len(self._sentinels)}: a row of {raw} tokens has {needed} spans. Raise it, or lower data.seq_len."
+                f"objective.sentinels={cfg.sentinels}: a row of {raw} tokens has {needed} spans. Raise it, or lower data.seq_len."
             )
+        _require(tokenizer, cfg, needed)
+        self._modes = [_ids(tokenizer, [d.mode] if d.mode else []) for d in self._denoisers]
+        self._sentinels = _ids(tokenizer, [f"<extra_id_{n}>" for n in range(cfg.sentinels)])
         self._windows = Windows(store, raw, mask_documents=True, ahead=0, short=short)
         self.n_labels = store.n_tokens
         self.bytes_per_label = store.n_bytes / self.n_labels
@@ -173,11 +174,13 @@ class DenoisingRows(Rows):
         return most_raw(width, denoiser.noise_frac, denoiser.mean_span, joined=self._start is None)
 
 
-def _ids(tokenizer: Tokenizer, names: list[str], what: str) -> Ids:
-    """Returns the ids of special tokens. Raises ConfigError naming the first that the tokenizer does not have."""
-    found = [tokenizer.special([name]) for name in names]
-    if None in found:
-        missing = names[found.index(None)]
-        remedy = "Add it by tokenizer.specials, or lower objective.sentinels"
-        raise ConfigError(f"objective: the tokenizer has no {what} token {missing}. {remedy}.")
-    return np.array(found, np.int64)
+def _ids(tokenizer: Tokenizer, names: list[str]) -> Ids:
+    return np.array([tokenizer.special([name]) for name in names], np.int64)
+
+
+def _require(tokenizer: Tokenizer, cfg: DenoisingConfig, needed: int) -> None:
+    """Raises ConfigError where the tokenizer lacks special tokens, naming those without which rows with so many spans cannot be made."""
+    if any(tokenizer.special([name]) is None for name in cfg.specials()):
+        least = [name for name in cfg.replace(sentinels=needed).specials() if tokenizer.special([name]) is None]
+        added = f" and tokenizer.specials=[{','.join(least)}]" if least else ""
+        raise ConfigError(f"objective: the tokenizer lacks special tokens for {cfg.kind}. Set objective.sentinels={needed}{added}.")

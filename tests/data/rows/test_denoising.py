@@ -1,5 +1,6 @@
 """Span corruption and UL2: the papers' figures, and text that can be put together again."""
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -240,6 +241,14 @@ def test_too_few_sentinels_are_refused(make_store: MakeStore) -> None:
         make(SpansConfig(sentinels=3), make_store, None)
 
 
-def test_a_tokenizer_without_sentinels_is_refused(make_store: MakeStore, byte_tokenizer: Tokenizer) -> None:
-    with pytest.raises(ConfigError, match="no sentinel token <extra_id_0>"):
-        DenoisingRows(SpansConfig(), make_store([[1] * 400]), byte_tokenizer, 64, None, 0)
+@pytest.mark.parametrize(("cfg", "modes"), [(SpansConfig(), ""), (UL2Config(), ",<|R|>,<|S|>,<|X|>")], ids=["spans", "ul2"])
+def test_special_tokens_that_a_tokenizer_lacks_are_told_so_that_adding_them_helps(
+    cfg: SpansConfig | UL2Config, modes: str, make_store: MakeStore, byte_tokenizer: Tokenizer
+) -> None:
+    store = make_store([[1] * 400])
+    with pytest.raises(ConfigError, match=f"lacks special tokens for {cfg.kind}") as raised:
+        DenoisingRows(cfg, store, byte_tokenizer, 64, None, 0)
+    sentinels, added = re.findall(r"objective.sentinels=(\d+) and tokenizer.specials=\[(.*)\]\.$", str(raised.value))[0]
+    assert added == ",".join(f"<extra_id_{n}>" for n in range(int(sentinels))) + modes
+    tokenizer = BytesConfig().build(extra=tuple(added.split(",")))
+    assert len(DenoisingRows(cfg.replace(sentinels=int(sentinels)), store, tokenizer, 64, None, 0))

@@ -67,15 +67,18 @@ def merge(
     return target
 
 
-def average(run: str | Path, out: str | Path, *, last: int = 5, overwrite: bool = False) -> Path:
-    """Writes the mean of a run's newest checkpoints, and returns the folder. Raises ConfigError where there are fewer."""
+def average(run: str | Path, out: str | Path, *, last: int | None = None, overwrite: bool = False) -> Path:
+    """Writes the mean of a run's newest checkpoints, and returns the folder. Raises ConfigError where there are fewer, or fewer than two.
+
+    last: how many. None: all that the run keeps."""
     folder = RunFolder(Path(run).expanduser())
     if not folder.exists():
         raise ConfigError(f"{run}: a run folder is needed, with its checkpoints. {nearest_run(folder.path)}")
     kept = checkpoints(folder.checkpoints)
-    if len(kept) < last:
+    if len(kept) < (last or 2):
         remedy = f"Write last={len(kept)}, or train" if len(kept) > 1 else "Train"
-        raise ConfigError(f"last={last}: {run} has {counted(len(kept), 'checkpoint')}. {remedy} with a higher checkpoint.keep_last.")
+        wanted = "a mean is of two at least" if last is None else f"last={last} are to be averaged"
+        raise ConfigError(f"{run}: it has {counted(len(kept), 'checkpoint')}, and {wanted}. {remedy} with a higher checkpoint.keep_last.")
     return merge(kept[:last], out, overwrite=overwrite)
 
 

@@ -1,6 +1,7 @@
 """Models that are means of others."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -105,7 +106,14 @@ def test_the_newest_checkpoints_of_a_run_are_averaged(save: Save, tmp_path: Path
     for name, p in model.named_parameters():
         torch.testing.assert_close(weights(tmp_path / "mean")[name], 2 * p.detach())
     code, _, err = lm("average", str(run), "last=4", f"out={tmp_path / 'more'}")
-    assert code == 2 and err.splitlines()[-1].startswith(f"last=4: {run} has 3 checkpoints.")
+    assert code == 2 and err.splitlines()[-1].startswith(f"{run}: it has 3 checkpoints, and last=4 are to be averaged. Write last=3, ")
+    assert lm("average", str(run), f"out={tmp_path / 'all'}")[0] == 0
+    name, p = next(model.named_parameters())
+    torch.testing.assert_close(weights(tmp_path / "all")[name], 104 / 3 * p.detach())
+    for step in (1, 2):
+        shutil.rmtree(run / "checkpoints" / f"step-{step:08d}")
+    code, _, err = lm("average", str(run), f"out={tmp_path / 'none'}")
+    assert code == 2 and "it has 1 checkpoint, and a mean is of two at least. Train with" in err
 
 
 def test_what_does_not_belong_together_is_refused(save: Save, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`lm average RUN last=5 out=FOLDER`: one model out of a run's newest checkpoints."""
+"""`lm average RUN out=FOLDER`: one model out of a run's newest checkpoints."""
 
 from pydantic import Field
 
@@ -8,16 +8,16 @@ from lm.printing import say
 
 
 class Average(Writer):
-    """usage: lm average RUN out=FOLDER [last=5]
+    """usage: lm average RUN out=FOLDER [last=N]
 
-    The mean of the weights of a run's newest checkpoints becomes a model folder, which is what init_from=, lm generate, lm eval and lm
+    The mean of the weights of a run's checkpoints becomes a model folder, which is what init_from=, lm generate, lm eval and lm
     export take. A run keeps as many as checkpoint.keep_last says.
     """
 
     words = None
 
-    last: int = Field(5, gt=1)
-    """How many of the newest checkpoints."""
+    last: int | None = Field(None, gt=1)
+    """How many, the newest. null: all that the run keeps."""
 
     def run(self, rest: list[str]) -> None:
         """Prints one line on stdout."""
@@ -27,4 +27,5 @@ class Average(Writer):
         from lm.generation.merging import average
 
         found = average(runs[0], self.out, last=self.last, overwrite=self.overwrite)
-        say(f"{found}: the mean of {self.last} checkpoints. {self.tried()}")
+        which = "all checkpoints" if self.last is None else f"{self.last} checkpoints"
+        say(f"{found}: the mean of {which}. {self.tried()}")

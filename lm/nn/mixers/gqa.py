@@ -93,7 +93,8 @@ class GQAConfig(SharingConfig):
         if self.value_embedding is not None and drafts:
             raise ValueError("value_embedding looks up the token of a place, and the blocks of mtp read two. Leave one of them out.")
         if self.value_embedding is not None and not any(map(self.value_embedding.acts, layers)):
-            raise ValueError(f"value_embedding.every={self.value_embedding.every} is of no layer that attends. Lower it, or set at.")
+            remedy = "Lower it, or set at" if layers else "No layer attends: set value_embedding=null"
+            raise ValueError(f"value_embedding.every={self.value_embedding.every} is of no layer that attends. {remedy}.")
 
     def scoring(self, d_model: int, layer: int) -> Scoring:
         return replace(super().scoring(d_model, layer), first=self.first(layer), dropout=self.dropout)

@@ -175,11 +175,12 @@ def _as_group(path: str) -> str:
 
 
 def _having(section: str, key: str, kinds: Mapping[str, type[Config]]) -> list[str]:
-    """Returns the overrides that choose the kinds with this key."""
+    """Returns the overrides that choose the kinds with this key; of several models of a kind a tiny one."""
     having, group = [kind for kind in sorted(kinds) if kind and key in kinds[kind].model_fields], section.replace(".", "/")
-    return [
-        f"{group}={catalog.options_of_kind(group, kind)[0]}" if group in catalog.groups() else f"{section}.kind={kind}" for kind in having
-    ]
+    if group not in catalog.groups():
+        return [f"{section}.kind={kind}" for kind in having]
+    options = (sorted(catalog.options_of_kind(group, kind), key=lambda name: ("tiny" not in name, len(name))) for kind in having)
+    return [f"{group}={first}" for first, *_ in options]
 
 
 def _no_kind(section: str, key: str, said: object, kinds: Mapping[str, type[Config]]) -> str:

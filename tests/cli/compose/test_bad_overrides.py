@@ -33,6 +33,7 @@ MISTAKES = {
     "key of two other kinds": (["optim=adamw", "optim.momentum=1"], ["Write optim=muon or optim=sgd optim.momentum=..."]),
     "misspelt key without its section": (["max_step=5"], ["Did you mean 'trainer.max_steps'?"]),
     "key of another kind without its section": (["n_experts=4"], ["Did you mean 'model.ffn.n_experts'?"]),
+    "key of another kind of model": (["model=t5_tiny", "model.mtp.depth=1"], ["only in others. Write model=tiny model.mtp=..."]),
     "key of a mixture's sources": (
         ["data=mix", "data.sources=[{name:a,data:{kind:stdlib}}]", "data.record.template=chatml"],
         ["data.record: there is no such key in kind 'mix'", "Write data.sources=[{...,data:{...,record:...}}]"],

@@ -178,8 +178,8 @@ class Policy(OwnAnswers, ABC, Generic[C]):
         metrics = {f"reward_{name}": [one[name] for one in each] for name in rewards} if len(rewards) > 1 else {}
         metrics |= {"reward": worth.tolist(), "answer_tokens": [answer.n_tokens for answer in answers]}
         metrics |= {"ended": [float(answer.ended) for answer in answers]}
-        spread = worth.view(-1, self._cfg.n_answers).std(1)
-        metrics |= {"reward_std": spread.tolist(), "frac_reward_zero_std": (spread == 0).double().tolist()}
+        groups = worth.view(-1, self._cfg.n_answers)
+        metrics |= {"reward_std": groups.std(1).tolist(), "frac_reward_zero_std": _alike(groups).double().tolist()}
         if self._cfg.environment is not None:
             metrics["answers"] = [1.0 + len(answer.earlier) for answer in answers]
         return worth, {name: mean_of(torch.tensor(sum(values), dtype=torch.float64), len(values)) for name, values in metrics.items()}
@@ -191,7 +191,7 @@ class GRPO(Policy[GRPOConfig]):
 
     def loss(self, logp: Tensor, judged: Judged) -> tuple[Tensor, dict[str, Tensor]]:
         cfg, metrics, n = self._cfg, dict[str, Tensor](), len(logp)
-        advantage = judged.worth - judged.worth.mean(1, keepdim=True)
+        advantage = (judged.worth - judged.worth.mean(1, keepdim=True)).masked_fill(_alike(judged.worth).unsqueeze(1), 0.0)
         if cfg.scale:
             advantage = advantage / (judged.worth.std(1, keepdim=True) + _EPS)
         gain, moved = advantage.flatten().to(logp.dtype)[judged.answer], logp - judged.logp
@@ -230,8 +230,16 @@ class RLOO(Policy[RLOOConfig]):
             metrics["kl"] = mean_of(gap.sum(), len(gap))
             worth = worth - self._cfg.kl * logp.new_zeros(len(judged.lengths)).index_add(0, judged.answer, gap).view_as(worth)
         others = (worth.sum(1, keepdim=True) - worth) / (worth.shape[1] - 1)
-        advantage = ((worth - others).flatten() * judged.learns).to(logp.dtype)
+        gain = (worth - others).masked_fill(_alike(worth).unsqueeze(1), 0.0)
+        advantage = (gain.flatten() * judged.learns).to(logp.dtype)
         return (-advantage[judged.answer] * logp).sum(), metrics
+
+
+def _alike(groups: Tensor) -> Tensor:
+    """(prompts,) whether all rewards of a group are the same. Their mean is rounded, so that neither their spread nor what they are above
+    it need be 0.  groups: (prompts, n_answers)."""
+    most, least = groups.amax(1), groups.amin(1)
+    return most - least <= 8 * torch.finfo(groups.dtype).eps * torch.maximum(most.abs(), least.abs())
 
 
 @loss_of(GRPOConfig)

@@ -149,6 +149,19 @@ def test_figures_are_exact_where_bf16_is_the_default() -> None:
     assert sums.metrics["reward_std"].tolist() == [0, 1] and sums.metrics["frac_reward_zero_std"].tolist() == [1, 1]
 
 
+@pytest.mark.parametrize("weights", [(0.1, 0.0), (0.1, 0.2)])
+def test_equal_rewards_teach_nothing_however_their_sum_is_rounded(weights: tuple[float, float]) -> None:
+    """The mean of three times 0.1 is not 0.1, so that torch's spread of these is 1.7e-17."""
+    any_, none = {"kind": "regex", "pattern": ".*"}, {"kind": "length", "free": 7, "most": 8}
+    rewards = {"a": any_ | {"weight": weights[0]}, "b": any_ | {"weight": weights[1]}, "c": none}
+    model, asked = redrawn(config(), 0), Batch(*torch.zeros(2, 1, 1, dtype=torch.int64))
+    for kind, cfg in ((RLOO, RLOOConfig(n_answers=3, rewards=rewards)), (GRPO, GRPOConfig(n_answers=3, rewards=rewards))):
+        sampler = Given(cfg, [Rollout(Asked([1, 2], []), [3 + n], [0.0]) for n in range(3)])
+        sums = kind(cfg, sampler, Start(lambda: model), 0, 0)(model, asked, 0, 0)
+        assert sums.metrics["frac_reward_zero_std"].tolist() == [1, 1]
+        assert not any(each.any() for each in torch.autograd.grad(sums.total, [*model.parameters()]))
+
+
 @pytest.mark.slow
 def test_held_out_answers_are_written_with_their_rewards(policy: Callable[..., TrainConfig], tmp_path: Path) -> None:
     """So that what a reward does not measure can be read. Seen to fail: sample_prompts=held_out went on with beginnings of the prompts."""

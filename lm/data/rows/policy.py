@@ -63,7 +63,7 @@ class PolicyConfig(OwnAnswersConfig):
     usual_for = ("prompt",)
     needs_parent = True
 
-    rewards: Named[RewardConfig] = {"exact": ExactReward()}
+    rewards: Named[RewardConfig] = Field({"exact": ExactReward()}, min_length=1)
     """What an answer is worth, by name, of which the weighted sum counts; one without `kind` is of the kind that its name says."""
     n_answers: int = Field(8, gt=1, le=1024)
     """Answers to each prompt, which are compared with each other."""

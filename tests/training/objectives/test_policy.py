@@ -149,6 +149,12 @@ def test_figures_are_exact_where_bf16_is_the_default() -> None:
     assert sums.metrics["reward_std"].tolist() == [0, 1] and sums.metrics["frac_reward_zero_std"].tolist() == [1, 1]
 
 
+@pytest.mark.parametrize("cfg", [GRPOConfig, RLOOConfig])
+def test_no_reward_is_refused(cfg: type[PolicyConfig]) -> None:
+    with pytest.raises(ConfigError, match=r"rewards: \{\} is empty"):
+        cfg(rewards={})
+
+
 @pytest.mark.parametrize("weights", [(0.1, 0.0), (0.1, 0.2)])
 def test_equal_rewards_teach_nothing_however_their_sum_is_rounded(weights: tuple[float, float]) -> None:
     """The mean of three times 0.1 is not 0.1, so that torch's spread of these is 1.7e-17."""

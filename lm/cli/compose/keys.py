@@ -136,7 +136,7 @@ def _unknown(parts: list[str], n: int, owner: type[Config], parent: FieldInfo | 
     siblings = {name: sibling for name, sibling in kinds.items() if name and sibling is not owner}
     others = {name for sibling in siblings.values() for name in sibling.model_fields} - {*own, "kind"}
     near = nearest(key, [*own, *sorted(others)])
-    by_others = near != key and any(path.removeprefix(f"{group}.") in own for path in meant(key, group, ()))
+    by_others = any(path.removeprefix(f"{group}.") in own for path in meant(key, group, ()))
     if near not in others or by_others:
         return f"{here}: there is no such key{said_kind}. {_elsewhere(key, own, tree, group)}"
     inner = [path for path, _ in fields(known.root(), tree) if path.startswith(f"{group}.") and path.endswith(f".{near}")]

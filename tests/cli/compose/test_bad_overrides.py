@@ -231,6 +231,19 @@ def test_a_key_of_another_program_is_answered_with_ours() -> None:
     assert other == {}
 
 
+def test_a_name_that_other_objectives_have_too_is_answered_with_what_it_is_here() -> None:
+    """Of TRL's GRPO and ORPO, in which beta is not that of DPO."""
+    of = {"beta": "kl", "scale_rewards": "scale", "mask_truncated_completions": "learn_cut", "kl_coef": "kl", "reward_weights": "rewards"}
+    given = [("grpo", name, ours) for name, ours in of.items()] + [("orpo", "beta", "weight")]
+    other = {}
+    for objective, name, ours in given:
+        with pytest.raises(ConfigError) as raised:
+            compose([f"objective={objective}", f"objective.{name}=1"])
+        if f"Did you mean 'objective.{ours}'?" not in raised.value.sentence:
+            other[objective, name] = raised.value.sentence
+    assert other == {}
+
+
 @pytest.mark.parametrize(
     "given, options, near",
     [

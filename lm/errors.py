@@ -86,7 +86,7 @@ def internal(error: Exception) -> LmError:
     return LmError(f"internal error: {type(error).__name__}: {said}. {remedy}.")
 
 
-def place_in_plugin(error: Exception) -> str | None:
+def place_in_plugin(error: BaseException) -> str | None:
     """Returns the file and line of a plugin at which an error came up; None where it did in no plugin."""
     plugins = _plugins()
     places = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename in plugins]

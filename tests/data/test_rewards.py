@@ -88,6 +88,19 @@ def test_a_reward_that_breaks_is_named_with_the_answer(broken: RewardConfig, sai
         scores({"mine": broken}, [answer("46")])
 
 
+class LeavingReward(RewardConfig):
+    kind: Literal["leaving"] = "leaving"
+
+    def score(self, answer: Answer) -> float:
+        raise SystemExit(3)
+
+
+def test_a_reward_that_leaves_the_program_has_broken() -> None:
+    """As a checker with a main() of its own does. Seen to fail: the run ended with exit code 3 and no word."""
+    with pytest.raises(ConfigError, match=r"it broke on the answer '46' \(SystemExit: 3\)\. Mend it"):
+        scores({"mine": LeavingReward()}, [answer("46")])
+
+
 def test_what_breaks_in_a_plugin_is_told_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LM_PLUGINS", __file__)
     line = BrokenReward.score.__code__.co_firstlineno + 1

@@ -92,6 +92,8 @@ def require_section(path: str, field: FieldInfo, value: object, raw: str | None 
         group, given = path.replace(".", "/"), raw if raw is not None else "null" if value is None else value
         if group in catalog.groups():
             remedy = f"Write {group}={given}"
+        elif value is None and path.rpartition(".")[2] in kinds:  # an entry whose name says its kind
+            remedy = f"Write ~{path} to be without it"
         else:
             remedy = f"Write {path}.kind={given}" if str(value) in kinds else f"Set one of its keys, as {path}.x{'=VALUE' if raw else ''}"
         raise ConfigError(f"{path}: {given} was given for a section. {remedy}.")
@@ -184,7 +186,9 @@ def _having(section: str, key: str, kinds: Mapping[str, type[Config]]) -> list[s
 
 
 def _no_kind(section: str, key: str, said: object, kinds: Mapping[str, type[Config]]) -> str:
-    given = said.get("kind") if isinstance(said, dict) else None
+    given, name = said.get("kind") if isinstance(said, dict) else None, section.rpartition(".")[2]
+    if given is None and name in kinds:  # of entries whose name says their kind
+        return f"{section}.{key}: there is no such key in kind '{name}'. {did_you_mean(key, [*{*kinds[name].model_fields} - {'kind'}])}"
     if given is None:
         own = sorted({name for cls in kinds.values() for name in cls.model_fields} - {"kind"})
         by_others = [path.removeprefix(f"{section}.") for path in meant(key, section, ())]

@@ -38,7 +38,7 @@ def reply_of(environment: EnvironmentConfig, answer: Answer) -> str | None:
     """Returns the reply to an answer. Raises ConfigError where the environment fails."""
     try:
         said: object = environment.reply(answer)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"objective.environment: it broke on the answer {shown(answer, error)}. Mend it.") from error
     if said is not None and not isinstance(said, str):
         kind = type(said).__name__

@@ -64,7 +64,7 @@ def total(rewards: Mapping[str, RewardConfig], each: Mapping[str, float]) -> flo
 def _score(name: str, reward: RewardConfig, answer: Answer) -> float:
     try:
         score = float(reward.score(answer))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"objective.rewards.{name}: it broke on the answer {shown(answer, error)}. Mend it.") from error
     if not math.isfinite(score):
         gave = f"it gave {score} for the answer {shown(answer)}, and a finite number is needed"
@@ -72,7 +72,7 @@ def _score(name: str, reward: RewardConfig, answer: Answer) -> float:
     return score
 
 
-def shown(answer: Answer, error: Exception | None = None) -> str:
+def shown(answer: Answer, error: BaseException | None = None) -> str:
     """Returns the beginning of an answer, and what was raised at it and where, for a message."""
     text = repr(answer.text[:_MOST_CHARS])
     if error is None:

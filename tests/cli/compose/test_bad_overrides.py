@@ -89,6 +89,11 @@ MISTAKES = {
     "null for a group": (["optim=null"], ["optim: 'null' is not an option"]),
     "heads do not divide": (["model.attention.n_heads=7"], ["n_heads=7", "not a multiple"]),
     "model that the objective does not train": (["model=t5_small"], ["but model.kind is encoder_decoder", "objective=spans"]),
+    "key of an entry named like its kind": (
+        ["objective=grpo", "init_from=null", "objective.rewards={length:{wieght:2}}"],
+        ["objective.rewards.length.wieght: there is no such key in kind 'length'. Did you mean 'weight'?"],
+    ),
+    "an entry set to null": (["objective=grpo", "objective.rewards.exact=null"], ["Write ~objective.rewards.exact to be without it."]),
     "key of a group without an option": (["adapter.rank=4"], ["adapter: it has no kind yet", "Write adapter=lora adapter.rank=..."]),
     "another program's key of a group without an option": (["adapter.r=4"], ["Did you mean 'rank'? Write adapter=lora adapter.rank=..."]),
     "key that no option of a group has": (["adapter.knd=lora"], ["adapter: it has no kind yet, and no kind (lora) has a key 'knd'"]),

@@ -4,9 +4,10 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from lm.training.run import train_rank
-from tests.training.conftest import Configure, Launch, ranks, results
+from tests.training.conftest import Before, Configure, Launch, ranks, results
 
 
 def test_recorded_steps_are_told(configure: Configure, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,3 +62,10 @@ def test_where_it_cannot_be_written_the_run_goes_on(configure: Configure, tmp_pa
 def test_every_rank_records_its_own(configure: Configure, launch: Launch, tmp_path: Path) -> None:
     launch(configure(*ranks("ddp"), "trainer.profile=2"))
     assert sorted(path.name for path in (tmp_path / "run" / "profile").glob("*.gz")) == ["rank-0.json.gz", "rank-1.json.gz"]
+
+
+def test_an_error_ends_the_recording(configure: Configure) -> None:
+    """Else what a notebook does next would be recorded on."""
+    with pytest.raises(ZeroDivisionError):
+        train_rank(configure("trainer.profile=5"), callbacks=[Before(6, lambda module: 1 / 0)])
+    assert not torch.autograd._profiler_enabled()

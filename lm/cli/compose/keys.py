@@ -188,7 +188,8 @@ def _having(section: str, key: str, kinds: Mapping[str, type[Config]]) -> list[s
 def _no_kind(section: str, key: str, said: object, kinds: Mapping[str, type[Config]]) -> str:
     given, name = said.get("kind") if isinstance(said, dict) else None, section.rpartition(".")[2]
     if given is None and name in kinds:  # of entries whose name says their kind
-        return f"{section}.{key}: there is no such key in kind '{name}'. {did_you_mean(key, [*{*kinds[name].model_fields} - {'kind'}])}"
+        own = [option for option in kinds[name].model_fields if option != "kind"]
+        return f"{section}.{key}: there is no such key in kind '{name}'. {did_you_mean(key, own)}"
     if given is None:
         own = sorted({name for cls in kinds.values() for name in cls.model_fields} - {"kind"})
         by_others = [path.removeprefix(f"{section}.") for path in meant(key, section, ())]

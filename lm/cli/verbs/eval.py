@@ -97,8 +97,10 @@ class Eval(Verb):
         from lm.data.rows.base import usual
         from lm.generation.examine import evaluate
 
-        length = saved.get("model", {}).get("max_seq_len") if run is None else flatten(run.config()).get("data.seq_len")
-        data = examined.data if says_length or type(length) is not int else examined.data.replace(seq_len=length)
+        data = examined.data
+        if not says_length:
+            length = saved.get("model", {}).get("max_seq_len") if run is None else flatten(run.config()).get("data.seq_len")
+            data = data.replace(seq_len=length) if type(length) is int else data
         found = evaluate(
             model, data, examined.objective, wanted=examined.eval, parent=examined.init_from, seed=examined.seed, split=self.split,
             micro_batch=self.micro_batch, device=self.device, dtype=self.dtype, log=note,

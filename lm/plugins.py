@@ -14,6 +14,7 @@ import tokenize
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module, metadata
 from pathlib import Path
 from types import ModuleType
@@ -70,7 +71,7 @@ def load(files: Sequence[str] = ()) -> None:
 
     Raises ConfigError for one that is missing, does not import, defines no kind, or defines one that there is.
     """
-    for point in metadata.entry_points(group=GROUP):
+    for point in _points():
         if point.name not in _loaded:
             _add(_installed(point))
     named = [*filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)), *files]
@@ -79,6 +80,12 @@ def load(files: Sequence[str] = ()) -> None:
         _add(_from_file(path))
     if paths:
         os.environ[VARIABLE] = os.pathsep.join(map(str, paths))
+
+
+@cache
+def _points() -> list[metadata.EntryPoint]:
+    """Returns the installed plugins; looked up once, since it reads a file of every installed package."""
+    return list(metadata.entry_points(group=GROUP))
 
 
 def take(args: Sequence[str]) -> list[str]:

@@ -103,6 +103,7 @@ def test_a_ladder_that_has_run_is_a_law_with_intervals_in_words_numbers_and_curv
     assert lm("ablate", "report", "study=ffn", "dir=.", "flops=1e8", "at=5e4:4e3")[:2] == (0, out), "by its name"
 
 
+@pytest.mark.slow
 def test_a_law_is_told_of_what_has_ended_and_a_run_that_diverged_is_shown_and_no_point_of_it(climbed: Climbed, tmp_path: Path) -> None:
     ladder = climbed(left=1)
     lost = ladder.missing()[0]

@@ -107,6 +107,7 @@ def test_prompts_of_one_length_are_decoded_together(lm: Lm, args: list[str], tmp
     assert wide[:2] == wide[2:] and [each["answers"][0]["tokens"] for each in found] == [each.tokens for each in told]
 
 
+@pytest.mark.slow
 def test_a_killed_process_loses_no_answers_and_a_second_one_waits_its_turn(args: list[str], tmp_path: Path, lm: Lm) -> None:
     assert lm(*args)[0] == 0
     whole, part = (tmp_path / "a.jsonl").read_bytes(), tmp_path / ".b.jsonl.part"

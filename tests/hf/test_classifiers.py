@@ -128,6 +128,7 @@ def test_a_modernbert_is_read_off_where_its_config_says(pooling: str, tmp_path: 
         family_for(telling(plain()).replace(head={"labels": NAMES, "tied": False, "pooling": "mean"}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own_pad", [True, False])
 def test_a_text_that_the_tokenizer_ends_with_eos_is_read_to_it(own_pad: bool, tmp_path: Path) -> None:
     """As transformers reads it: where eos pads too, the label is at the token before. Seen to fail: read without it."""
@@ -278,6 +279,7 @@ def test_a_head_of_one_number_is_read_and_written(problem: str | None, tmp_path:
     assert json.loads((tmp_path / "again" / "config.json").read_text())["problem_type"] == "regression"
 
 
+@pytest.mark.slow
 def test_other_programs_are_not_handed_a_classifier(folder: Path, lm: Lm) -> None:
     code, said, _ = lm("export", f"from={folder}", "format=hf", "out=there")
     assert code == 0 and "AutoModelForSequenceClassification" in said and "tells texts apart, and none was tried with such a model" in said

@@ -147,6 +147,7 @@ def test_a_rank_that_vllm_takes_only_when_told_is_said(rank: int, most: int | No
     assert [line.split(", and ")[1] for line in told if line.startswith("vLLM takes ranks up to 16")] == said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "fault"),
     [
@@ -276,6 +277,7 @@ def test_the_tokenizer_comes_with_the_adapter(tmp_path: Path) -> None:
     assert theirs.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False) == "Hi"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("made_on", "told"), [("owner/hub", []), ("/data/hub", []), ("owner/hub-Instruct", ["owner/hub-Instruct"])])
 def test_a_base_of_another_name_is_told(made_on: str, told: list[str], tmp_path: Path) -> None:
     export_adapter(adapted("llama3_8b", LoRAConfig(rank=2), tmp_path), tmp_path / "out", check=False)

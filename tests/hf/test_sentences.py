@@ -56,6 +56,7 @@ def read_by_hand(folder: Path) -> Tensor:
     return torch.nn.functional.normalize(ways[mode.removeprefix("pooling_mode_")], dim=-1)
 
 
+@pytest.mark.slow
 def test_transformers_gives_the_same_vectors_as_the_files_say(tmp_path: Path) -> None:
     for name, pooling in CASES:
         there = tmp_path / f"{name}-{pooling}"

@@ -94,6 +94,7 @@ def test_a_translator_answers_as_in_transformers_into_its_language_or_another(th
     assert ended == {True, False}
 
 
+@pytest.mark.slow
 def test_both_languages_go_into_an_export(theirs: Path, tmp_path: Path) -> None:
     import_model(theirs, tmp_path / "ours", say=lambda line: None)
     export(tmp_path / "ours", tmp_path / "back", say=lambda line: None)

@@ -405,6 +405,7 @@ def test_a_folder_that_was_not_imported_says_how_to(theirs: Path) -> None:
         load(theirs)
 
 
+@pytest.mark.slow
 def test_what_is_of_lm_already_is_not_imported(tmp_path: Path, lm: Run) -> None:
     """A run, its model, its checkpoints and a model folder. Seen to fail: 'model_type=None is not known', and names of all families."""
     assert lm("train", "debug=fast", "run.name=r", "checkpoint.every=2", "data.seq_len=32").returncode == 0

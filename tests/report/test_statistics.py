@@ -189,6 +189,7 @@ def test_two_runs_alike_in_every_seed_are_no_evidence() -> None:
     assert (found.mean, found.interval, found.p, found.permutation_p, found.bootstrap) == (0.0, (0.0, 0.0), 1.0, 1.0, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "seeds"), [(2, 3), (4, 5), (9, 5)])
 def test_among_equal_variants_at_most_5_percent_of_studies_raise_an_alarm(rows: int, seeds: int) -> None:
     """The limit of a binomial with 5 % at 150 studies is 13 (97.5 %). Seen to fail without Holm's correction at 4 and 9."""

@@ -205,6 +205,7 @@ SCHEMA["$defs"] = {"A": {"enum": ["é", 2]}}  # as pydantic writes models within
 TWO_TOOLS = [{"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in ("f", "g")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chosen", ["required", {"type": "function", "function": {"name": "g"}}])
 def test_a_call_may_be_asked_for(caller: httpx.Client, chosen: Any) -> None:
     """Of arguments by the tool's schema, which a model of random weights would never write. Seen to fail: both were refused, then

@@ -247,6 +247,7 @@ def test_what_cannot_be_adapted_is_refused_by_the_config(lora: Configure) -> Non
             lora(*more.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optim", ["optim=muon", "optim=soap", "optim.state_bits=8"])
 def test_an_optimizer_of_the_blocks_matrices_is_refused_where_these_are_frozen(tiny: list[str], trained: Path, optim: str) -> None:
     """It would step an adapter, or the embedding alone, with AdamW, at one rate whatever its own is."""

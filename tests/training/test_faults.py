@@ -274,6 +274,7 @@ def test_a_loss_on_held_out_text_that_is_not_finite_is_not_saved(
     require_unharmed(tmp_path / "run", kept)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ["made", "weights", "optimizer", "manifest", "rename"])
 def test_a_full_disk_within_a_save_keeps_the_checkpoints_before(
     configure: Configure, stopped_at_five: Path, monkeypatch: pytest.MonkeyPatch, point: str

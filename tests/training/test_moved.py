@@ -90,6 +90,7 @@ def test_a_run_that_has_ended_reads_no_data_and_so_compares_the_names(configure:
     assert train_rank(configure(*_one(moved), "trainer.max_steps=16", "schedule.warmup_steps=2"))["steps"] == 16
 
 
+@pytest.mark.slow
 def test_a_teacher_may_move_and_no_other_takes_its_place(configure: Configure, stop: Stop, tmp_path: Path, texts: Path) -> None:
     train_rank(configure(*_one(texts), "run.name=teacher"))
     train_rank(configure(*_one(texts), "run.name=other", "seed=6"))
@@ -102,6 +103,7 @@ def test_a_teacher_may_move_and_no_other_takes_its_place(configure: Configure, s
     assert train_rank(configure(*_one(texts), f"objective.teacher={tmp_path}/moved"))["steps"] == 12
 
 
+@pytest.mark.slow
 def test_another_parent_does_not_take_the_place_of_one_that_is_gone(
     configure: Configure, stop: Stop, tmp_path: Path, texts: Path, tiny: list[str]
 ) -> None:

@@ -145,12 +145,14 @@ def test_what_needs_steps_of_equal_rows_is_refused(configure: Configure, more: l
     assert message in str(caught.value)
 
 
+@pytest.mark.slow
 def test_start_and_report_tell_the_smallest_and_the_largest_step(lm: Lm, tiny: list[str], tmp_path: Path) -> None:
     code, out, _ = lm("train", *settled(*tiny, *RAMP))
     assert code == 0 and "2 to 8 x 32 tokens a step (1 x 8 rows), 12 steps, 1.12 epochs" in out
     assert "2 to 8 rows of 32 tokens a step" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_phases_that_outlast_the_run_are_told(lm: Lm, tiny: list[str]) -> None:
     code, out, _ = lm("train", *settled(*tiny, *RAMP, "trainer.max_steps=5"))
     assert code == 0 and "data: the last of its phases ends at step 6, and the run at 5, so none follows it\n" in out

@@ -405,6 +405,7 @@ def test_a_killed_run_is_bitwise_the_run_left_alone(options: list[str]) -> None:
         assert report["between steps"] >= 10
 
 
+@pytest.mark.slow
 def test_a_warm_up_that_follows_from_the_length_stays_when_a_run_goes_on(tiny: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Seen to fail: one more epoch was refused, since a tenth of the steps, or a share of them, was another number."""
     given = [item for item in tiny if not item.startswith("schedule.warmup_steps")]

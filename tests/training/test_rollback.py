@@ -24,6 +24,7 @@ def leaps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TrainModule, "loss", loss)
 
 
+@pytest.mark.slow
 def test_a_run_stopped_before_a_leap_goes_back_as_far_as_one_that_was_not(configure: Configure, stop: Stop, tmp_path: Path) -> None:
     """Stopped twice between the checkpoint of step 8 and the leap at step 11, each with a save that a run left alone does not make. Seen to
     fail: it went back to the stop, and with one checkpoint kept that of step 8 was gone."""
@@ -38,6 +39,7 @@ def test_a_run_stopped_before_a_leap_goes_back_as_far_as_one_that_was_not(config
     assert results(tmp_path / "run") == results(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_run_stopped_after_it_went_back_goes_on_from_there(
     configure: Configure, stop: Stop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

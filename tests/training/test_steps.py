@@ -86,6 +86,7 @@ def test_draws_are_those_of_torchs_own_seeding() -> None:
     assert torch.equal(*found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "tolerance"), [("bf16-mixed", 0.02), ("bf16-true", 0.02), ("fp16-mixed", 0.002)])
 def test_half_precision_stays_close_to_fp32_and_is_not_fp32(
     configure: Configure, tmp_path: Path, ragged: str, precision: str, tolerance: float

@@ -65,6 +65,7 @@ def held_out(cfg: TrainConfig, folder: Path) -> tuple[torch.Tensor, torch.Tensor
     return logits[batch.labels != IGNORED], given(batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [(), ENCODER], ids=["decoder", "encoder"])
 def test_a_regression_learns_its_number_and_is_measured_as_numpy_does(of_targets: Told, tmp_path: Path, model: tuple[str, ...]) -> None:
     cfg, folder = of_targets(*model, *NUMBERS, *LONG), tmp_path / "run"

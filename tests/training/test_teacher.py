@@ -146,6 +146,7 @@ def test_a_teacher_that_cannot_say_it_is_refused(
         train_rank(configure(*of_run, f"objective.teacher={teacher}"))
 
 
+@pytest.mark.slow
 def test_a_teacher_that_cannot_say_it_is_told_before_text_is_read(made: Made, configure: Configure, tmp_path: Path) -> None:
     """Reading and cutting the text of a long run takes hours."""
     teacher = made("teacher")

@@ -3,7 +3,8 @@
 import re
 import shlex
 from collections.abc import Iterator
-from functools import cache
+from copy import deepcopy
+from functools import cache, lru_cache
 from typing import Any, get_args, get_origin
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -19,6 +20,12 @@ _MOST_NESTED = 8
 
 def hydra(text: str) -> Override | None:
     """Returns an override parsed by Hydra's grammar; None where the grammar does not accept it."""
+    return deepcopy(_parsed(text))  # whose lists and dicts a caller may change
+
+
+@lru_cache(maxsize=1024)
+def _parsed(text: str) -> Override | None:
+    """Parsed once: the jobs of a sweep and of a study share most of their overrides."""
     try:
         return _parser().parse_override(text)
     except (HydraException, ValueError, RecursionError):  # of a number of thousands of digits, and of as many brackets

@@ -39,6 +39,7 @@ def test_an_epoch_has_all_steps_that_learn_from_its_rows(default_run: Path, monk
     assert compose_config(asked).trainer.max_steps == 3 * 2 * 10 / 4
 
 
+@pytest.mark.slow
 def test_what_is_told_but_once_of_the_data_is_not_lost_where_rows_are_counted(base: list[str], lm: Lm) -> None:
     """And what a run tells each time is told by it alone."""
     chat = '{"messages": [{"role": "user", "content": "ab %d"}, {"role": "assistant", "content": "ef"}]}\n'

@@ -198,6 +198,7 @@ def test_ul2_draws_its_denoisers_evenly(make_store: MakeStore) -> None:
     assert parts == pytest.approx({"<|R|>": 2 / 7, "<|S|>": 1 / 7, "<|X|>": 4 / 7}, abs=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", [None, 256])
 def test_rows_are_as_noisy_as_said_within_a_percent_over_a_million_tokens(make_store: MakeStore, start: int | None) -> None:
     cfg = SpansConfig(sentinels=200)

@@ -289,6 +289,7 @@ def _put_by_two(folder: Path, url: str, *caches: str) -> list[int | None]:
     return [process.exitcode for process in processes]
 
 
+@pytest.mark.slow
 def test_two_machines_may_put_there_what_both_have_made(prepared: Prepare, tmp_path: Path) -> None:
     """Seen to fail with one name for what both write."""
     url = URLS[0].format(tmp_path)
@@ -346,6 +347,7 @@ def test_of_two_processes_one_fetches_a_shard(prepared: Prepare, tmp_path: Path,
     assert len(asked) == len(set(asked)) == len([name for name in shards(tmp_path / "one") if "train" in name]) > 1
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_while_a_shard_comes_leaves_none(prepared: Prepare, tmp_path: Path, server: Any) -> None:
     """Seen to fail with shards that are written under their own names."""
     (tmp_path / "slow").touch()

@@ -27,6 +27,7 @@ def test_recorded_steps_are_told(configure: Configure, tmp_path: Path, capsys: p
     assert sum(each.get("name") == "aten::_scaled_dot_product_flash_attention_for_cpu" for each in trace["traceEvents"]) == 6
 
 
+@pytest.mark.slow
 def test_what_comes_behind_the_step_before_is_not_recorded(configure: Configure, tmp_path: Path) -> None:
     """Seen to fail: a validation, samples and a save at step 3 were the most of what step 4 was told to take."""
     given = ("trainer.val_every=3", "checkpoint.every=3", "trainer.sample_prompts=[def]")
@@ -42,6 +43,7 @@ def test_what_is_recorded_is_the_run_left_alone(configure: Configure, tmp_path: 
     assert not (tmp_path / "plain" / "profile").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("steps", "said"),
     [(3, "nothing was recorded, as fewer than 4 steps were left"), (4, "profile: step 4, "), (5, "profile: steps 4 to 5, ")],

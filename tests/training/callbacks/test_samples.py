@@ -43,11 +43,13 @@ def test_held_out_questions_are_answered(configure: Configure, tmp_path: Path, c
         assert shown == f"user\n{question}\nassistant\n\n" and told == f"{answer(tmp_path / 'run', question)}\n"
 
 
+@pytest.mark.slow
 def test_a_prompt_is_a_users_message(configure: Configure, tmp_path: Path, chats: Chats) -> None:
     train_rank(configure(*CHAT, f"data.files={tmp_path / 'chats.jsonl'}", "trainer.sample_prompts=['And 7?']", "trainer.max_steps=4"))
     assert blocks(tmp_path / "run", 4) == ["user\nAnd 7?\nassistant\n\n", f"{answer(tmp_path / 'run', 'And 7?')}\n"]
 
 
+@pytest.mark.slow
 def test_texts_beside_chats_are_gone_on_with(configure: Configure, tiny: list[str], tmp_path: Path, chats: Chats) -> None:
     """And prompts are texts, as the run reads some."""
     [text] = [each.partition("=")[2] for each in tiny if each.startswith("data.files=")]

@@ -27,6 +27,7 @@ def ready(log: Path) -> None:
     pytest.fail("the child did not start")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [0, 2], ids=["in the main thread", "in threads"])
 def test_a_signal_right_behind_the_start_of_a_process_reaches_it_once(
     threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

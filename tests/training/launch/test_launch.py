@@ -418,6 +418,7 @@ def told(rank: int, code: int | None, pid: int = 1, **more: bool) -> None:
     (folder / f"rank-{rank}.json").write_text(json.dumps(asdict(Outcome(rank, pid, float(rank), code, "said", (), **more))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "error", "said"),
     [(1, LmError, "^rank 1: said"), (None, ResourceError, "^rank 1: the process was killed")],

@@ -24,6 +24,7 @@ from tests.training.conftest import Configure, settled, write_text
 from tests.training.launch.test_cluster import free_port
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("talks", [False, True], ids=["says nothing", "says something else"])
 def test_a_rendezvous_port_in_use_is_named_at_once(monkeypatch: pytest.MonkeyPatch, talks: bool) -> None:
     """Seen to take 105 s, and to name neither."""

@@ -64,15 +64,15 @@ def public() -> Iterator[Path]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test with more than two cases `make test` runs every sixth one and the last, where what is new mostly stands; `make test-all`
-    all."""
+    """Of a test with more than two cases `make test` runs every twelfth one and the last, where what is new mostly stands;
+    `make test-all` all."""
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("slow") is None:
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for same in cases.values():
         for n, item in enumerate(same):
-            if len(same) > 2 and n % 6 and n < len(same) - 1:
+            if len(same) > 2 and n % 12 and n < len(same) - 1:
                 item.add_marker(pytest.mark.slow)
 
 

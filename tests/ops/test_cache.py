@@ -1,10 +1,12 @@
 """The key/value cache beyond the invariants: rewinding, reordering, rings, and what it refuses."""
 
 import random
+import weakref
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lm.nn.batch import Batch
 from lm.testing.models import tokens
@@ -29,6 +31,23 @@ def test_rewind_forgets_and_reorder_exchanges_rows() -> None:
         swapped = ids.flip(0)
         out = [model(Batch(swapped[:, t : t + 1], positions=torch.full((2, 1), t)), cache=cache) for t in range(15, 20)]
         torch.testing.assert_close(torch.cat(out, 1), full.flip(0)[:, 15:], **CLOSE)
+
+
+def test_rows_are_exchanged_without_all_of_a_cache_there_twice() -> None:
+    """Seen to fail: each row that ended took the memory of a second cache."""
+    cache = redrawn(config()).new_cache(2, 40)
+    old = [weakref.ref(store) for stores in cache.stores.values() for store in stores]
+    left = []
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.ops.aten.index_select.default and args[0].dim() == 4:
+                left.append(sum(ref() is not None for ref in old))
+            return func(*args, **(kwargs or {}))
+
+    with Count():
+        cache.reorder(torch.tensor([1, 0]))
+    assert left == list(range(len(old), 0, -1)) and len(old) > 2
 
 
 @torch.no_grad()

@@ -164,7 +164,9 @@ class Cache:
         self.lengths, self.recorded = [self.lengths[row] for row in rows.tolist()], None
         for part in self._parts():
             part.reorder(rows)
-        self.stores = {layer: [store.index_select(0, rows) for store in stores] for layer, stores in self.stores.items()}
+        for stores in self.stores.values():  # one tensor after another, so that no more than one is there twice
+            for i, store in enumerate(stores):
+                stores[i] = store.index_select(0, rows)
         self.memory = {layer: (k.index_select(0, rows), v.index_select(0, rows)) for layer, (k, v) in self.memory.items()}
         if self.memory_positions is not None:
             self.memory_positions = self.memory_positions.index_select(0, rows)

@@ -12,6 +12,7 @@ from lm import plugins
 from lm.data.kinds import TokenizerFileConfig
 from lm.data.sources.fingerprint import changed_files
 from lm.data.store.prepare import Prepared
+from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import CheckpointError, ConfigError
 from lm.nn.model_config import model_config
 from lm.nn.transformer import build_model
@@ -144,6 +145,18 @@ def require_same_data(folder: RunFolder, cfg: TrainConfig, meta: Tree, data: Pre
         raise ConfigError(
             f"{folder.path}: {what} since the run started, and a resumed run needs the same data. Restore it, or set run.name."
         )
+
+
+def require_same_template(folder: RunFolder, cfg: TrainConfig, tokenizer: Tokenizer) -> None:
+    """Raises ConfigError where the chat template that the data name is another one than the run's so far: replies of an environment and the
+    model's folder follow from it even where the tokens of the data do not.  tokenizer: the checkpoint's."""
+    if (before := tokenizer.chat_template) is None or cfg.data.chat_template(tokenizer) in (None, before):
+        return
+    records = [each for part in cfg.data.parts().values() if (each := part.records) is not None]
+    name = next(filter(None, (each.named_template() for each in records)), None)
+    raise ConfigError(
+        f"data.record.template={name}: not the chat template that {folder.path} was started with. Restore it, or set run.name."
+    )
 
 
 def _require_same_weights(reader: CheckpointReader, run: TrainConfig) -> None:

@@ -37,7 +37,7 @@ from lm.training.launch.ranks import Ranks, device_kind
 from lm.training.launch.signals import Signals
 from lm.training.lean import leave_out_metrics
 from lm.training.plan import idle_rows
-from lm.training.resume import finished, imported, open_run, parent_hash, require_same_data, teacher_hash
+from lm.training.resume import finished, imported, open_run, parent_hash, require_same_data, require_same_template, teacher_hash
 from lm.training.state import Counters, RunState, Saved
 from lm.training.trainer_config import TrainerConfig
 from lm.training.weights.carried import require_state
@@ -121,6 +121,8 @@ def _prepare(cfg: TrainConfig, folder: RunFolder, reader: CheckpointReader | Non
         if cfg.init_optimizer:
             require_state(model, cfg)
     require_teacher(cfg, tokenizer)
+    if reader is not None and isinstance(tokenizer, Tokenizer):
+        require_same_template(folder, cfg, tokenizer)
     data = prepare(cfg.data, tokenizer, log=console.say, specials=cfg.objective.specials(), seed=cfg.seeds.data)
     if reader is not None:
         require_same_data(folder, cfg, reader.meta, data)

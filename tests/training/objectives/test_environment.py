@@ -197,3 +197,19 @@ def test_a_run_answers_again_and_what_is_drawn_is_what_is_trained(policy: Callab
 def test_what_cannot_be_is_told(policy: Callable[..., TrainConfig], more: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         train_rank(policy("objective=grpo", *more))
+
+
+def test_a_run_does_not_go_on_with_another_chat_template_than_its_own(policy: Callable[..., TrainConfig], tmp_path: Path) -> None:
+    """Seen: a file edited where only replies are written, which no token of the data tells, changed the steps behind a resume."""
+    file = tmp_path / "turns.jinja"
+    text = "{% for m in messages %}{{ SAYS }}{{ m.content }}{{ eos_token if m.role == 'assistant' }}\n{% endfor %}"
+    text += "{% if add_generation_prompt %}A:{% endif %}"
+    file.write_text(text.replace("SAYS", "'U:' if m.role == 'user' else 'A:'"))
+    given = ["objective=grpo", RETRY, "schedule=constant", "data.record.kind=chat", f"data.record.template={file}"]
+    train_rank(policy(*given, "trainer.max_steps=2"))
+    before = file.read_text()
+    file.write_text(text.replace("SAYS", "('U:' if loop.index < 3 else 'Reply:') if m.role == 'user' else 'A:'"))
+    with pytest.raises(ConfigError, match=r"turns\.jinja: not the chat template that \S+/run was started with"):
+        train_rank(policy(*given, "trainer.max_steps=3"))
+    file.write_text(before)
+    assert train_rank(policy(*given, "trainer.max_steps=3"))["steps"] == 3

@@ -205,11 +205,12 @@ def test_a_run_does_not_go_on_with_another_chat_template_than_its_own(policy: Ca
     text = "{% for m in messages %}{{ SAYS }}{{ m.content }}{{ eos_token if m.role == 'assistant' }}\n{% endfor %}"
     text += "{% if add_generation_prompt %}A:{% endif %}"
     file.write_text(text.replace("SAYS", "'U:' if m.role == 'user' else 'A:'"))
-    given = ["objective=grpo", RETRY, "schedule=constant", "data.record.kind=chat", f"data.record.template={file}"]
-    train_rank(policy(*given, "trainer.max_steps=2"))
+    record = f"data.record={{kind:chat,user:[question],assistant:answer,template:'{file}'}}"
+    given = ["objective=grpo", RETRY, "schedule=constant", record]
+    train_rank(policy(*given, "trainer.max_steps=3"))
     before = file.read_text()
     file.write_text(text.replace("SAYS", "('U:' if loop.index < 3 else 'Reply:') if m.role == 'user' else 'A:'"))
     with pytest.raises(ConfigError, match=r"turns\.jinja: not the chat template that \S+/run was started with"):
-        train_rank(policy(*given, "trainer.max_steps=3"))
+        train_rank(policy(*given, "trainer.max_steps=4"))
     file.write_text(before)
-    assert train_rank(policy(*given, "trainer.max_steps=3"))["steps"] == 3
+    assert train_rank(policy(*given, "trainer.max_steps=4"))["steps"] == 4

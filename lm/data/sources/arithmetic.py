@@ -71,8 +71,8 @@ class ArithmeticSource(Source):
                 if cfg.record is None:
                     found = document([f"{question}={answer}"], cfg.val_frac)
                 else:
-                    values = {"question": question, "answer": answer}
-                    found = turns_document(cfg.record.turns(values, f"data=arithmetic: {question}"), cfg.val_frac)
+                    values, where = {"question": question, "answer": answer}, f"data=arithmetic: {question}"
+                    found = turns_document(cfg.record.recognised(values, where)[0].turns(values, where), cfg.val_frac)
                 assert found is not None
                 yield found
 

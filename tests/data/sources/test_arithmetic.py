@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lm.data.kinds import ArithmeticConfig
+from lm.data.kinds import ArithmeticConfig, ChatRecord, PromptRecord, RecordConfig
 from lm.data.sources.base import Document
 from lm.errors import ConfigError
 
@@ -46,3 +46,9 @@ def test_without_a_record_sums_are_texts() -> None:
 def test_sums_that_cannot_be_are_refused(options: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         ArithmeticConfig(**options)
+
+
+@pytest.mark.parametrize("record", [ChatRecord(template="chatml"), PromptRecord(answer="answer")])
+def test_a_record_that_names_no_fields_finds_them(record: RecordConfig) -> None:
+    """Seen: data.record.kind=chat, which an error message tells to write, ended with an internal error."""
+    assert [turn.role for turn in documents(record=record, problems=8)[0].turns] == ["user", "assistant"]

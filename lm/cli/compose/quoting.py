@@ -3,7 +3,6 @@
 import re
 import shlex
 from collections.abc import Iterator
-from copy import deepcopy
 from functools import cache, lru_cache
 from typing import Any, get_args, get_origin
 
@@ -18,14 +17,10 @@ _CLOSE = {"[": "]", "{": "}", "(": ")"}
 _MOST_NESTED = 8
 
 
+@lru_cache(maxsize=1024)  # the jobs of a sweep and of a study share most of their overrides
 def hydra(text: str) -> Override | None:
-    """Returns an override parsed by Hydra's grammar; None where the grammar does not accept it."""
-    return deepcopy(_parsed(text))  # whose lists and dicts a caller may change
-
-
-@lru_cache(maxsize=1024)
-def _parsed(text: str) -> Override | None:
-    """Parsed once: the jobs of a sweep and of a study share most of their overrides."""
+    """Returns an override parsed by Hydra's grammar, whose value, unless it is a sweep, is made anew at each call; None where the grammar
+    does not accept it."""
     try:
         return _parser().parse_override(text)
     except (HydraException, ValueError, RecursionError):  # of a number of thousands of digits, and of as many brackets

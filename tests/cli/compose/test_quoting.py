@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lm.cli.compose.compose import compose
 from lm.cli.compose.overrides import expand, parse
-from lm.cli.compose.quoting import quoted
+from lm.cli.compose.quoting import hydra, quoted
 from lm.errors import ConfigError
 from lm.nn.transformer import DecoderConfig
 from lm.schema import Config, find_field
@@ -26,6 +26,15 @@ def files(value: str) -> Any:
     """What the option holds where it was given so."""
     composition = compose(["data=text", f"data.files={value}"])
     return composition.layers[-1].values["data.files"]
+
+
+def test_a_value_that_is_changed_is_read_as_it_was_the_next_time() -> None:
+    """An override is parsed once a process."""
+    found = hydra("x=[1,{a:[2]}]")
+    assert found is not None and found is hydra("x=[1,{a:[2]}]")
+    value: Any = found.value()
+    value[1]["a"].append(3)
+    assert found.value() == [1, {"a": [2]}]
 
 
 @pytest.mark.parametrize("name", NAMES)

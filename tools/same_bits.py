@@ -38,7 +38,7 @@ OPTIONS = {  # as it is spelled below -> as a tree spells it that does not know 
     "objective.scheduled_sampling": "objective.own_tokens",
 }
 NAMES = {"ahead.": "mtp."}  # in the names of tensors and metrics: old -> new
-MACHINE = {"tokens_per_second", "step_s", "data_s", "memory_gib", "mfu_pct", "save_s"}  # metrics that may differ
+MACHINE = {"tokens_per_second", "step_s", "data_s", "draw_s", "judge_s", "memory_gib", "mfu_pct", "save_s"}  # metrics that may differ
 
 # A tensor's initial weights are drawn by its name, so a renamed one would start elsewhere: both trees draw it by its new name.
 DRAWN_IN, DRAWN = "lm/nn/init.py", "generator(seed, full)"

@@ -9,6 +9,8 @@ from lm.errors import ConfigError
 from lm.schema import MOST, Config
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from lm.nn.model_config import ModelConfig
 
 Dtype = Literal["saved", "fp32", "bf16", "fp16", "int8", "int4"]
@@ -69,6 +71,10 @@ class SamplingConfig(Config):
     never: until none could be better at max_tokens."""
     prefill_chunk: int = Field(512, gt=0, le=MOST)
     """Tokens of a prompt that are read at a time: fewer need less memory. A source is read whole."""
+
+    def told(self, logits: "Tensor") -> "Tensor":
+        """Returns the logits of which `logprobs` tells."""
+        return logits
 
     @property
     def form(self) -> str | None:

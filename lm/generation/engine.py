@@ -199,7 +199,7 @@ class Engine:
             chosen, cfg = [samples[i] for i in group], samples[group[0]].request.cfg
             rows = logits if len(group) == len(samples) else logits[group]
             ids = choose(rows[:, : self._vocabulary.n_tokens], [sample.row for sample in chosen], cfg)
-            found = [None] * len(group) if cfg.logprobs is None else logprobs(rows, ids, cfg.logprobs)
+            found = [None] * len(group) if cfg.logprobs is None else logprobs(cfg.told(rows), ids, cfg.logprobs)
             events += [self._went_on(*each) for each in zip(chosen, ids.tolist(), found, strict=True)]
         return events
 

@@ -137,7 +137,7 @@ class Loop:
             logits = self.logits[which, where]  # (b, s, v) -> (drafts and rows, v)
         histories = [self.rows[i].extended(self.drafts[i][:j]) for i, j in places]
         ids = choose(finite(logits[:, : self.vocabulary.n_tokens]), histories, self.cfg)
-        told = [] if self.cfg.logprobs is None else logprobs(logits, ids, self.cfg.logprobs)
+        told = [] if self.cfg.logprobs is None else logprobs(self.cfg.told(logits), ids, self.cfg.logprobs)
         going, forgotten, first, drawn = [], [], 0, ids.tolist()
         for i, (row, draft) in enumerate(zip(self.rows, self.drafts, strict=True)):
             mine = slice(first, first := first + len(draft) + 1)

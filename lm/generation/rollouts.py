@@ -75,8 +75,15 @@ def _asked(tokens: Tensor, labels: Tensor) -> Asked:
     return Asked(tokens[: int(at.nonzero()[0]) + 1].tolist(), labels[at].tolist())
 
 
+class _Draws(SamplingConfig):
+    """Draws of which log p is told as they are drawn."""
+
+    def told(self, logits: Tensor) -> Tensor:
+        return logits / self.temperature if self.temperature else logits
+
+
 class Drawer:
-    """Draws answers from a model by its own probabilities, with the cache."""
+    """Draws answers from a model by its own probabilities, at a temperature, with the cache."""
 
     def __init__(self, tokenizer: Tokenizer, max_tokens: int, in_step: bool) -> None:
         """in_step: every call makes the same number of forwards, whatever is drawn, as is needed where each rank holds a part of the
@@ -90,7 +97,7 @@ class Drawer:
 
     def draw(self, model: LM, asked: Sequence[Asked], n: int, temperature: float = 1.0, keys: Sequence[str] = ()) -> list[Rollout]:
         """Returns n answers to each prompt in turn.  keys: one for each prompt, which seeds its draws; none: the prompt's tokens do."""
-        cfg = SamplingConfig(n=n, max_tokens=self._max_tokens, temperature=temperature, logprobs=0)
+        cfg = _Draws(n=n, max_tokens=self._max_tokens, temperature=temperature, logprobs=0)
         rows = rows_of(model, [one.prompt for one in asked], cfg, self._vocabulary)
         for i, key in enumerate(keys):
             for j, row in enumerate(rows[i * n : (i + 1) * n]):

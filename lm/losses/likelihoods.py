@@ -21,40 +21,42 @@ class _Likelihoods(torch.autograd.Function):
     """log p of each label in float32 or wider; the gradient is written over the logits.  logits: (n, v); labels: (n,), none negative."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, temperature: float) -> Tensor:
         ctx.save_for_backward(logits, labels)
-        label = labels.unsqueeze(-1)
-        return torch.cat([logs.gather(-1, label[rows]).squeeze(-1) for rows, logs in _log_softmax(logits)])
+        ctx.temperature, label = temperature, labels.unsqueeze(-1)
+        return torch.cat([logs.gather(-1, label[rows]).squeeze(-1) for rows, logs in _log_softmax(logits, temperature)])
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         logits, labels = ctx.saved_tensors
-        label, g = labels.unsqueeze(-1), gradient.unsqueeze(-1)
-        for rows, logs in _log_softmax(logits):
+        label, g = labels.unsqueeze(-1), gradient.unsqueeze(-1) / ctx.temperature
+        for rows, logs in _log_softmax(logits, ctx.temperature):
             logits[rows] = logs.exp_().mul_(-g[rows]).scatter_add_(-1, label[rows], g[rows])
-        return logits, None
+        return logits, None, None
 
 
-def _log_softmax(logits: Tensor) -> Iterator[tuple[slice, Tensor]]:
+def _log_softmax(logits: Tensor, temperature: float) -> Iterator[tuple[slice, Tensor]]:
     """Yields a few rows at a time and their log p, in memory that is used again for the next."""
     size = at_a_time(logits)
     wide = torch.empty_like(logits[:size], dtype=wide_dtype(logits))
     for start in range(0, len(logits), size):
         rows = slice(start, start + size)
-        yield rows, ALL.log_softmax_(wide[: len(logits[rows])].copy_(logits[rows]))
+        yield rows, ALL.log_softmax_(wide[: len(logits[rows])].copy_(logits[rows]).div_(temperature))
 
 
-def label_likelihoods(labels: Tensor, chunk: int = CHUNK, n: int | None = None) -> Callable[[Tensor, Head, Context], Tensor]:
-    """A reader: (n,) the log-likelihood of each label that is not IGNORED, row by row. Of more labels than `chunk` the logits are
-    computed again in the backward, so that never more than a chunk of them exists.  n: None: they are counted, for which a GPU is
-    waited."""
+def label_likelihoods(
+    labels: Tensor, chunk: int = CHUNK, n: int | None = None, temperature: float = 1.0
+) -> Callable[[Tensor, Head, Context], Tensor]:
+    """A reader: (n,) the log-likelihood of each label that is not IGNORED, row by row, where logits are divided by the temperature. Of
+    more labels than `chunk` the logits are computed again in the backward, so that never more than a chunk of them exists.  n: None: they
+    are counted, for which a GPU is waited."""
     n = int((labels != IGNORED).sum()) if n is None else n
 
     def read(hidden: Tensor, head: Head, ctx: Context) -> Tensor:
         def likelihoods(places: Tensor, wanted: Tensor) -> Tensor:
             with uncached_casts(places.device):  # so that the gradients of chunks are summed in float32
-                found: Tensor = _Likelihoods.apply(head(places), wanted)
+                found: Tensor = _Likelihoods.apply(head(places), wanted, temperature)
             return found
 
         first = labelled_first(labels.flatten())[: recurring(max(n, 1))]

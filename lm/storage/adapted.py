@@ -116,19 +116,15 @@ def placed(tree: Any, folder: Path, whole: bool = False) -> Any:
     """Returns a run's config with paths that lead from here to the files and folders that it names, as `place`."""
     if isinstance(tree, dict):
         hub = tree.get("kind") == "hub"
-        return {key: (_paths if _names_paths(key, value, hub) else placed)(value, folder, whole) for key, value in tree.items()}
+        return {key: (_paths if names_paths(key, value, hub) else placed)(value, folder, whole) for key, value in tree.items()}
     return [placed(each, folder, whole) for each in tree] if isinstance(tree, list) else tree
 
 
-def names_paths(key: str) -> bool:
-    """Whether the value of this key, such as data.files, names files or folders, whatever else the config says."""
-    return key.rpartition(".")[2] in _NAMES_PATHS
-
-
-def _names_paths(key: str, value: Any, hub: bool) -> bool:
-    """As `names_paths`, of a key within its section. That of a chat template does where it has an ending: else it may be chatml.
-    hub: it is an option of data=hub, whose name may be a folder."""
-    return names_paths(key) or (hub and key == "name") or (key == "template" and isinstance(value, str) and bool(Path(value).suffix))
+def names_paths(key: str, value: Any, hub: bool = False) -> bool:
+    """Whether the value of this key, such as data.files, names files or folders. That of a chat template does where it has an ending: else
+    it may be chatml.  hub: it is an option of data=hub, whose name may be a folder."""
+    last = key.rpartition(".")[2]
+    return last in _NAMES_PATHS or (hub and last == "name") or (last == "template" and bool(Path(str(value)).suffix))
 
 
 def _paths(value: Any, folder: Path, whole: bool) -> Any:

@@ -213,7 +213,7 @@ def _apart(key: str, was: Any, now: Any) -> list[tuple[str, Any, Any]]:
 
 def _moved(key: str, was: Any, now: Any, folder: Path) -> bool:
     """Whether this key names other files or folders now, and nothing is left of the old ones. What is read is compared by content."""
-    if not names_paths(key) or not below(key, _BY_CONTENT) or any(named in (None, ABSENT) for named in (was, now)):
+    if not below(key, _BY_CONTENT) or any(named in (None, ABSENT) or not names_paths(key, named) for named in (was, now)):
         return False
     return not any(_is_left(str(each), folder) for each in (was if isinstance(was, list) else [was]))
 

@@ -1,7 +1,7 @@
 """The state that the callbacks of one run share: its data and folder, its progress, and whether it ends."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Self
@@ -98,20 +98,22 @@ class Clock:
 
     def __init__(self) -> None:
         self.steps = 0  # of the last lap
-        self.step_s = self.data_s = 0.0  # mean seconds of a step in the last lap, and those of them spent waiting for batches
-        self._waited = 0.0
+        self.step_s = 0.0  # mean seconds of a step in the last lap
+        self.spent: Mapping[str, float] = {}  # those of them that went by for something, by name
+        self._spent: Mapping[str, float] = {}  # by the end of that lap
         self.start(0)
 
     def start(self, step: int) -> None:
         """Starts a lap now, after this many steps."""
         self._step, self._at = step, time.perf_counter()
 
-    def lap(self, step: int, waited_s: float) -> float:
-        """Returns the seconds since the last lap.  waited_s: of all laps so far, those spent waiting for batches."""
+    def lap(self, step: int, spent: Mapping[str, float]) -> float:
+        """Returns the seconds since the last lap.  spent: of all laps so far, those that went by for something, by name."""
         now = time.perf_counter()
         seconds, steps = now - self._at, max(1, step - self._step)
-        self.steps, self.step_s, self.data_s = steps, seconds / steps, (waited_s - self._waited) / steps
-        self._step, self._at, self._waited = step, now, waited_s
+        self.steps, self.step_s = steps, seconds / steps
+        self.spent = {name: (total - self._spent.get(name, 0.0)) / steps for name, total in spent.items()}
+        self._step, self._at, self._spent = step, now, dict(spent)
         return seconds
 
     @contextmanager

@@ -84,7 +84,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 def results(run: Path) -> tuple[bytes, list[dict[str, Any]]]:
     """What a resumed run must share with one that was left alone: the model's bytes, and the metrics but for timing and memory."""
     weights = (run / "model" / "model.safetensors").read_bytes()
-    timing = ("tokens_per_second", "step_s", "data_s", "memory_gib")
+    timing = ("tokens_per_second", "step_s", "data_s", "draw_s", "judge_s", "memory_gib")
     return weights, [{key: value for key, value in line.items() if key not in timing} for line in read(run / "metrics.jsonl")]
 
 

@@ -72,6 +72,9 @@ class PolicyConfig(OwnAnswersConfig):
     null: nothing does."""
     threads: int = Field(1, gt=0, le=1024)
     """Answers that are scored, and replied to, at a time, each in a thread: for plugins that wait for a server or another program."""
+    temperature: float = Field(1.0, ge=0.01, le=100)
+    """Logits are divided by it, where answers are drawn and where they are learned from: above 1, answers to a prompt differ more. Held-out
+    prompts get the likeliest answer."""
     kl: float = Field(0.0, ge=0)
     """What a departure from the model at the start costs, in units of reward a nat. 0: nothing, and no such model is kept."""
     learn_cut: bool = True

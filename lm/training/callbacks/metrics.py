@@ -19,6 +19,7 @@ from lm.schema import Tree
 from lm.training.budget import peak_flops
 from lm.training.callbacks.base import RunCallback
 from lm.training.module import TrainModule
+from lm.training.objectives.base import Timed
 
 _LOGGED = 2  # logged steps in a row that are told of
 _STARVED = 0.2  # part of the time
@@ -118,7 +119,8 @@ def loss_scale(trainer: Trainer, module: TrainModule) -> Tree:
 def speed(trainer: Trainer, module: TrainModule) -> Tree:
     """Tokens per second and seconds per step since the previous record, without validations and saves."""
     clock, loader = module.run.clock, cast(TrainLoader, trainer.train_dataloader)
-    module.run.counters.train_s += clock.lap(module.step, loader.waited_s)
+    drawing = module.objective.spent if isinstance(module.objective, Timed) else {}
+    module.run.counters.train_s += clock.lap(module.step, {"data_s": loader.waited_s, **drawing})
     return {"tokens_per_second": round(_pace(module), 1), "step_s": round(clock.step_s, 5)}
 
 
@@ -129,9 +131,11 @@ def _pace(module: TrainModule) -> float:
 
 
 def worst_rank(trainer: Trainer, module: TrainModule) -> Tree:
-    """Peak memory of the rank that needs most, and how long a step the rank that waits longest for its batches does so."""
-    most, data_s = module.run.ranks.most(memory_gib(module.device), module.run.clock.data_s)
-    return {"memory_gib": round(most, 3), "data_s": round(data_s, 5)}
+    """Peak memory of the rank that needs most, and how long a step the rank that waits longest for its batches does so, and likewise
+    whatever else the objective tells of."""
+    spent = module.run.clock.spent
+    most, *seconds = module.run.ranks.most(memory_gib(module.device), *spent.values())
+    return {"memory_gib": round(most, 3)} | {name: round(each, 5) for name, each in zip(spent, seconds, strict=True)}
 
 
 def utilisation(trainer: Trainer, module: TrainModule) -> Tree:

@@ -2,7 +2,7 @@
 
 from lm.schema import Tree
 
-_PERF = ("tokens_per_second", "step_s", "data_s", "memory_gib", "mfu_pct")
+_PERF = ("tokens_per_second", "step_s", "data_s", "draw_s", "judge_s", "memory_gib", "mfu_pct")
 _DATA = ("tokens", "epochs")
 
 

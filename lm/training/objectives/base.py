@@ -3,7 +3,7 @@
 All modules of this package are imported when an objective is built, so that each has registered its own.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
@@ -35,6 +35,14 @@ class Keeping(Objective, Protocol):
 
     def resume(self, reader: CheckpointReader) -> None:
         """Goes on with the state in a checkpoint."""
+
+
+@runtime_checkable
+class Timed(Objective, Protocol):
+    """One that tells what its time goes by for."""
+
+    spent: Mapping[str, float]
+    """Seconds in this process so far by names that end in _s, the same on all ranks at each step."""
 
 
 Build = Callable[[Any, "TrainConfig"], Objective]

@@ -1,8 +1,10 @@
 """On-policy objectives: sample answers from the current model, and raise the likelihood of those with more reward than the others to
 the same prompt."""
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Generic, Self, TypeVar
@@ -42,12 +44,22 @@ class OwnAnswers:
     def __init__(self, sampler: Drawer, pad: int, seed: int, compiled: bool) -> None:
         """compiled: the model is compiled, so sampling must switch to eager."""
         self._sampler, self._pad, self._seed, self._compiled = sampler, pad, seed, compiled
+        self.spent = {"draw_s": 0.0}  # seconds so far, by name
 
-    def draw(self, model: LM, asked: Sequence[Asked], n: int, step: int, rows: Iterable[int]) -> list[Rollout]:
+    def draw(self, model: LM, asked: Sequence[Asked], n: int, step: int, rows: Iterable[int], temperature: float = 1.0) -> list[Rollout]:
         """Returns n rollouts for each prompt, prompt after prompt.  rows: the index of each among all rows of the step."""
         keys = [f"{self._seed}/{step}/{row}" for row in rows]
-        with eager(self._compiled):
-            return self._sampler.draw(model, asked, n, keys=keys)
+        with eager(self._compiled), self._timed("draw_s", model.embed.weight.device):
+            return self._sampler.draw(model, asked, n, temperature, keys)
+
+    @contextmanager
+    def _timed(self, name: str, device: torch.device) -> Iterator[None]:
+        """Counts the seconds of the block by this name. What the device had to do before is not part of it."""
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        begun = time.perf_counter()
+        yield
+        self.spent[name] += time.perf_counter() - begun
 
 
 @dataclass
@@ -111,6 +123,7 @@ class Policy(OwnAnswers, ABC, Generic[C]):
     ) -> None:
         """compiled: as in `OwnAnswers`; n_prompts: of a step; width: of the widest row."""
         super().__init__(sampler, pad, seed, compiled)
+        self.spent["judge_s"] = 0.0
         self._cfg, self._judge, self._start, self._shape = cfg, sampler, start, (n_prompts * cfg.n_answers, width)
         self._kept: dict[int, Judged] = {}  # by the first row of their micro-batch
         self._reader: CheckpointReader | None = None
@@ -123,7 +136,8 @@ class Policy(OwnAnswers, ABC, Generic[C]):
             self._kept[first_row] = self._read(first_row, batch)
         judged = self._kept[first_row]
         assert judged.rows.labels is not None
-        reader = label_likelihoods(judged.rows.labels, n=judged.rows.n_labels(judged.rows.labels))
+        n_labels = judged.rows.n_labels(judged.rows.labels)
+        reader = label_likelihoods(judged.rows.labels, n=n_labels, temperature=self._cfg.temperature)
         logp, experts = model(judged.rows, read=with_balance(reader, 1 / n))  # (tokens,)
         seen = logp.detach()
         if drawn:
@@ -162,13 +176,15 @@ class Policy(OwnAnswers, ABC, Generic[C]):
     def _answered(self, model: LM, batch: Batch, step: int, first_row: int) -> Judged:
         """Returns answers of this model to the prompts of a batch."""
         asked, device = asked_of(batch), batch.tokens.device
-        rollouts = self.draw(model, asked, self._cfg.n_answers, step, range(first_row, first_row + len(asked)))
-        answers = self._judge.answers(rollouts, device)
-        worth, metrics = self._judged(answers)
-        rows = answer_rows([one.example() for one in rollouts], self._pad).to(device)
+        rows = range(first_row, first_row + len(asked))
+        rollouts = self.draw(model, asked, self._cfg.n_answers, step, rows, self._cfg.temperature)
+        with self._timed("judge_s", device):
+            answers = self._judge.answers(rollouts, device)
+            worth, metrics = self._judged(answers)
+        learned = answer_rows([one.example() for one in rollouts], self._pad).to(device)
         learns = torch.tensor([one.ended or self._cfg.learn_cut for one in answers]).to(device)
         logp = torch.tensor([value for rollout in rollouts for value in rollout.logprobs], dtype=torch.float32).to(device)
-        return Judged(rows, worth.view(-1, self._cfg.n_answers).to(device, widest(device)), learns, metrics, logp)
+        return Judged(learned, worth.view(-1, self._cfg.n_answers).to(device, widest(device)), learns, metrics, logp)
 
     def _judged(self, answers: Sequence[Answer]) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns (answers,) total rewards, and metrics as (2,) pairs by name."""
@@ -201,7 +217,8 @@ class GRPO(Policy[GRPOConfig]):
         free, clipped = ratio * gain, ratio.clamp(1 - cfg.clip, 1 + most) * gain
         each = -torch.minimum(free, clipped)
         if cfg.updates > 1:
-            metrics["frac_clipped"] = mean_of((clipped < free).sum().to(logp.dtype), n)
+            for side, beyond in {"low": ratio < 1 - cfg.clip, "high": ratio > 1 + most}.items():
+                metrics[f"frac_clipped_{side}"] = mean_of((beyond & (clipped < free)).sum().to(logp.dtype), n)
         if judged.start is not None:
             gap = judged.start - logp
             divergence = gap.exp() - gap - 1

@@ -200,7 +200,8 @@ def test_what_cannot_be_is_told(policy: Callable[..., TrainConfig], more: list[s
 
 
 def test_a_run_does_not_go_on_with_another_chat_template_than_its_own(policy: Callable[..., TrainConfig], tmp_path: Path) -> None:
-    """Seen: a file edited where only replies are written, which no token of the data tells, changed the steps behind a resume."""
+    """Seen: a file edited where only replies are written, which no token of the data tells, changed the steps behind a resume. It may be
+    moved as data may."""
     file = tmp_path / "turns.jinja"
     text = "{% for m in messages %}{{ SAYS }}{{ m.content }}{{ eos_token if m.role == 'assistant' }}\n{% endfor %}"
     text += "{% if add_generation_prompt %}A:{% endif %}"
@@ -212,5 +213,9 @@ def test_a_run_does_not_go_on_with_another_chat_template_than_its_own(policy: Ca
     file.write_text(text.replace("SAYS", "('U:' if loop.index < 3 else 'Reply:') if m.role == 'user' else 'A:'"))
     with pytest.raises(ConfigError, match=r"turns\.jinja: not the chat template that \S+/run was started with"):
         train_rank(policy(*given, "trainer.max_steps=4"))
-    file.write_text(before)
+    moved = file.rename(tmp_path / "moved.jinja")
+    given[-1] = record.replace(str(file), str(moved))
+    with pytest.raises(ConfigError, match=r"moved\.jinja: not the chat template that"):
+        train_rank(policy(*given, "trainer.max_steps=4"))
+    moved.write_text(before)
     assert train_rank(policy(*given, "trainer.max_steps=4"))["steps"] == 4

@@ -2,6 +2,7 @@
 
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -257,8 +258,7 @@ def _has_tools(turns: Sequence[Turn]) -> bool:
 
 def _alike(text: str, other: str) -> int:
     """Returns how many characters two texts begin with."""
-    both = enumerate(zip(text, other, strict=False))
-    return next((at for at, (left, right) in both if left != right), min(len(text), len(other)))
+    return bisect_left(range(min(len(text), len(other))), True, key=lambda at: text[: at + 1] != other[: at + 1])
 
 
 def _misplaced(message: Tree, given: str, learned: str, last: bool) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lm.nn.materialize import Fill, materialized
+from lm.nn.mixers.mla import MLA
 from lm.nn.transformer import LM
 from lm.storage.checkpoint import ALONE, Piece
 from lm.training.strategies.zero import Zero
@@ -36,6 +37,9 @@ class Zero3(Zero):
         self._head = model.head
         for p in model.head.parameters():
             deepspeed.zero.register_external_parameter(model, p)
+        for attention in (each for each in model.modules() if isinstance(each, MLA)):  # which reads both as matrices where it decodes
+            for p in (*attention.k_up.parameters(), *attention.v_up.parameters()):
+                deepspeed.zero.register_external_parameter(attention, p)
         model.register_forward_hook(self._gather_before_the_loss)
 
     def _gather_before_the_loss(self, model: nn.Module, args: Any, output: Any) -> None:

@@ -136,6 +136,20 @@ def test_ranks_whose_labels_take_several_numbers_of_chunks_share_the_slices_of_z
     assert found == pytest.approx(alone, rel=1e-5) and len(found) == 6
 
 
+@pytest.mark.slow
+@needs_deepspeed
+def test_latent_attention_draws_samples_from_the_slices_of_zero3(configure: Configure, launch: Launch, tmp_path: Path) -> None:
+    """Where it decodes it reads two matrices outside of their layers' calls, in which the engine gathers weights. Seen to fail with weights
+    of no elements."""
+    latent = ["model/attention=mla", "model.attention.n_heads=2", "model.attention.q_rank=null", "model.attention.kv_rank=8"]
+    latent += [f"model.attention.{name}=4" for name in ("nope_dim", "rope_dim", "v_dim")]
+    drawn = ["trainer.sample_prompts=[a]", "trainer.sample_tokens=8", "trainer.val_every=2", "trainer.max_steps=4"]
+    launch(configure(*PLAIN, *latent, *drawn, *ranks("zero3"), "strategy.persistence_threshold=0"))
+    train_rank(configure(*PLAIN, *latent, *drawn, "run.name=alone"))
+    shared, alone = ((tmp_path / name / "samples.md").read_text(encoding="utf-8") for name in ("run", "alone"))
+    assert shared == alone and "step 4" in shared
+
+
 MOVES = [
     pytest.param([("ddp", 2), ("single", 1)]),
     pytest.param([("ddp", 2, 2), ("single", 1)], marks=pytest.mark.slow),

@@ -15,7 +15,8 @@ from lm.nn.ffn.experts import Experts
 from lm.nn.init import initializer_of, into_residual
 from lm.nn.mixers.grouped import GQA
 from lm.nn.mixers.sharing import SharedConfig
-from lm.nn.model_config import ModelConfig, model_config
+from lm.nn.model_config import ModelConfig, model_config, shortest
+from lm.nn.parts import RECURRENT
 from lm.nn.transformer import LM, build_model
 from lm.plugins import used
 from lm.storage.adapted import read_merged
@@ -72,10 +73,11 @@ def remodel(
     al. 2023, arXiv:2305.13245, section 2.1), or copies where they become more. A head of its own begins as the embedding that it was tied
     to. All else is drawn as at the start of a training, from `seed`; of that, what writes to the residual stream is 0 at first.
 
-    cfg: of the same kind, width and vocabulary; None: the old one. layers: the old layer, from 0, that each new one begins as; None: each
-    stays (Kim et al. 2023, arXiv:2312.15166: [*range(24), *range(8, 32)] of 32). silent: what a layer's second and later copies add to the
-    residual stream is 0 at first (Wu et al. 2024, arXiv:2401.02415), unless a norm stands behind it.  Raises ConfigError where nothing
-    changes, for a layer that is not there, for other labels, and for a weight whose new shape no rule above gives.
+    cfg: of the same kind, width and vocabulary; None: the old one. layers: the old layer, from 0, that each new one begins as, and by whose
+    slot it is mixed where cfg has the old pattern; None: each stays (Kim et al. 2023, arXiv:2312.15166: [*range(24), *range(8, 32)] of 32).
+    silent: what a layer's second and later copies add to the residual stream is 0 at first (Wu et al. 2024, arXiv:2401.02415), unless a
+    norm stands behind it.  Raises ConfigError where nothing changes, for a layer that is not there, for other labels, and for a weight
+    whose new shape no rule above gives.
     """
     target = require_free(out, overwrite, model)
     folder = resolve_model(str(model))
@@ -108,7 +110,7 @@ def _checked(cfg: ModelConfig | None, before: ModelConfig, layers: Sequence[int]
         if not layers or (wrong := [i for i in layers if not 0 <= i < n]):
             said = f"{wrong[0]} is none" if layers else "none is named"
             raise ConfigError(f"layers: {folder} has {counted(n, 'layer')}, from 0, and {said}. Write layers=0-{n - 1}, say.")
-        found = found.replace(n_layers=len(layers))
+        found = _as_before(found, before, layers)
     if silent and len(set(layers or ())) == len(layers or ()):
         raise ConfigError(
             "silent: it is for copies of layers that are there twice, and none is. Name one twice in layers, or leave it out."
@@ -120,6 +122,15 @@ def _checked(cfg: ModelConfig | None, before: ModelConfig, layers: Sequence[int]
     if found.kind != before.kind:
         raise ConfigError(f"{folder}: its model is of kind {before.kind}, and model.kind={found.kind} reads otherwise. Leave that out.")
     return found
+
+
+def _as_before(cfg: ModelConfig, before: ModelConfig, layers: Sequence[int]) -> ModelConfig:
+    """Returns the config with so many layers, each mixed by the slot of the old one that it begins as, unless the pattern is another."""
+    slots = [before.slot(i) for i in layers]
+    if cfg.pattern != before.pattern or slots == [cfg.slot(i) for i in range(len(layers))]:
+        return cfg.replace(n_layers=len(layers))
+    gone = {"recurrent": None} if cfg.recurrent == before.recurrent and {*RECURRENT}.isdisjoint(slots) else {}
+    return cfg.replace(n_layers=len(layers), pattern=shortest(slots), **gone)
 
 
 class _Carried:

@@ -21,7 +21,7 @@ from lm.storage.model_folder import read_config, save_model
 from lm.testing.models import random_model
 from tests.conftest import Lm
 from tests.generation.conftest import Save
-from tests.nn.models import BASE, config, redrawn, with_kinds
+from tests.nn.models import BASE, CONV, config, redrawn, with_kinds
 
 MOE = ["model/ffn=moe", "model.ffn.n_experts=4"]
 MIXTURE = {"kind": "moe", "n_experts": 4, "top_k": 2, "expert": {"hidden": 16, "bias": True}}
@@ -145,6 +145,17 @@ def test_mixers_side_by_side_and_alone(save: Save) -> None:
     assert not found.left
     back = remodel(found.folder, folder.with_name("back"), model_config(read_config(folder)["model"]))
     assert back.agrees and not back.drawn
+
+
+@pytest.mark.parametrize(("layers", "pattern"), [([0, 1, 1, 2], ["recurrent", "attention", "attention"]), ([1], ["attention"])])
+def test_layers_keep_their_mixers(save: Save, layers: list[int], pattern: list[str]) -> None:
+    """Seen to fail: the pattern went on over the new layers, which lost the mixers of those that they began as, and drew others."""
+    folder = save("a", 1, recurrent=CONV, pattern=["recurrent", "attention"])
+    found, *_ = made(folder, layers=layers, silent=len({*layers}) < len(layers))
+    assert not found.drawn and found.agrees == (len(layers) > 1)
+    assert model_config(read_config(found.folder)["model"]).pattern == pattern
+    other, *_ = made(folder, "model.pattern=[attention,recurrent]", layers=[0, 1])
+    assert other.drawn and model_config(read_config(other.folder)["model"]).pattern == ["attention", "recurrent"]
 
 
 def test_norms_of_sublayers_side_by_side(save: Save) -> None:

@@ -107,6 +107,10 @@ class Ablate(Verb):
         if doing not in DOINGS:
             raise ConfigError(f"ablate: {doing!r} is nothing to do with a study. {did_you_mean(doing, DOINGS)}")
         overrides = [listed(override) for override in overrides_of(rest)]
+        if inner := [each for each in overrides if each.lstrip("+~").startswith("study.")]:
+            raise ConfigError(
+                f"{inner[0]}: what a study asks has no section on the command line. Write {inner[0].replace('study.', '', 1)}."
+            )
         if self.cluster is None and (foreign := sorted(self.model_fields_set & _OF_CLUSTER)):
             raise ConfigError(f"{foreign[0]}: there is no cluster that it could be said to. Add cluster=slurm, or leave it out.")
         if self.check and doing != "plan":

@@ -331,3 +331,9 @@ def test_what_a_verb_needs_is_named_all_at_once(lm: Lm, args: list[str], remedy:
 def test_a_range_without_a_step_is_refused(lm: Lm) -> None:
     code, _, err = lm("train", "seed=range(0,3,0)", "-m")
     assert code == 2 and err.splitlines()[-1].startswith("seed=range(0,3,0): it has no values")
+
+
+def test_a_key_of_a_study_is_told_without_its_section(lm: Lm) -> None:
+    """Seen to fail: 'study: there is no such key', beside the key study=ablation/mixers."""
+    code, out, err = lm("ablate", "plan", "study=ablation/mixers", "study.tune=null")
+    assert (code, out) == (2, "") and err.splitlines()[-1].endswith("Write tune=null.")

@@ -21,7 +21,7 @@ from lm.nn.head import every_position
 from lm.nn.transformer import LM
 from lm.ops.cache.cache import Cache
 
-ROWS = 32  # decoded together at the most
+ROWS, TOKENS = 32, 8192  # decoded together at the most: so many rows, or of short ones more, up to so many tokens
 
 OnToken = Callable[[int, int], bool]
 OnEnd = Callable[["Row"], None]
@@ -63,7 +63,7 @@ def goes_ahead(model: LM, cfg: SamplingConfig, drafter: Drafter) -> bool:
 
 
 class Loop:
-    """Rows that are decoded together, ROWS at the most: others take the places of those that have ended, once half of the places are free,
+    """Rows that are decoded together, as many as there are places: others take those of rows that have ended, once half of them are free,
     or with a drafter, which begins anew for each batch, all of them."""
 
     def __init__(
@@ -82,7 +82,9 @@ class Loop:
         self.cache: Cache  # from the first rows on, and so are these two
         self.logits: Tensor
         self.drafts: list[list[int]]  # drafted tokens that the last forward read behind each row's newest token
-        self.most_left = 0 if drafter.n_tokens else ROWS // 2  # rows that go on beside others that join
+        longest = max((len(row.source) + len(row.begin) + row.limit for row in rows), default=1)
+        self.places = max(ROWS, TOKENS // longest)
+        self.most_left = 0 if drafter.n_tokens else self.places // 2  # rows that go on beside others that join
 
     def run(self) -> None:
         """Decodes until every row has ended."""
@@ -97,12 +99,12 @@ class Loop:
             self._draw()
             if goes_on:
                 tally.count(time.perf_counter() - begun, drafted)
-        batches = (self.all[start : start + ROWS] for start in range(0, len(self.all), ROWS))
+        batches = (self.all[start : start + self.places] for start in range(0, len(self.all), self.places))
         tally.tokens += sum(max(len(row.new) for row in batch) - 1 for batch in batches)
 
     def _join(self) -> None:
         """Prefills rows that wait, as many as there are places, and puts them behind those that are left."""
-        rows = [self.waiting.popleft() for _ in range(min(len(self.waiting), ROWS - len(self.rows)))]
+        rows = [self.waiting.popleft() for _ in range(min(len(self.waiting), self.places - len(self.rows)))]
         n_new = 1 if self.rows else max(row.limit for row in rows)
         found = prefill(self.model, rows, self.vocabulary.pad, n_new, self.cfg.prefill_chunk, self.drafter.n_tokens)
         cache, positions, hidden, logits = found

@@ -6,6 +6,7 @@ import pytest
 
 from lm.generation.config import SamplingConfig
 from lm.generation.decode import decode
+from lm.generation.drafting.base import Lookup
 from lm.nn.transformer import LM
 from lm.schema import from_tree
 from tests.generation.drawing import generate
@@ -31,6 +32,7 @@ MODELS: list[dict[str, Any]] = [{}, {"position": POSITIONS[1]}, *({"attention": 
 @pytest.fixture(autouse=True)
 def _four_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lm.generation.loop.ROWS", 4)
+    monkeypatch.setattr("lm.generation.loop.TOKENS", 0)
 
 
 def alone(model: LM, cfg: SamplingConfig, ends: set[int]) -> list[list[int]]:
@@ -64,6 +66,17 @@ def test_a_prompt_as_long_as_the_context_joins(position: dict[str, Any], n: int)
     assert [*map(len, found)] == [1, 1, 1, 12, *[12 if n > 20 else 21 - n] * 7]
     for told, expected in zip(found, alone, strict=True):
         assert [each.logprob for each in told] == pytest.approx([each.logprob for each in expected[: len(told)]], abs=1e-5)
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_of_short_rows_more_are_decoded_together(drafts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The longest is of 9 + 4 tokens, and so seven fit into 100."""
+    monkeypatch.setattr("lm.generation.loop.TOKENS", 100)
+    model, cfg, seen = redrawn(config()), SamplingConfig(max_tokens=4), list[int]()
+    alone = [decode(model, [prompt], cfg, drafter=Lookup(2, 2) if drafts else None)[0].new for prompt in dict.fromkeys(map(tuple, PROMPTS))]
+    model.blocks[0].register_forward_hook(lambda module, given, out: seen.append(len(out)))
+    rows = decode(model, PROMPTS, cfg, drafter=Lookup(2, 2) if drafts else None)
+    assert max(seen) == 7 and [row.new for row in rows[:3] + rows[4:]] == alone
 
 
 @pytest.mark.parametrize(("ahead", "rows"), [(False, [4, 3, 2, 2, 4, 4, 2, 2]), (True, [4, 4, 4, 2, 4, 4, 4, 2])])

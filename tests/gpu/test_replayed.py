@@ -45,6 +45,7 @@ def test_graphs_give_the_texts_of_the_model_as_it_is(changes: dict[str, Any]) ->
 def test_rows_join_those_that_are_left_of_a_recorded_step(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that have ended are computed on with the others until half have."""
     monkeypatch.setattr("lm.generation.loop.ROWS", 4)
+    monkeypatch.setattr("lm.generation.loop.TOKENS", 0)
     model, prompts = redrawn(config(**changes)).cuda(), [[n, 5, n + 1] for n in range(11)]
     made, options = prepare(copy.deepcopy(model), "saved", compiled=True), SamplingConfig(max_tokens=30, temperature=0.9)
     alone = [generate(model, [prompt], options, ends=ENDS)[0] for prompt in prompts]

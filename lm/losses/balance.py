@@ -29,7 +29,9 @@ class Balance:
 
     def beside(self, sums: LossSums) -> LossSums:
         """Returns the sums with the experts' part."""
-        return replace(sums, total=sums.total if self.loss is None else sums.total + self.loss, loads=self.loads)
+        if self.loss is None:
+            return replace(sums, loads=self.loads)
+        return replace(sums, total=sums.total + self.loss, router_loss=self.loss.detach(), loads=self.loads)
 
 
 def with_balance(read: Callable[[Tensor, Head, Context], T], share: float) -> Callable[[Tensor, Head, Context], tuple[T, Balance]]:

@@ -37,6 +37,8 @@ def curves(run: Run) -> list[tuple[str, str]]:
         "Validation bits per byte": (_bits, "val_bits_per_byte"),
         "Learning rate": (_plain, "lr"),
         "Gradient norm": (_smoothed, "grad_norm"),
+        "Load of the busiest expert, over the mean": (_plain, "expert_load"),
+        "Loss of the routers": (_smoothed, "router_loss"),
         "Tokens per second": (_plain, "tokens_per_second"),
     }
     return [

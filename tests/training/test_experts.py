@@ -62,6 +62,7 @@ def test_the_split_into_micro_batches_changes_nothing_with_all_losses_and_capaci
     lines = [read(tmp_path / f"rows{rows}" / "metrics.jsonl")[0] for rows in (8, 2)]
     assert lines[0]["loss"] == pytest.approx(lines[1]["loss"], rel=1e-5)
     assert lines[0]["expert_load/blocks.1"] == lines[1]["expert_load/blocks.1"] > 1
+    assert lines[0]["router_loss"] == pytest.approx(lines[1]["router_loss"], rel=1e-5) and 0.5 < lines[0]["router_loss"] < 3
 
 
 @pytest.mark.parametrize("change", [{"balance_loss": 0.5}, {"router_z_loss": 0.1}, {"capacity_factor": 0.5}], ids=str)
@@ -164,7 +165,8 @@ def test_the_bias_evens_out_a_skewed_router() -> None:
 def test_the_console_shows_the_worst_layer(configure: Configure, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train_rank(with_experts(configure(*PLAIN)))
     lines = [line for line in read(tmp_path / "run" / "metrics.jsonl") if "loss" in line]
-    assert all({key for key in line if "expert" in key} == {"expert_load/blocks.0", "expert_load/blocks.1"} for line in lines)
+    told = {"expert_load", "expert_load/blocks.0", "expert_load/blocks.1", "idle_experts"}
+    assert all({key for key in line if "expert" in key} == told for line in lines)
     out = capsys.readouterr().out
     worst = [max(line["expert_load/blocks.0"], line["expert_load/blocks.1"]) for line in lines]
     assert "max load" in out and all(f"{ratio:.2f}x" in out for ratio in worst)

@@ -84,9 +84,7 @@ class Console:
         self._print(f"{self._progress(record)}{record[f'{prefix}loss']:9.4f}  {title}{shown}", "green")
 
     def _training_line(self, record: Tree) -> None:
-        loads = [value for key, value in record.items() if key.startswith("expert_load/")]
-        shown = record | ({"expert_load": max(loads)} if loads else {})
-        cells = [(title, width, form.format(shown[key])) for key, title, width, form in _COLUMNS if key in shown]
+        cells = [(title, width, form.format(record[key])) for key, title, width, form in _COLUMNS if key in record]
         titles = [title for title, _, _ in cells]
         if titles != self._columns or self._lines % _HEADER_EVERY == 0:
             self._columns, self._lines = titles, 0

@@ -4,6 +4,7 @@ from lm.schema import Tree
 
 _PERF = ("tokens_per_second", "step_s", "data_s", "draw_s", "judge_s", "memory_gib", "mfu_pct")
 _DATA = ("tokens", "epochs")
+_EXPERTS = ("expert_load", "idle_experts", "router_loss")
 
 
 def grouped(record: Tree) -> dict[str, float]:
@@ -16,8 +17,8 @@ def grouped(record: Tree) -> dict[str, float]:
         name, _, part = key.partition("/")
         if name.startswith(("val_", "test_")):
             tag = key.replace("_", "/", 1)
-        elif name == "expert_load":
-            tag = f"experts/{part}"
+        elif name in _EXPERTS:
+            tag = f"experts/{part or name}"
         else:
             tag = f"{'perf' if name in _PERF else 'data' if name in _DATA else 'train'}/{key}"
         found[tag] = value

@@ -138,10 +138,12 @@ def test_a_table_is_appended_to_and_agrees_with_the_metrics(tmp_path: Path, monk
 
 def test_tags_are_grouped_so_that_they_fold() -> None:
     record = {"step": 1, "loss": 1.0, "lr": 0.1, "step_s": 2.0, "mfu_pct": 3.0, "tokens": 4, "tokens/web": 5, "epochs/web": 0.5,
-              "expert_load/blocks.1": 1.5, "val_loss": 6.0, "val_loss/web": 7.0, "mine": 8.0, "unit": "text"}  # fmt: skip
+              "expert_load/blocks.1": 1.5, "idle_experts": 2, "val_loss": 6.0, "val_loss/web": 7.0,
+              "mine": 8.0, "unit": "text"}  # fmt: skip
     assert grouped(record) == {
         "train/loss": 1.0, "train/lr": 0.1, "train/mine": 8.0, "perf/step_s": 2.0, "perf/mfu_pct": 3.0, "data/tokens": 4,
-        "data/tokens/web": 5, "data/epochs/web": 0.5, "experts/blocks.1": 1.5, "val/loss": 6.0, "val/loss/web": 7.0,
+        "data/tokens/web": 5, "data/epochs/web": 0.5, "experts/blocks.1": 1.5, "experts/idle_experts": 2,
+        "val/loss": 6.0, "val/loss/web": 7.0,
     }  # fmt: skip
 
 

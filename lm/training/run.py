@@ -184,6 +184,7 @@ def _fit(module: "TrainModule", callbacks: Sequence["Callback"]) -> None:
     for remark in _on_device(cfg.trainer, kind):
         run.journal.console.say(remark)
     if cfg.trainer.compile:
+        run.journal.console.say("trainer.compile: the first step compiles, which may take minutes")
         module.model.compile()
     with _without_usual_warnings(), worker_faults(), deterministic(cuda and cfg.trainer.deterministic):
         trainer = build_trainer(cfg, cfg.accumulation.of(step), module.strategy.lightning(), callbacks)

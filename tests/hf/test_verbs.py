@@ -431,12 +431,15 @@ def test_asking_every_family_never_fails() -> None:
 
 
 def test_the_nearest_family_is_none_of_another_kind_because_it_says_less() -> None:
-    """Seen to fail: Falcon, which has no recurrent layers either, and of whose other options the kind of its norm alone was told."""
+    """Seen to fail: Falcon, which has no recurrent layers either, and of whose other options the kind of its norm alone was told; and
+    Llama of a model with Mamba, whose user was told to train without it."""
     mixed = {"recurrent": {"kind": "mamba2", "n_heads": 5, "head_dim": 12, "state_dim": 8}, "pattern": ["recurrent", "attention"]}
     with pytest.raises(ConfigError, match=r"in llama, the nearest, model\.recurrent\.kind=gla must be null\. Train with that\."):
         family_for(config(**mixed | {"recurrent": GLA}))
     with pytest.raises(ConfigError, match=r"in falcon_h1, the nearest, .*model\.pattern=\S+ \S+ must be \[\"both\"\]\. Train with that\."):
         family_for(config(**mixed))
+    with pytest.raises(ConfigError, match=r"in jamba, the nearest, model\.position\.kind=rope must be none\. Train with that\."):
+        family_for(config(**mixed | {"recurrent": {"kind": "mamba", "width": 64, "state_dim": 4, "rank": 4}}))
     with pytest.raises(ConfigError, match=r"family=bamba cannot hold this model: there 5 heads of mamba_d_head=12 are not .* wide\.$"):
         family_for(config(**mixed), "bamba")
 

@@ -61,7 +61,7 @@ class Remodel(Writer):
             if names:
                 more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
                 note(f"{what}: {', '.join([*names][:_SHOWN])}{more}")
-        apart = f"{found.apart:.0e}" if found.agrees else f"{100 * found.apart:.2g} %"
+        apart = f"{found.apart:.0e}" if found.agrees else f"{float(f'{100 * found.apart:.2g}'):g} %"
         what = f"what {self.from_} does" if found.agrees else f"something else than {self.from_} until it is trained"
         say(f"It computes {what}: logits of a row of {found.probed} random tokens are {apart} of their norm apart.")
         say(f"Train it: lm train init_from={shlex.quote(self.out)} ...")

@@ -21,7 +21,7 @@ class FalconH1(Llama):
     name = "falcon_h1"
     architecture = "FalconH1ForCausalLM"
     last_norm = "model.final_layernorm"
-    hybrid = True
+    recurrent_kind = "mamba2"
     unadapted = ("out_proj",)  # whose matrix its kernels read past the module
     fields = {
         **Llama.fields,

@@ -23,7 +23,7 @@ class GraniteHybrid(GraniteMoEShared):
 
     name = "granitemoehybrid"
     architecture = "GraniteMoeHybridForCausalLM"
-    hybrid = True
+    recurrent_kind = "mamba2"
     theta: ClassVar[float | None] = None  # most of these models have no positions
     renamed = {"layers_block_type": "layer_types"}
     fields = without(Granite.fields, "ffn.*", "attention.head_dim")

@@ -22,7 +22,7 @@ class Jamba(Llama):
     name = "jamba"
     architecture = "JambaForCausalLM"
     last_norm = "model.final_layernorm"
-    hybrid = True
+    recurrent_kind = "mamba"
     theta = None
     unadapted = ("dt_proj",)  # whose matrix it reads past the module
     fields = {

@@ -28,7 +28,7 @@ class KimiLinear(DeepSeekV3):
 
     name = "kimi_linear"
     architecture = "KimiLinearForCausalLM"
-    hybrid = True
+    recurrent_kind = "gated_delta"
     theta = None
     usual_dense = 9216
     fields = {

@@ -16,7 +16,7 @@ class LFM2(Llama):
     name = "lfm2"
     architecture = "Lfm2ForCausalLM"
     last_norm = "model.embedding_norm"
-    hybrid = True
+    recurrent_kind = "short_conv"
     theta = 1000000.0
     renamed = {"tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"}
     fields = {

@@ -16,7 +16,7 @@ class Mamba(Family):
 
     name = "mamba"
     architecture = "MambaForCausalLM"
-    hybrid = True
+    recurrent_kind = "mamba"
     prefix = "backbone."
     unadapted: ClassVar[tuple[str, ...]] = ("out_proj", "dt_proj")  # whose matrices it reads past the modules
     older_endings = {"embeddings.weight": "embedding.weight"}

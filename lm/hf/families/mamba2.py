@@ -17,6 +17,7 @@ class Mamba2(Mamba):
 
     name = "mamba2"
     architecture = "Mamba2ForCausalLM"
+    recurrent_kind = "mamba2"
     unadapted = ("out_proj",)  # whose matrix its kernels read past the module
     fields = {
         **Mamba.fields,

@@ -36,7 +36,7 @@ class NemotronH(Family):
 
     name = "nemotron_h"
     architecture = "NemotronHForCausalLM"
-    hybrid = True
+    recurrent_kind = "mamba2"
     prefix = "backbone."
     built = {"backbone.": "model."}
     unadapted = ("out_proj",)  # whose matrix its kernels read past the module

@@ -20,7 +20,7 @@ class OLMoHybrid(OLMo2):
 
     name = "olmo_hybrid"
     architecture = "OlmoHybridForCausalLM"
-    hybrid = True
+    recurrent_kind = "gated_delta"
     theta = None  # `read` asks whether there are positions
     older_endings = {"post_attention_layernorm.weight": "feedforward_layer_norm.weight"}  # in its own files
     built = {"attention_layer_norm": "input_layernorm", "feedforward_layer_norm": "post_attention_layernorm"}

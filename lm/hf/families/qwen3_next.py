@@ -19,7 +19,7 @@ class Qwen3Next(Qwen2MoE):
 
     name = "qwen3_next"
     architecture = "Qwen3NextForCausalLM"
-    hybrid = True
+    recurrent_kind = "gated_delta"
     partial = 0.25
     ignored = (*Qwen2MoE.ignored, r"mtp\..*")
     fields = {

@@ -24,7 +24,7 @@ class RecurrentGemma(Llama):
     name = "recurrent_gemma"
     architecture = "RecurrentGemmaForCausalLM"
     last_norm = "model.final_norm"
-    hybrid = True
+    recurrent_kind = "rg_lru"
     partial = 0.5
     fields = {
         **without(Llama.fields, "attention.out_bias", "ffn.bias", "ffn.hidden"),

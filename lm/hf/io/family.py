@@ -100,7 +100,7 @@ class Family(ABC):
 
     name: ClassVar[str]  # model_type
     architecture: ClassVar[str]  # transformers' class with the head
-    hybrid: ClassVar[bool] = False  # made for recurrent layers among others; a model without any prefers another family
+    recurrent_kind: ClassVar[str | None] = None  # kind of its recurrent layers, if it has some; a model without any prefers another family
     rare: ClassVar[bool] = False  # few other programs know it; a model that another family can hold too prefers that
     auto: ClassVar[str] = "AutoModelForCausalLM"
     prefix: ClassVar[str] = ""  # of the keys of a model without its head, which may be missing in the file
@@ -232,8 +232,8 @@ class Family(ABC):
         ours = resolved(cfg)
         kinds = {key: value for key, value in self.fixed.items() if key.endswith("kind")}
         kinds["residual.kind"] = "plain"
-        if not self.hybrid:
-            kinds["recurrent.kind"] = None
+        if ours.get("recurrent.kind") not in (None, self.recurrent_kind):
+            kinds["recurrent.kind"] = self.recurrent_kind
         wrong_kind = [differs(key, ours, kinds) for key in kinds if ours.get(key) != kinds[key]]
         if wrong_kind:
             return wrong_kind

@@ -41,13 +41,16 @@ def family_for(cfg: ModelConfig, wanted: str | None = None, among: Collection[st
     if wanted is None and imported in known and not known[imported].homeless(cfg):
         return known[imported]
     homeless = {name: known[name].homeless(cfg) for name in ([wanted] if wanted is not None else known)}
-    plain = cfg.recurrent is None
+
+    kind = None if cfg.recurrent is None else cfg.recurrent.kind
 
     def farness(name: str) -> tuple[int, bool, int, bool]:
         family = known[name]
-        return sum(_distance(option, family) for option in homeless[name]), family.rare, len(type(family).mro()), plain and family.hybrid
+        far = sum(_distance(option, family) for option in homeless[name])
+        return far, family.rare, len(type(family).mro()), kind is None and family.recurrent_kind is not None
 
-    nearest = min(homeless, key=farness)
+    mixing = [name for name in homeless if kind is not None and known[name].recurrent_kind == kind]
+    nearest = min(mixing or homeless, key=farness)
     if not homeless[nearest]:
         return known[nearest]
     where = f"family={wanted} cannot hold this model: there" if wanted else f"no family can hold this model: in {nearest}, the nearest,"

@@ -71,7 +71,8 @@ def remodel(
     Weights of the same name and shape are copied. Each expert of a mixture begins as the feed-forward that it replaces (sparse upcycling:
     Komatsuzaki et al. 2022, arXiv:2212.05055). Heads of keys and values that become fewer are means of those that they replace (Ainslie et
     al. 2023, arXiv:2305.13245, section 2.1), or copies where they become more. A head of its own begins as the embedding that it was tied
-    to. All else is drawn as at the start of a training, from `seed`; of that, what writes to the residual stream is 0 at first.
+    to. A recurrent mixer of another kind takes no weights of the old one. All else is drawn as at the start of a training, from `seed`; of
+    that, what writes to the residual stream is 0 at first.
 
     cfg: of the same kind, width and vocabulary; None: the old one. layers: the old layer, from 0, that each new one begins as, and by whose
     slot it is mixed where cfg has the old pattern; None: each stays (Kim et al. 2023, arXiv:2312.15166: [*range(24), *range(8, 32)] of 32).
@@ -139,6 +140,7 @@ class _Carried:
     def __init__(self, model: LM, own: Weights, layers: Sequence[int], before: ModelConfig, folder: Path) -> None:
         self.model, self.own, self.layers, self.n_before, self.folder = model, own, layers, before.n_layers, folder
         mixers = {layer: before.parts(layer).mixer for layer in range(before.n_layers)}
+        self.recurs_alike = _recurrent_kind(before) == _recurrent_kind(model.cfg)
         self.sources = {layer: mixer.source for layer, mixer in mixers.items() if isinstance(mixer, SharedConfig)}
         self.kept, self.made, self.drawn, self.used = 0, 0, dict[str, int](), set[str]()
         attending = [(at, dict(at.named_children())) for at in model.modules() if isinstance(at, GQA)]
@@ -154,7 +156,8 @@ class _Carried:
 
     @torch.no_grad()
     def _fill(self, name: str, module: nn.Module, local: str, p: nn.Parameter, head_dim: int | None) -> None:
-        for source in (name, *self._of_source(name), *_others(name, module, local)):
+        alike = self.recurs_alike or ".recurrent." not in name  # weights of one name mean something else in another kind
+        for source in (name, *self._of_source(name), *_others(name, module, local)) if alike else ():
             if source not in self.own:
                 continue
             weight = _fitting(self.own[source], p.shape, head_dim)
@@ -198,6 +201,10 @@ class _Carried:
             key = whole if whole in gone else _starred(name)
             found[key] = found.get(key, 0) + self.own[name].numel()
         return found
+
+
+def _recurrent_kind(cfg: ModelConfig) -> str | None:
+    return None if cfg.recurrent is None else cfg.recurrent.kind
 
 
 def _starred(name: str) -> str:

@@ -158,6 +158,19 @@ def test_layers_keep_their_mixers(save: Save, layers: list[int], pattern: list[s
     assert other.drawn and model_config(read_config(other.folder)["model"]).pattern == ["attention", "recurrent"]
 
 
+@pytest.mark.parametrize("kind", ["gla", "mamba2"])
+def test_a_recurrent_mixer_of_another_kind_begins_anew(save: Save, kind: str) -> None:
+    """Seen to fail: of gla the weights that make the decay were taken from gated_delta, where they mean something else; mamba2, one of
+    whose kernels has another shape, was refused."""
+    delta = {"kind": "gated_delta", "n_heads": 4, "n_k_heads": 4, "k_dim": 8, "v_dim": 8}
+    folder = save("a", 1, recurrent=delta, pattern=["recurrent", "attention"])
+    found, new, old = made(folder, f"model/recurrent={kind}")
+    assert not any(name in old and torch.equal(new[name], old[name]) for name in new if ".recurrent." in name and new[name].any())
+    outputs = [name for name in new if name.startswith("blocks.0.recurrent.") and name.endswith(("o.weight", "out.weight"))]
+    assert outputs and not any(new[name].any() for name in outputs)
+    assert torch.equal(new["blocks.1.attention.q.weight"], old["blocks.1.attention.q.weight"]) and not found.agrees
+
+
 def test_norms_of_sublayers_side_by_side(save: Save) -> None:
     found, new, old = made(save("a", 1), "model/block=parallel", "model.block.shared_norm=false")
     assert not found.drawn and not found.left and torch.equal(new["blocks.0.ffn_norm.weight"], old["blocks.0.ffn_residual.norm.weight"])

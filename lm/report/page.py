@@ -81,12 +81,14 @@ def _about(run: Run) -> list[tuple[str, str]]:
 def _numbers(run: Run) -> list[tuple[str, str, str]]:
     number, summary = run.number, run.summary
     zlib, inner, per_token = number("zlib_bits_per_byte"), number("parameters_non_embedding"), number("cache_bytes_per_token")
-    mfu, bits = number("mfu_pct"), number("val_bits_per_byte")
+    mfu, bits, active = number("mfu_pct"), number("val_bits_per_byte"), number("parameters_active")
+    of_which = [f"{si(inner)} without embeddings"] if inner is not None else []
+    of_which += [f"{si(active)} for one token"] if active is not None and active < (number("parameters") or 0) else []
     cards = [
         ("val bits per byte", fixed(bits), f"zlib level 9: {zlib:.4f}" if zlib is not None else ""),
         ("val loss", fixed(number("val_loss")), run.measure.unit("val_loss")),
         *((name, fixed(number(key)), "") for name, key in TOLD.items()),
-        ("parameters", si(number("parameters")), f"{si(inner)} without embeddings" if inner is not None else ""),
+        ("parameters", si(number("parameters")), ", ".join(of_which)),
         ("FLOPs per token", si(number("flops_per_token")), f"{si(per_token)}B cache per token" if per_token is not None else ""),
         ("tokens", si(number("tokens")), f"seed {run.config.get('seed', 0)}"),
         ("tokens per second", si(number("tokens_per_second")), f"{mfu:.0f} % of peak FLOPs" if mfu is not None else ""),

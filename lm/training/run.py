@@ -221,12 +221,13 @@ def _describe(module: "TrainModule", rows: str) -> None:
     cfg, run, counts = module.cfg, module.run, module.counts
     at = f"resumes at step {module.step:,}" if module.step else "starts"
     frozen = f" ({si(module.n_frozen)} frozen)" if module.n_frozen else ""
+    active = f" ({si(counts.active)} for one token)" if counts.active < counts.parameters else ""
     n_rows = rows_of_epoch(cfg, run.splits.train)
     epochs = cfg.data.sizes.before(run.max_steps) / n_rows / run.splits.train.updates
     fewer = f"{cfg.data.ramp[0].global_batch} to " if cfg.data.ramp else ""
     texts = f" x {cfg.objective.texts} texts" if cfg.objective.texts > 1 else ""
     run.journal.console.say(
-        f"{run.folder.path} {at}: {si(module.n_trained + module.n_frozen)} parameters{frozen},"
+        f"{run.folder.path} {at}: {si(module.n_trained + module.n_frozen)} parameters{active}{frozen},"
         f" {si(counts.train_flops_per_token)}FLOPs/token,"
         f" {run.data.n_tokens('train'):,} train and {run.data.n_tokens('val'):,} validation tokens, {fewer}{cfg.data.global_batch}{texts} x"
         f" {cfg.data.seq_len} tokens a step ({rows}), {counted(run.max_steps, 'step')}, {epochs:.3g} epochs of {counted(n_rows, 'row')}"
@@ -254,7 +255,8 @@ def _finish(module: "TrainModule", command: str | None) -> Tree:
     tokens = run.tokens(step)
     summary: Tree = {
         "name": cfg.run.name, "command": command,
-        "parameters": counts.parameters, "parameters_non_embedding": counts.non_embedding, "parameters_trained": module.n_trained,
+        "parameters": counts.parameters, "parameters_active": counts.active, "parameters_non_embedding": counts.non_embedding,
+        "parameters_trained": module.n_trained,
         "flops_per_token": counts.train_flops_per_token, "cache_bytes_per_token": counts.cache_bytes_per_token,
         "steps": step, "model_step": handed_on, "stopped_early": step < run.max_steps, "tokens": tokens,
         "val_loss": p.val_loss if best_step is None else p.best_val_loss,

@@ -1,5 +1,6 @@
 """Mixtures of experts in real steps: loads summed and applied once, losses per row, what resuming and the optimizers make of them."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from lm.training.module import TrainModule
 from lm.training.optim.adamw import AdamWConfig
 from lm.training.optim.muon import MuonConfig
 from lm.training.run import train_rank
+from lm.units import si
 from tests.training.conftest import Configure, read, results
 from tests.training.optim.optimizers import built
 from tests.training.steps import LENGTH, ROWS, SGD, UNCLIPPED, batches, config, train_steps
@@ -169,4 +171,6 @@ def test_the_console_shows_the_worst_layer(configure: Configure, tmp_path: Path,
     assert all({key for key in line if "expert" in key} == told for line in lines)
     out = capsys.readouterr().out
     worst = [max(line["expert_load/blocks.0"], line["expert_load/blocks.1"]) for line in lines]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert f"({si(summary['parameters_active'])} for one token)" in out and summary["parameters_active"] < summary["parameters"]
     assert "max load" in out and all(f"{ratio:.2f}x" in out for ratio in worst)

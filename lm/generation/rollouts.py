@@ -30,7 +30,7 @@ from lm.losses.likelihoods import row_scores
 from lm.losses.measure import Reference
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import LM
-from lm.schema import Tree
+from lm.schema import MOST, Tree
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,8 @@ class Drawer:
     """Draws answers from a model by its own probabilities, at a temperature, with the cache."""
 
     def __init__(self, tokenizer: Tokenizer, max_tokens: int, in_step: bool) -> None:
-        """in_step: every call makes the same number of forwards, whatever is drawn, as is needed where each rank holds a part of the
-        weights."""
+        """in_step: every call for so many answers makes the same number of forwards, whatever the prompts are and whatever is drawn, as is
+        needed where each rank holds a part of the weights."""
         self._max_tokens, self.in_step = max_tokens, in_step
         self._vocabulary, self._ends = Vocabulary(tokenizer.vocab_size, pad=tokenizer.pad), ends_of(tokenizer)
 
@@ -98,12 +98,16 @@ class Drawer:
     def draw(self, model: LM, asked: Sequence[Asked], n: int, temperature: float = 1.0, keys: Sequence[str] = ()) -> list[Rollout]:
         """Returns n answers to each prompt in turn.  keys: one for each prompt, which seeds its draws; none: the prompt's tokens do."""
         cfg = _Draws(n=n, max_tokens=self._max_tokens, temperature=temperature, logprobs=0)
+        if self.in_step:
+            cfg = cfg.replace(prefill_chunk=MOST)
         rows = rows_of(model, [one.prompt for one in asked], cfg, self._vocabulary)
         for i, key in enumerate(keys):
             for j, row in enumerate(rows[i * n : (i + 1) * n]):
                 row.key = hashlib.blake2b(f"{key}/{j}".encode(), digest_size=16).digest()
         on_token = None if self.in_step else lambda row, token: token in self._ends
-        go_on(model, rows, cfg, self._vocabulary, on_token)
+        together = ROWS if self.in_step else max(1, len(rows))
+        for start in range(0, len(rows), together):
+            go_on(model, rows[start : start + together], cfg, self._vocabulary, on_token)
         found = []
         for row in rows:
             length = next((at for at, token in enumerate(row.new, 1) if token in self._ends), len(row.new))

@@ -19,7 +19,7 @@ from lm.data.kinds import BytesConfig, GRPOConfig, ORPOConfig, RLOOConfig, SFTCo
 from lm.data.rewards.base import scores
 from lm.data.rows.policy import PolicyConfig
 from lm.errors import ConfigError, Interrupted
-from lm.generation.rollouts import Asked, Rollout, Sampler
+from lm.generation.rollouts import Asked, Drawer, Rollout, Sampler
 from lm.losses.measure import Start
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM
@@ -149,6 +149,19 @@ def test_figures_are_exact_where_bf16_is_the_default() -> None:
         torch.set_default_dtype(torch.float32)
     assert sums.metrics["answer_tokens"].tolist() == [257, 257]
     assert sums.metrics["reward_std"].tolist() == [0, 1] and sums.metrics["frac_reward_zero_std"].tolist() == [1, 1]
+
+
+def test_in_step_the_number_of_forwards_depends_on_no_prompt() -> None:
+    """Seen: ranks that hold slices of the weights waited for each other for ever, once the prompts of one were longer than a piece of
+    those that are read at a time."""
+    forwards, model = list[int](), redrawn(config(max_seq_len=1024).replace(vocab_size=260), 0)
+    model.register_forward_hook(lambda module, given, out: forwards.append(1))
+    drawer, counted = Drawer(BytesConfig().build(), 3, in_step=True), set[int]()
+    for lengths in ([3, 9], [5, 5], [70, 4], [700, 300]):
+        forwards.clear()
+        drawer.draw(model, [Asked([7] * length, []) for length in lengths], 20)
+        counted.add(len(forwards))
+    assert counted == {2 * 3}
 
 
 @pytest.mark.parametrize("cfg", [GRPOConfig, RLOOConfig])

@@ -64,10 +64,15 @@ def given_tokenizer(cfg: TrainConfig) -> Tokenizer | TokenizerConfig:
 
 
 def copied(cfg: TrainConfig, tokenizer: Tokenizer) -> Fill:
-    """Returns a fill with the weights of init_from, a run, model or checkpoint folder; a new head is drawn. The fill raises CheckpointError
-    where shapes differ.  tokenizer: may have more special tokens than the folder's."""
+    """Returns a fill with the weights of init_from, a run, model or checkpoint folder; a new head is drawn. With init_optimizer these are
+    the weights that the state is of, not their average. The fill raises CheckpointError where shapes differ.  tokenizer: may have more
+    special tokens than the folder's."""
     source, own = resolve_model(str(cfg.init_from)), drawn(cfg.seeds.init)
-    weights = grown_weights(read_merged(source)[1], load_tokenizer(source), tokenizer)
+    if cfg.init_optimizer:
+        reader = CheckpointReader(source)
+        weights = {name: reader.read(name) for name in reader.names()}
+    else:
+        weights = grown_weights(read_merged(source)[1], load_tokenizer(source), tokenizer)
     fits = False
 
     def fill(model: LM, names: Container[str]) -> None:

@@ -62,7 +62,8 @@ def open_run(folder: RunFolder, cfg: TrainConfig, say: Say) -> Path | None:
         reader = CheckpointReader(newest, verified=True)
         saved = Saved.of(reader)
         goes_on = not saved.counters.done(saved.step, cfg.trainer)
-        _require_same_config(folder, saved.config, cfg, saved.step, newest, reader.meta.get("parent_hash"), goes_on)
+        left_out = saved.counters.rows_from
+        _require_same_config(folder, saved.config, cfg, saved.step, newest, reader.meta.get("parent_hash"), goes_on, left_out)
         _require_same_weights(reader, cfg)
         before = saved.config["trainer"]["max_steps"]
         if before != cfg.trainer.max_steps and cfg.schedule.of_length:
@@ -234,13 +235,14 @@ def _as_of_today(saved: Tree) -> Tree:
 
 
 def _require_same_config(
-    folder: RunFolder, saved: Tree, cfg: TrainConfig, step: int, newest: Path, parent: str | None = None, goes_on: bool = False
-) -> None:
+    folder: RunFolder, saved: Tree, cfg: TrainConfig, step: int, newest: Path, parent: str | None = None, goes_on: bool = False,
+    left_out: int = 0,
+) -> None:  # fmt: skip
     """Raises ConfigError listing every difference that a resume does not allow. trainer.max_steps may grow; it may shrink only where all
     steps so far would have been the same in the shorter run; and phases may change behind the step.
 
     newest: what the run's weights can be taken from.  parent: hash of the model that the run started from, which may lie elsewhere by now.
-    goes_on: it has steps left, so that its data and teacher are read.
+    goes_on: it has steps left, so that its data and teacher are read.  left_out: steps whose rows rollbacks have left out.
     """
     saved = _as_of_today(saved)
     plugins.require(saved, folder.config_file)
@@ -248,7 +250,7 @@ def _require_same_config(
     there = flatten(placed(saved, folder.path, whole=True))  # since one file may be spelled in two ways
     here = flatten(placed(cfg.tree(), Path.cwd(), whole=True))
     changed = [key for key in before | after if there.get(key) != here.get(key) and not below(key, _MAY_CHANGE)]
-    changed = [key for key in changed if key not in _PHASES or not _same_so_far(before.get(key), after.get(key), step)]
+    changed = [key for key in changed if key not in _PHASES or not _same_so_far(before.get(key), after.get(key), step + left_out)]
     apart = {key: _apart(key, before.get(key, ABSENT), after.get(key, ABSENT)) for key in changed}
     changed = [key for key in changed if not (goes_on and all(_moved(*each, folder.path) for each in apart[key]))]
     if "init_from" in changed and cfg.init_from is not None and folder_hash(resolve_model(cfg.init_from)) == parent:

@@ -7,13 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from lm.cli.compose.compose import compose_config
 from lm.errors import ConfigError
 from lm.report.page import write_report
+from lm.training.module import TrainModule
 from lm.training.run import train_rank
 from tests.server import Process
-from tests.training.conftest import read, results, write_text
+from tests.training.conftest import read, results, settled, write_text
 
 STEPS, ROWS, SEQ_LEN = 20, 8, 32
 LmProcess = Callable[..., Process]
@@ -74,3 +76,24 @@ def test_of_sources_that_changed_only_the_keys_in_them_are_told(mixed: list[str]
     with pytest.raises(ConfigError) as caught:
         train_rank(compose_config([arg.replace("weight:2.0", "weight:4.0") for arg in [*mixed[:-1], "trainer.max_steps=5"]]))
     assert caught.value.before == ["  data.sources.0.weight: 2.0 in the run, 4.0 now"]
+
+
+def test_phases_that_a_rollback_has_come_to_may_not_change(mixed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """At step 12 after one from 11 to 8, which has read the rows of 15 steps. Seen to be taken, and tokens/a fell from 192 to 0."""
+    own = TrainModule.loss
+
+    def loss(module: TrainModule) -> torch.Tensor:
+        return own(module) * (10 if module.step == 11 and not module.run.counters.rolled_back else 1)
+
+    monkeypatch.setattr(TrainModule, "loss", loss)
+    given = [*mixed[:-1], "schedule=constant", "optim=adamw", "numerics.rollbacks=1", "checkpoint.every=4", "trainer.log_every=1"]
+
+    def until(*steps: int) -> str:
+        return f"data.phases=[{','.join(f'{{until_step:{step},weights:{{b:{step}.0,a:1.0}}}}' for step in steps)}]"
+
+    train_rank(compose_config(settled(*given, until(14, 16), "trainer.max_steps=12")))
+    with pytest.raises(ConfigError, match=r"another config \(data\.phases\)"):
+        train_rank(compose_config(settled(*given, until(13, 16), "trainer.max_steps=13")))
+    with pytest.raises(ConfigError, match=r"another config \(data\.phases\)"):
+        train_rank(compose_config(settled(*given, until(14), "trainer.max_steps=13")))  # step 15 was in the second
+    train_rank(compose_config(settled(*given, until(14, 16, 18), "trainer.max_steps=13")))

@@ -215,7 +215,11 @@ def _notes(runs: list[Run], keys: list[str], metric: str) -> list[str]:
     if len(zlib := texts(runs)) > 1:
         needed = " / ".join(sorted(map(fixed, zlib)))
         notes.append(f"Not comparable: the validation texts differ (zlib level 9 needs {needed} bits per byte of them).")
-    if len(prints := _distinct(runs, "data_fingerprint")) > 1:
+    configs = [flatten(run.config) for run in runs]
+    if len(prints := _distinct(runs, "data_fingerprint")) == 1 and all(run.summary.get("data_fingerprint") for run in runs):
+        keys = [key for key in keys if not key.startswith("tokenizer.")]  # as init_from names it, the tokenizer of its checkpoint
+        configs = [{key: value for key, value in flat.items() if not key.startswith("tokenizer.")} for flat in configs]
+    if len(prints) > 1:
         notes.append(f"Unfair: the runs read different data or tokens (fingerprints {', '.join(each[:8] for each in prints)}).")
     elif sources := [key for key in keys if key.startswith("data.") and key not in _BATCHING]:
         notes.append(f"Unfair: the runs read different data ({', '.join(sources)}).")
@@ -228,7 +232,7 @@ def _notes(runs: list[Run], keys: list[str], metric: str) -> list[str]:
         notes.append(f"Not comparable: what is rewarded differs ({', '.join(others)}).")
     if metric == "val_loss" and bits and any(key.startswith("tokenizer.") for key in keys):
         notes.append("Not comparable: the tokenizers differ, and the loss per token depends on the tokenizer.")
-    notes += other_rows([flatten(run.config) for run in runs])
+    notes += other_rows(configs)
     for key in ("device", "torch"):
         if len(values := _distinct(runs, key)) > 1:
             notes.append(f"Speeds are not comparable: {key} differs ({', '.join(values)}).")

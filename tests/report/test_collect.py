@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from lm.errors import ConfigError
 from lm.report.collect import Comparison, collect
@@ -121,6 +122,16 @@ def test_an_unfair_comparison_says_why(tmp_path: Path, write_run: WriteRun, chan
     fair = write_run(tmp_path / "c", ffn="relu", data_fingerprint="a" * 64)
     assert collect([a, fair]).notes == []
     assert any(re.search(note, found) for found in collect([a, b]).notes)
+
+
+def test_a_tokenizer_that_is_named_otherwise_is_no_other_one(tmp_path: Path, write_run: WriteRun) -> None:
+    """As by init_from, which names that of its checkpoint. Seen to be told as rows of other text."""
+    folders = [write_run(tmp_path / name, data_fingerprint="a" * 64) for name in ("trunk", "branch")]
+    for folder, tokenizer in zip(folders, ({"kind": "bpe", "vocab_size": 4096}, {"kind": "file", "path": "trunk"}), strict=True):
+        tree = yaml.safe_load((folder / "config.yaml").read_text())
+        tree["data"]["val_rows"], tree["tokenizer"] = 256, tokenizer
+        (folder / "config.yaml").write_text(yaml.safe_dump(tree))
+    assert collect(folders).notes == []
 
 
 def test_another_source_is_seen_without_fingerprints_too(tmp_path: Path, write_run: WriteRun) -> None:

@@ -239,9 +239,13 @@ class TrainConfig(TrainSetup):
             raise ValueError(refused)
         half = self.trainer.max_steps // 2  # a length that is given as a mere bound may be of any size, so not every step is looked at
         if self.trainer.max_minutes is not None and (shared := self.shared_steps(half, every=1 + half // 10_000)) < half // 4:
+            decays_long = self.schedule.kind == "wsd" and shared > 0
+            remedy = (
+                "Lower schedule.decay_frac, such as to 0.5" if decays_long else "Use schedule=wsd or constant, without scheduled sampling"
+            )
             raise ValueError(
                 f"trainer.max_minutes={self.trainer.max_minutes:g} leaves the length to the clock, and what is trained depends on it from"
-                f" step {shared:,} on. Use schedule=wsd or constant, without scheduled sampling."
+                f" step {shared:,} on. {remedy}."
             )
         if self.model.growth() != Growth() and not self.optim.obeys_rates:
             kind = self.model.parametrization.kind

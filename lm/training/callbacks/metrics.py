@@ -101,9 +101,11 @@ def objective_metrics(trainer: Trainer, module: TrainModule) -> Tree:
 
 
 def rate(trainer: Trainer, module: TrainModule) -> Tree:
-    """The learning rate of the last parameter group, which under Muon holds the matrices."""
-    group: Tree = trainer.optimizers[0].param_groups[-1]
-    return {"lr": float(group["lr"])}
+    """The learning rate of the weights whose peak is optim.lr, which under Muon are matrices; where there are none, as with
+    optim.layer_decay, of the last group of weights."""
+    groups: list[Tree] = trainer.optimizers[0].param_groups
+    own = [group for group in groups if group["peak_lr"] == module.cfg.optim.lr]
+    return {"lr": float((own or groups)[-1]["lr"])}
 
 
 def gradient(trainer: Trainer, module: TrainModule) -> Tree:

@@ -92,6 +92,14 @@ def test_a_figure_of_the_objective_replaces_none_of_ours(
         train_rank(configure())
 
 
+@pytest.mark.parametrize("optim", ["adamw", "sgd"])
+def test_the_rate_is_not_that_of_a_group_with_its_own(configure: Configure, tmp_path: Path, optim: str) -> None:
+    """Seen to fail: that of the norms, which were the last group."""
+    more = ("optim.lr=0.004", "optim.groups=[{match:norm,lr:0.0007}]", "schedule=constant", "schedule.warmup_steps=0")
+    train_rank(configure(f"optim={optim}", *more, "trainer.max_steps=2"))
+    assert {line["lr"] for line in read(tmp_path / "run" / "metrics.jsonl") if "lr" in line} == {0.004}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("waiting_s", [0.0, 0.3])
 def test_time_spent_waiting_for_batches_is_told(

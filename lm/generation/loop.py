@@ -21,7 +21,7 @@ from lm.nn.head import every_position
 from lm.nn.transformer import LM
 from lm.ops.cache.cache import Cache
 
-ROWS, TOKENS = 32, 8192  # decoded together at the most: so many rows, or of short ones more, up to so many tokens
+ROWS, TOKENS = 32, 8192  # decoded together at the most: so many rows, or of short ones about as long, more, up to so many tokens
 
 OnToken = Callable[[int, int], bool]
 OnEnd = Callable[["Row"], None]
@@ -82,8 +82,9 @@ class Loop:
         self.cache: Cache  # from the first rows on, and so are these two
         self.logits: Tensor
         self.drafts: list[list[int]]  # drafted tokens that the last forward read behind each row's newest token
-        longest = max((len(row.source) + len(row.begin) + row.limit for row in rows), default=1)
-        self.places = max(ROWS, TOKENS // longest)
+        lengths = [len(row.source) + len(row.begin) + row.limit for row in rows]
+        alike = bool(rows) and 4 * min(lengths) >= 3 * max(lengths)  # a short row beside a long one takes the time of that
+        self.places = max(ROWS, TOKENS // max(lengths)) if alike else ROWS
         self.most_left = 0 if drafter.n_tokens else self.places // 2  # rows that go on beside others that join
 
     def run(self) -> None:

@@ -66,7 +66,9 @@ def open_run(folder: RunFolder, cfg: TrainConfig, say: Say) -> Path | None:
         _require_same_config(folder, saved.config, cfg, saved.step, newest, reader.meta.get("parent_hash"), goes_on, left_out)
         _require_same_weights(reader, cfg)
         before = saved.config["trainer"]["max_steps"]
-        if before != cfg.trainer.max_steps and cfg.schedule.of_length:
+        if _as_of_today(saved.config)["schedule"] != cfg.schedule.tree():
+            say(f"the schedule is another one than the run's, and the same for the {saved.step:,} steps so far")
+        elif before != cfg.trainer.max_steps and cfg.schedule.of_length:
             say(f"trainer.max_steps was {before:,} and is {cfg.trainer.max_steps:,}: from here on the rate is that of the new length")
         if saved.step < cfg.trainer.max_steps and (adapters := adapters_of(folder.path)):
             which = f"{adapters[0]} holds" if len(adapters) == 1 else f"{adapters[0]} and {len(adapters) - 1} more hold"
@@ -212,6 +214,18 @@ def _apart(key: str, was: Any, now: Any) -> list[tuple[str, Any, Any]]:
     return [(name, a, b) for name, a, b in both if a != b]
 
 
+def _same_rates(saved: Tree, cfg: TrainConfig, step: int) -> bool:
+    """Says whether the steps before this one have the same rates in both."""
+    try:
+        was = from_tree(TrainConfig, saved)
+    except ConfigError:
+        return False
+    if cfg.trainer.max_minutes is not None:  # whose length, and with it the rate, is not known at first
+        return False
+    rates = ([each.schedule.factor(i, each.trainer.max_steps) for i in range(step)] for each in (was, cfg))
+    return next(rates) == next(rates)
+
+
 def _moved(key: str, was: Any, now: Any, folder: Path) -> bool:
     """Whether this key names other files or folders now, and nothing is left of the old ones. What is read is compared by content."""
     if not below(key, _BY_CONTENT) or any(named in (None, ABSENT) or not names_paths(key, named) for named in (was, now)):
@@ -239,7 +253,8 @@ def _require_same_config(
     left_out: int = 0,
 ) -> None:  # fmt: skip
     """Raises ConfigError listing every difference that a resume does not allow. trainer.max_steps may grow; it may shrink only where all
-    steps so far would have been the same in the shorter run; and phases may change behind the step.
+    steps so far would have been the same in the shorter run; the schedule may change where their rates would have been; and phases may
+    change behind the step.
 
     newest: what the run's weights can be taken from.  parent: hash of the model that the run started from, which may lie elsewhere by now.
     goes_on: it has steps left, so that its data and teacher are read.  left_out: steps whose rows rollbacks have left out.
@@ -255,6 +270,8 @@ def _require_same_config(
     changed = [key for key in changed if not (goes_on and all(_moved(*each, folder.path) for each in apart[key]))]
     if "init_from" in changed and cfg.init_from is not None and folder_hash(resolve_model(cfg.init_from)) == parent:
         changed = [key for key in changed if key not in ("init_from", "tokenizer.path")]
+    if any(below(key, ("schedule",)) for key in changed) and _same_rates(saved, cfg, step):
+        changed = [key for key in changed if not below(key, ("schedule",))]
     if type(steps := before.get("trainer.max_steps")) is not int:
         raise CheckpointError(f"{folder.path}: its config has trainer.max_steps={steps!r}, and a whole number is needed. Restore the file.")
     if cfg.trainer.max_steps > steps or (step < cfg.trainer.max_steps < steps and step <= cfg.shared_steps(steps)):
@@ -275,7 +292,7 @@ def _require_same_config(
     onward = "" if other_weights else f", from its weights with init_from={newest} run.name=..."
     raise ConfigError(
         f"{folder.path}: the run exists with another config ({shown}), and a resumed run may only change where and how often it works, and"
-        " raise trainer.max_steps, or lower it before a rate depends on it, and change phases that it has not come to."
+        " raise trainer.max_steps, or lower it before a rate depends on it, and change phases and a schedule that it has not come to."
         f" Set run.name to start a new run{onward}, or restore the values.{also}",
         before=lines,
     )

@@ -70,13 +70,16 @@ def test_a_prompt_as_long_as_the_context_joins(position: dict[str, Any], n: int)
 
 @pytest.mark.parametrize("drafts", [False, True])
 def test_of_short_rows_more_are_decoded_together(drafts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The longest is of 9 + 4 tokens, and so seven fit into 100."""
-    monkeypatch.setattr("lm.generation.loop.TOKENS", 100)
-    model, cfg, seen = redrawn(config()), SamplingConfig(max_tokens=4), list[int]()
-    alone = [decode(model, [prompt], cfg, drafter=Lookup(2, 2) if drafts else None)[0].new for prompt in dict.fromkeys(map(tuple, PROMPTS))]
+    """The longest of ten has 3 + 20 tokens, and so nine fit into 210. Beside a longer one they would take the time of that."""
+    monkeypatch.setattr("lm.generation.loop.TOKENS", 210)
+    model, cfg, seen = redrawn(config()), SamplingConfig(max_tokens=20), list[int]()
+    drafter = Lookup(2, 2) if drafts else None
+    prompts = [[n, *range(n % 3)] for n in range(10, 20)] + [PROMPTS[0]]
+    alone = [decode(model, [prompt], cfg, drafter=drafter)[0].new for prompt in prompts]
     model.blocks[0].register_forward_hook(lambda module, given, out: seen.append(len(out)))
-    rows = decode(model, PROMPTS, cfg, drafter=Lookup(2, 2) if drafts else None)
-    assert max(seen) == 7 and [row.new for row in rows[:3] + rows[4:]] == alone
+    assert [row.new for row in decode(model, prompts[:-1], cfg, drafter=drafter)] == alone[:-1] and max(seen) == 9
+    seen.clear()
+    assert [row.new for row in decode(model, prompts, cfg, drafter=drafter)] == alone and max(seen) == 4
 
 
 @pytest.mark.parametrize(("ahead", "rows"), [(False, [4, 3, 2, 2, 4, 4, 2, 2]), (True, [4, 4, 4, 2, 4, 4, 4, 2])])

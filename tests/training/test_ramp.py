@@ -163,7 +163,7 @@ def test_a_resumed_run_may_change_what_it_has_not_come_to(configure: Configure, 
     train_rank(configure(*RAMP, "trainer.max_steps=4", "schedule=constant"))
     first, second = "{until_step:3,global_batch:2}", "{until_step:6,global_batch:4}"
     for ramp in (f"[{second}]", f"[{first}]", f"[{{until_step:4,global_batch:2}},{second}]"):
-        with pytest.raises(ConfigError, match=r"another config \(data\.ramp\).* and change phases that it has not come to"):
+        with pytest.raises(ConfigError, match=r"another config \(data\.ramp\).* and change phases and a schedule that it has not come to"):
             train_rank(configure(*RAMP[1:], f"data.ramp={ramp}", "trainer.max_steps=8", "schedule=constant"))
     later = [*RAMP[1:], f"data.ramp=[{first},{{until_step:5,global_batch:4}}]", "trainer.max_steps=8", "schedule=constant"]
     train_rank(configure(*later))

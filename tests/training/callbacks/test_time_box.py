@@ -18,8 +18,8 @@ MANY = ["optim=adamw", "trainer.max_steps=200", "trainer.val_every=1000", "check
 def seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step takes one, and from the 7th on two: whoever has looked before finds less time left than there was."""
 
-    def lap(clock: Clock, step: int, waited_s: float) -> float:
-        clock.step_s, clock.steps = 1.0 if step < 7 else 2.0, step - clock._step
+    def lap(clock: Clock, step: int, spent: dict[str, float]) -> float:
+        clock.step_s, clock.steps, clock.spent = 1.0 if step < 7 else 2.0, step - clock._step, spent
         passed, clock._step = clock.step_s * (step - clock._step), step
         return passed
 

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from lm import plugins
 from lm.testing.__main__ import main
 
 SIGMOID = Path(__file__).parents[1] / "examples/plugins/sigmoid.py"
@@ -16,11 +15,7 @@ MISTAKES = {
     "a slip": ("import torch\n", "import torch.nothing\n", "No module named 'torch.nothing'"),
 }
 
-
-@pytest.fixture(autouse=True)
-def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins, "_loaded", {})
-    monkeypatch.setenv("LM_PLUGINS", "")
+pytestmark = pytest.mark.usefixtures("forgotten")
 
 
 @pytest.mark.slow

@@ -74,13 +74,6 @@ def own(tmp_path: Path) -> Callable[[str, str], str]:
     return write
 
 
-@pytest.fixture
-def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What this process loads is known to no later test's processes."""
-    monkeypatch.setenv("LM_PLUGINS", "")
-    monkeypatch.setattr("lm.plugins._loaded", {})
-
-
 def norm(kind: str) -> str:
     return NORM.format(name=kind.title().replace("_", ""), kind=kind)
 

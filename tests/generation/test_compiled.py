@@ -59,6 +59,7 @@ def agree(model: LM) -> Step:
     return prepared.fast_path
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_pieces", "doubles")
 @pytest.mark.parametrize("changes", [MODELS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in MODELS[1:])], ids=str)
 def test_a_step_in_pieces_gives_the_logits_of_the_whole(changes: dict[str, Any]) -> None:
@@ -138,6 +139,7 @@ class Odd(nn.Module):
         return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "way, sentence",
     [

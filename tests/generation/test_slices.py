@@ -54,6 +54,7 @@ def rank(folder: Path) -> None:
     (folder / f"rank{distributed.get_rank()}").write_text("done")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ffn", [pytest.param({}, id="dense", marks=pytest.mark.slow), pytest.param({"ffn": BIASED}, id="experts")])
 def test_ranks_compute_with_slices_as_with_the_whole(tmp_path: Path, server: Path, ffn: dict[str, object]) -> None:
     net = random_model(model_config(with_kinds(BASE | {"vocab_size": VOCAB} | ffn))).to(torch.bfloat16)

@@ -361,6 +361,7 @@ def of_answers(path: Path, objective: str) -> tuple[str, ...]:
     return (f"data={kind}", f"data.files={path}", "data.val_frac=0.1", f"objective={objective}", "objective.beta=0.5")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("objective", "how"),
     [

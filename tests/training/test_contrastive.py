@@ -85,6 +85,7 @@ def one_by_one(net: LM, batch: Batch, among: int, temperature: float) -> tuple[l
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
     [

@@ -75,6 +75,7 @@ def test_few_texts_are_measured_in_a_row_that_is_padded(folder: Path) -> None:
     assert (rows.batch(torch.arange(1).numpy()).labels != IGNORED).sum() == len("another") + 1
 
 
+@pytest.mark.slow
 def test_a_run_on_both_is_stopped_and_goes_on_to_the_bit(folder: Path) -> None:
     def run(*more: str) -> None:
         train_rank(compose_config(settled(*OWN, *MIX, "objective=sft", "data.seq_len=64", "trainer.micro_batch=4", *more)))

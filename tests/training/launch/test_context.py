@@ -98,6 +98,7 @@ def process(names: list[str]) -> None:
                 assert size > 0, f"{name}: {key} is nothing"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "names"),
     [(2, ["six heads over three, soft-cap", "latents", "experts"]), *(pytest.param(n, [], marks=pytest.mark.slow) for n in (2, 4))],

@@ -103,6 +103,7 @@ def logits(model: LM, tokens: Tensor) -> Tensor:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "names"),
     [

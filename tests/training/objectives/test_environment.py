@@ -174,6 +174,7 @@ def test_a_wrong_answer_is_asked_for_again() -> None:
     assert reply == "That is wrong. Try again." and environment.reply(Answer("", "so 13", "13", n_tokens=2, ended=True)) is None
 
 
+@pytest.mark.slow
 def test_a_run_answers_again_and_what_is_drawn_is_what_is_trained(policy: Callable[..., TrainConfig], made: Path, tmp_path: Path) -> None:
     train_rank(policy("objective=grpo", RETRY, "trainer.sample_prompts=held_out", f"init_from={made / 'ending'}"))
     lines = [line for line in read(tmp_path / "run" / "metrics.jsonl") if "reward" in line]

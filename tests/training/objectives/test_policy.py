@@ -277,6 +277,7 @@ class Stop(Callback):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
+@pytest.mark.slow
 def test_several_steps_learn_from_each_draw_and_a_checkpoint_between_them_holds_it(
     policy: Callable[..., TrainConfig], tmp_path: Path
 ) -> None:

@@ -47,6 +47,7 @@ def of_pairs(tiny: list[str], tmp_path: Path) -> Made:
     return run
 
 
+@pytest.mark.slow
 def test_it_learns_what_is_better_and_is_measured_as_it_is_used(of_pairs: Made, tmp_path: Path) -> None:
     """By the paper's loss of the numbers that lm.classify tells of whole texts, each alone."""
     cfg = of_pairs(

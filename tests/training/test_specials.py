@@ -92,6 +92,7 @@ def test_an_adapter_trains_their_rows_in_tables_of_layers_too(child: Configure, 
     assert (model.get_parameter(name)[259:] - before.mean(0)).abs().max() > 1e-4 and model.vocab_size == 261
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parent", "more"), [("exact", ()), *(pytest.param(name, LORA, marks=pytest.mark.slow) for name in ("exact", "padded"))]
 )

@@ -114,6 +114,7 @@ def test_what_cannot_be_counted_is_refused(base: list[str], asked: list[str], me
     assert message in str(caught.value)
 
 
+@pytest.mark.slow
 def test_the_same_command_finds_its_run_and_more_epochs_go_on(base: list[str], lm: Lm) -> None:
     asked = ["train", *base, "data.train_rows=10", "schedule=constant", "trainer.val_every=1epochs"]
     code, out, err = lm(*asked, "trainer.max_steps=1epochs")

@@ -200,6 +200,7 @@ def test_what_cannot_be_is_told(policy: Callable[..., TrainConfig], more: list[s
         train_rank(policy("objective=grpo", *more))
 
 
+@pytest.mark.slow
 def test_a_run_does_not_go_on_with_another_chat_template_than_its_own(policy: Callable[..., TrainConfig], tmp_path: Path) -> None:
     """Seen: a file edited where only replies are written, which no token of the data tells, changed the steps behind a resume. It may be
     moved as data may."""

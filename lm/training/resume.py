@@ -62,11 +62,11 @@ def open_run(folder: RunFolder, cfg: TrainConfig, say: Say) -> Path | None:
         reader = CheckpointReader(newest, verified=True)
         saved = Saved.of(reader)
         goes_on = not saved.counters.done(saved.step, cfg.trainer)
-        left_out = saved.counters.rows_from
-        _require_same_config(folder, saved.config, cfg, saved.step, newest, reader.meta.get("parent_hash"), goes_on, left_out)
+        config, left_out = _as_of_today(saved.config), saved.counters.rows_from
+        _require_same_config(folder, config, cfg, saved.step, newest, reader.meta.get("parent_hash"), goes_on, left_out)
         _require_same_weights(reader, cfg)
-        before = saved.config["trainer"]["max_steps"]
-        if _as_of_today(saved.config)["schedule"] != cfg.schedule.tree():
+        before = config["trainer"]["max_steps"]
+        if config["schedule"] != cfg.schedule.tree():
             say(f"the schedule is another one than the run's, and the same for the {saved.step:,} steps so far")
         elif before != cfg.trainer.max_steps and cfg.schedule.of_length:
             say(f"trainer.max_steps was {before:,} and is {cfg.trainer.max_steps:,}: from here on the rate is that of the new length")
@@ -74,7 +74,7 @@ def open_run(folder: RunFolder, cfg: TrainConfig, say: Say) -> Path | None:
             which = f"{adapters[0]} holds" if len(adapters) == 1 else f"{adapters[0]} and {len(adapters) - 1} more hold"
             say(f"{which} an adapter of {folder.model} as it is. A copy of that beside {folder.path} is found when this run has changed it")
     elif folder.model.is_dir() and folder.exists():
-        _require_same_config(folder, folder.config(), cfg, cfg.trainer.max_steps, folder.path)
+        _require_same_config(folder, _as_of_today(folder.config()), cfg, cfg.trainer.max_steps, folder.path)
     return newest
 
 
@@ -256,10 +256,10 @@ def _require_same_config(
     steps so far would have been the same in the shorter run; the schedule may change where their rates would have been; and phases may
     change behind the step.
 
-    newest: what the run's weights can be taken from.  parent: hash of the model that the run started from, which may lie elsewhere by now.
+    saved: `_as_of_today`.  newest: what the run's weights can be taken from.  parent: hash of the model that the run started from, which
+    may lie elsewhere by now.
     goes_on: it has steps left, so that its data and teacher are read.  left_out: steps whose rows rollbacks have left out.
     """
-    saved = _as_of_today(saved)
     plugins.require(saved, folder.config_file)
     before, after = flatten(saved), flatten(cfg.tree())
     there = flatten(placed(saved, folder.path, whole=True))  # since one file may be spelled in two ways

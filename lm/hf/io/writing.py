@@ -41,7 +41,6 @@ def family_for(cfg: ModelConfig, wanted: str | None = None, among: Collection[st
     if wanted is None and imported in known and not known[imported].homeless(cfg):
         return known[imported]
     homeless = {name: known[name].homeless(cfg) for name in ([wanted] if wanted is not None else known)}
-
     kind = None if cfg.recurrent is None else cfg.recurrent.kind
 
     def farness(name: str) -> tuple[int, bool, int, bool]:

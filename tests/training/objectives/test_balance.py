@@ -107,9 +107,11 @@ def test_experts_are_balanced_alike_however_a_step_is_split(of: Callable[..., Tr
 @in_each_way
 @pytest.mark.parametrize("objective", ["dpo", "reward", "contrastive objective.recompute=true"])
 def test_ranks_balance_experts_as_one(
-    of: Callable[..., TrainConfig], learns_as_one: Callable[..., None], where: list[str], objective: str
+    of: Callable[..., TrainConfig], learns_as_one: Callable[..., None], tmp_path: Path, where: list[str], objective: str
 ) -> None:
     learns_as_one(lambda *more: of(objective, *more), *where)
+    found, alone = ([line["router_loss"] for line in read(tmp_path / run / "metrics.jsonl") if "loss" in line] for run in ("run", "alone"))
+    assert found == pytest.approx(alone, rel=1e-3) and min(alone) > 0
 
 
 @pytest.mark.parametrize("units", ["pairs", "rewards", "texts"])

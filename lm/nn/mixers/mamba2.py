@@ -41,7 +41,7 @@ class Mamba2Config(RecurrentConfig):
     """Learn a bias of the convolution."""
     bias: bool = False
     """Learn biases of the projections in and out."""
-    eps: float = Field(1e-5, ge=1e-30)
+    eps: float = Field(1e-6, ge=1e-30)
     """Added to the mean square in the last norm."""
     gated_norm: bool = True
     """The norm before the last matrix; false leaves its gate alone (Falcon-H1)."""

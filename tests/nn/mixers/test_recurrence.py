@@ -146,7 +146,7 @@ def test_mamba2_equals_transformers(groups: int) -> None:
     sizes: dict[str, Any] = {"n_groups": groups, "conv_kernel": 3, "chunk_size": 8, "layer_norm_epsilon": 1e-5}
     cfg = Theirs(hidden_size=D, num_heads=4, head_dim=12, expand=2, state_size=6, num_hidden_layers=1, **sizes)
     there = theirs.Mamba2Mixer(cfg, 0).double().eval()
-    ours = Mamba2(Mamba2Config(n_heads=4, head_dim=12, state_dim=6, groups=groups, kernel=3), D, 0).double()
+    ours = Mamba2(Mamba2Config(n_heads=4, head_dim=12, state_dim=6, groups=groups, kernel=3, eps=1e-5), D, 0).double()
     redraw(there)
     gate, xbc, rate = there.in_proj.weight.split([48, 48 + 12 * groups, 4])
     parts = {"gate.weight": gate, "xbc.weight": xbc, "rate.weight": rate, "o.weight": there.out_proj.weight, "skip": there.D}

@@ -283,6 +283,7 @@ def test_activations_by_formula_are_what_autocast_keeps(preset: str) -> None:
         "soap optim.max_precondition_dim=1000",
         "adafactor",
         "adafactor optim.beta1=0.9",
+        "lion",
         "sgd",
         "sgd optim.momentum=0.9",
     ],

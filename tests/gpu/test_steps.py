@@ -27,6 +27,7 @@ from tests.training.steps import ADAMW, SGD, STEPS, batches, config, held_and_re
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 MUON: dict[str, Any] = {"kind": "muon", "lr": 0.02, "clip": 1.0}
 SOAP: dict[str, Any] = {"kind": "soap", "lr": 0.003, "clip": 1.0}
+LION: dict[str, Any] = {"kind": "lion", "lr": 3e-4, "clip": 1.0}
 ADAFACTOR: dict[str, Any] = {"kind": "adafactor", "lr": 0.01, "clip": 1.0}
 LENGTH = 160  # more than one block of FlexAttention
 
@@ -79,7 +80,7 @@ class Watched(TrainModule):
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("optim", [ADAMW, SGD, MUON, ADAFACTOR], ids=["adamw", "sgd", "muon", "adafactor"])
+@pytest.mark.parametrize("optim", [ADAMW, SGD, MUON, ADAFACTOR, LION], ids=["adamw", "sgd", "muon", "adafactor", "lion"])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_step_never_waits_for_the_device(optim: dict[str, Any], compiled: bool) -> None:
     cfg, rows = config(optim, LENGTH, window=9, global_every=2), batches(LENGTH, documents=True)
@@ -153,7 +154,7 @@ class Poisoned(TrainModule):
         return loss * float("nan") if self.step == 2 else loss
 
 
-@pytest.mark.parametrize("optim", [ADAMW, SGD, MUON, SOAP, ADAFACTOR], ids=["adamw", "sgd", "muon", "soap", "adafactor"])
+@pytest.mark.parametrize("optim", [ADAMW, SGD, MUON, SOAP, ADAFACTOR, LION], ids=["adamw", "sgd", "muon", "soap", "adafactor", "lion"])
 def test_no_step_is_taken_from_the_first_that_is_not_finite_on(optim: dict[str, Any]) -> None:
     cfg, rows = config(optim), batches()
     record, weights = train_steps(cfg, rows, kind=Poisoned, accelerator="cuda")

@@ -70,7 +70,9 @@ def require_unharmed(run: Path, steps: list[int]) -> None:
     read(run / "metrics.jsonl")
 
 
-@pytest.mark.parametrize("optim", ["muon", *(pytest.param(name, marks=pytest.mark.slow) for name in ("adamw", "sgd", "soap", "adafactor"))])
+@pytest.mark.parametrize(
+    "optim", ["muon", *(pytest.param(name, marks=pytest.mark.slow) for name in ("adamw", "sgd", "soap", "adafactor", "lion"))]
+)
 def test_an_infinite_gradient_takes_no_step_and_names_the_rows(
     configure: Configure, at_each_step: Watch, tmp_path: Path, optim: str
 ) -> None:
@@ -96,7 +98,9 @@ def test_an_infinite_gradient_takes_no_step_and_names_the_rows(
     assert read(tmp_path / "run" / "metrics.jsonl")[-1] == {"step": 6, "event": "not finite", "rows": rows}
 
 
-@pytest.mark.parametrize("optim", ["muon", *(pytest.param(name, marks=pytest.mark.slow) for name in ("adamw", "sgd", "soap", "adafactor"))])
+@pytest.mark.parametrize(
+    "optim", ["muon", *(pytest.param(name, marks=pytest.mark.slow) for name in ("adamw", "sgd", "soap", "adafactor", "lion"))]
+)
 def test_skipped_steps_change_nothing_name_their_rows_and_are_counted(
     configure: Configure, at_each_step: Watch, tmp_path: Path, optim: str
 ) -> None:

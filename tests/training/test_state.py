@@ -11,6 +11,7 @@ from lm.training.launch.ranks import Ranks
 from lm.training.optim.adafactor import AdafactorConfig
 from lm.training.optim.adamw import AdamWConfig
 from lm.training.optim.base import OptimConfig, begin_state
+from lm.training.optim.lion import LionConfig
 from lm.training.optim.muon import MuonConfig
 from lm.training.optim.sgd import SGDConfig
 from lm.training.optim.soap import SoapConfig
@@ -22,8 +23,16 @@ from tests.conftest import on_linux
 from tests.runs import save_checkpoint
 from tests.training.optim.optimizers import built
 
-CONFIGS: list[OptimConfig] = [AdamWConfig(), MuonConfig(), SGDConfig(momentum=0.9), SGDConfig(), SoapConfig(), AdafactorConfig(beta1=0.9)]
-IDS = ["adamw", "muon", "sgd-momentum", "sgd", "soap", "adafactor"]
+CONFIGS: list[OptimConfig] = [
+    AdamWConfig(),
+    MuonConfig(),
+    SGDConfig(momentum=0.9),
+    SGDConfig(),
+    SoapConfig(),
+    AdafactorConfig(beta1=0.9),
+    LionConfig(),
+]
+IDS = ["adamw", "muon", "sgd-momentum", "sgd", "soap", "adafactor", "lion"]
 MATRICES = {"inner.weight"}
 
 
@@ -111,6 +120,7 @@ def test_pieces_carry_neutral_names(tmp_path: Path) -> None:
     assert found["adamw"] == adam
     assert found["muon"] == {(name, kind) for name, kind in adam if name != "inner.weight"} | {("inner.weight", "momentum")}
     assert found["sgd-momentum"] == {(name, "momentum") for name in names}
+    assert found["lion"] == found["sgd-momentum"]
     assert found["sgd"] == set()
     assert found["soap"] == adam | {("inner.weight", f"{side}{of}") for side in ("left", "right") for of in ("", "_basis")}
     factored = {(name, kind) for name in names for kind in ("step", "exp_avg", "row", "column") if name != "inner.bias"}

@@ -25,7 +25,7 @@ class Show(Verb):
       weights      4 bytes each, 2 in bf16-true; in -mixed 2 more for the cast of each matrix; fsdp, zero3: a slice, and one block whole
       gradients    as many bytes as the weights; fsdp, zero2, zero3: a slice
       optimizer    adamw 2 numbers a weight, muon 1 of a matrix, soap 2 and two squares of each side, adafactor one a row
-                   and column, sgd 1 with momentum; fsdp, zero1 to zero3: a slice
+                   and column, lion 1, sgd 1 with momentum; fsdp, zero1 to zero3: a slice
       activations  what the backward needs of each block: inputs of norms and matrices, q, k, v, and what activations and gates keep;
                    with trainer.recompute=block of each only its input, with selective what matrix products and fused attention
                    give besides, and of one of these everything

@@ -60,11 +60,11 @@ def family_for(cfg: ModelConfig, wanted: str | None = None, among: Collection[st
 
 
 def _distance(option: str, family: Family) -> int:
-    """Returns how far off a family is by this option: by another kind of model more than by another kind of a slot, or by a refusal, and by
-    this more than by another number. Where a family has but one kind of a slot, the other options were not compared with it."""
+    """Returns how far off a family is by this option: by another kind of model the most, then by a refusal, which names no option to train
+    with, by another kind of a slot, and by another number. Where a family has but one kind of a slot, its others were not compared."""
     key = option.removeprefix("model.").partition("=")[0]
     if not key.endswith("kind"):
-        return 1 if option.startswith("model.") else 10
+        return 1 if option.startswith("model.") else 25
     return 100 if key == "kind" else 20 if key in family.fixed else 10
 
 

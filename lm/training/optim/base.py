@@ -195,7 +195,8 @@ def begin_state(optimizer: Optimizer) -> None:
     """Creates all state before the first step, so that it can be saved and loaded at any step."""
     if not isinstance(optimizer, Stateful):  # a plugin's
         what = f"build returned {type(optimizer).__name__}, whose state is not there before a step"
-        raise ConfigError(f"optim: {what}. Return an optimizer that derives from lm.kinds.Skippable, as examples/plugins/lion.py does.")
+        example = "examples/plugins/adam_atan2.py"
+        raise ConfigError(f"optim: {what}. Return an optimizer that derives from lm.kinds.Skippable, as {example} does.")
     for params in optimizer.param_groups:
         for p in params["params"]:
             optimizer.state[p] = optimizer.initial_state(params, p)

@@ -7,6 +7,7 @@ from lm.errors import ConfigError
 from lm.training.optim.adafactor import AdafactorConfig
 from lm.training.optim.adamw import AdamWConfig
 from lm.training.optim.base import OptimConfig, Skippable, begin_state, set_lr
+from lm.training.optim.lion import LionConfig
 from lm.training.optim.muon import MuonConfig
 from lm.training.optim.sgd import SGDConfig
 from lm.training.optim.soap import SoapConfig
@@ -15,8 +16,9 @@ from tests.training.optim.optimizers import begun
 CONFIGS: list[OptimConfig] = [
     AdamWConfig(), MuonConfig(weight_decay=0.1), SGDConfig(), SGDConfig(momentum=0.9, weight_decay=0.1), AdamWConfig(state_bits=8),
     SoapConfig(precondition_frequency=2, weight_decay=0.1), AdafactorConfig(), AdafactorConfig(beta1=0.5, weight_decay=0.1),
+    LionConfig(lr=1e-3),
 ]  # fmt: skip
-IDS = ["adamw", "muon", "sgd", "sgd-momentum", "adamw-8", "soap", "adafactor", "adafactor-mean"]
+IDS = ["adamw", "muon", "sgd", "sgd-momentum", "adamw-8", "soap", "adafactor", "adafactor-mean", "lion"]
 MATRICES = {"0.weight", "2.weight"}
 
 
@@ -167,7 +169,7 @@ def test_bf16_weights_step_as_float32_weights_do_up_to_their_rounding(cfg: Optim
     for dtype in (torch.float32, torch.bfloat16):
         p = nn.Parameter(torch.linspace(-2, 2, 64 * 64).view(64, 64).to(dtype))
         optimizer = begun(cfg, [("0.weight", p)], MATRICES)
-        set_lr(optimizer, {"adamw": 300, "muon": 200, "sgd": 3, "soap": 300, "adafactor": 50}[cfg.kind])
+        set_lr(optimizer, {"adamw": 300, "muon": 200, "sgd": 3, "soap": 300, "adafactor": 50, "lion": 300}[cfg.kind])
         if cfg.kind == "soap":  # its first step finds a basis
             p.grad = torch.randn(64, 64, generator=torch.Generator().manual_seed(1)).bfloat16().to(dtype)
             optimizer.step()

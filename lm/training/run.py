@@ -59,8 +59,8 @@ def train_rank(cfg: TrainConfig, command: str | None = None, callbacks: Sequence
     when everything is saved.
 
     Every rank of a run calls it. command: the command line as typed, for the summary and the report. callbacks: further Lightning
-    callbacks, called after the built-in ones but before a save; one that sets `trainer.should_stop` on every rank ends the run, with
-    everything saved.
+    callbacks, called after the built-in ones but before a save; one that sets `trainer.should_stop` ends the run, with everything
+    saved.
     """
     cfg.logger.require()
     cfg.strategy.require()

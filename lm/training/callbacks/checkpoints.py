@@ -34,6 +34,12 @@ class Checkpoints(RunCallback):
         if pl_module.step == 0 and 0 in pl_module.cfg.checkpoint.keep_steps:
             self.save(pl_module)
 
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Ranks agree on whether a callback of one of them ends the run: it would save alone, and the others wait for it."""
+        if pl_module.cfg.callbacks:
+            trainer.should_stop = bool(*pl_module.run.ranks.most(trainer.should_stop))
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+
     def look_at_parent(self, module: TrainModule) -> None:
         if module.run.counters.best_step == module.step:
             self.save(module)

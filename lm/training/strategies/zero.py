@@ -6,6 +6,8 @@ import shutil
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import redirect_stdout, suppress
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,8 @@ class _AnyDevice(DeepSpeedStrategy):
         with redirect_stdout(io.StringIO()):  # it reports what it has built
             self._compile()
             self._init_deepspeed_distributed()
+        engine: Any = deepspeed.comm.comm.cdb  # whose groups would have torch's own timeout
+        engine.new_group = partial(torch.distributed.new_group, timeout=self._timeout)
 
     def _compile(self) -> None:
         """Compiles DeepSpeed's C++ extensions, one process at a time. torch's own lock is a file: if the process that made it is killed,
@@ -80,15 +84,16 @@ class _AnyDevice(DeepSpeedStrategy):
 class Zero(Strategy):
     """DeepSpeed's engine accumulates, averages, clips and steps. The optimizer gets flat slices of the weights, and how they are cut."""
 
-    def __init__(self, zero: Tree, clip: float | None, casts: bool) -> None:
-        """zero: DeepSpeed's `zero_optimization`.  casts: the engine computes in another dtype than float32."""
+    def __init__(self, zero: Tree, clip: float | None, casts: bool, timeout_s: int) -> None:
+        """zero: DeepSpeed's `zero_optimization`.  casts: the engine computes in another dtype than float32.  timeout_s: that ranks wait for
+        each other."""
         self._casts = casts
         self._frozen: dict[str, Tensor] = {}  # float32 values: the engine has no masters of frozen weights
         config = {"zero_optimization": zero, "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
         config |= {"gradient_clipping": clip or 0.0, "train_micro_batch_size_per_gpu": 1}  # a number for DeepSpeed's logs
         if zero.get("zero_quantized_gradients"):
             config["communication_data_type"] = "fp16"  # its kernels take the bits of a gradient for those of an fp16 number
-        self.plugin = _AnyDevice(config=config, logging_level=logging.ERROR)
+        self.plugin = _AnyDevice(config=config, logging_level=logging.ERROR, timeout=timedelta(seconds=timeout_s))
 
     def lightning(self) -> Any:
         return self.plugin

@@ -53,7 +53,8 @@ class ZeroConfig(StrategyConfig):
         from lm.training.strategies.zero import Zero
         from lm.training.strategies.zero3 import Zero3
 
-        return (Zero3 if self.stage == 3 else Zero)(self.zero(cfg), cfg.optim.clip, cfg.trainer.precision != "fp32")
+        casts = cfg.trainer.precision != "fp32"
+        return (Zero3 if self.stage == 3 else Zero)(self.zero(cfg), cfg.optim.clip, casts, cfg.launch.timeout_s)
 
     def zero(self, cfg: "TrainConfig") -> Tree:
         """Returns DeepSpeed's `zero_optimization`."""

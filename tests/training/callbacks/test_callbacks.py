@@ -26,7 +26,8 @@ from lm.storage.atomic import verify
 from lm.storage.checkpoint import checkpoints
 from lm.training.config import CallbackConfig, MetricConfig, TrainConfig
 from lm.training.run import train_rank
-from tests.training.conftest import Before, Configure, read, results
+from tests.server import Process
+from tests.training.conftest import Before, Configure, ranks, read, results
 
 
 class WeightNormConfig(MetricConfig):
@@ -85,6 +86,35 @@ def test_lightnings_timer_ends_a_run_with_all_saved_and_it_goes_on_from_there(co
     (weights, lines), (expected, whole) = results(tmp_path / "run"), results(tmp_path / "whole")
     assert weights == expected
     assert [line for line in lines if (line["step"], "val_loss" in line) != (7, True)] == whole
+
+
+STOPPING = """
+from typing import Literal
+from lightning import Callback
+from lm.kinds import CallbackConfig
+
+class StopsConfig(CallbackConfig):
+    "One rank ends the run."
+    kind: Literal["stops"] = "stops"
+    def build(self):
+        return Stops()
+
+class Stops(Callback):
+    def on_train_batch_end(self, trainer, module, *args):
+        trainer.should_stop = module.global_rank == 1 and module.step == 5
+"""
+
+
+@pytest.mark.slow
+def test_a_callback_that_ends_the_run_on_one_rank_ends_it_on_all(
+    lm_process: Callable[..., Process], tiny: list[str], tmp_path: Path
+) -> None:
+    """Seen to wait for each other until launch.timeout_s: the one rank validated, and the other trained."""
+    (tmp_path / "stopping.py").write_text(STOPPING)
+    given = ["plugins=stopping.py", "+callbacks.stops={}", "optim=adamw", "launch.timeout_s=30"]
+    done = lm_process("train", *tiny, *given, *ranks("ddp"))
+    assert done.wait() == 0, done.stderr
+    assert checkpoints(tmp_path / "run" / "checkpoints")[0].name == "step-00000005"
 
 
 @pytest.mark.slow

@@ -66,7 +66,7 @@ def test_gradients_are_sent_in_the_dtype_that_the_kernels_of_quantized_ones_read
     cfg = configure(*ONE, *ranks("zero3"), "launch.nodes=2", "launch.rendezvous=a:1", "trainer.device=auto")
     assert isinstance(cfg.strategy, ZeroConfig)
     for what, dtype in ((["weights"], None), (["gradients"], "fp16")):
-        made = Zero3(cfg.strategy.replace(quantized=what).zero(cfg), None, True).plugin.config
+        made = Zero3(cfg.strategy.replace(quantized=what).zero(cfg), None, True, 60).plugin.config
         assert made is not None and made.get("communication_data_type") == dtype
 
 

@@ -74,7 +74,7 @@ def expect(name: str, given: object, wanted: type | tuple[type, ...], remedy: st
         raise ConfigError(f"{name}: {type(given).__name__} was given. {remedy}.")
 
 
-def internal(error: Exception) -> LmError:
+def internal(error: BaseException) -> LmError:
     """Returns what is told of an error that should not have come up."""
     said = " ".join(str(error).split()).rstrip(".")
     if place := place_in_plugin(error):

@@ -17,7 +17,7 @@ from lm.data.loader import train_loader, worker_faults
 from lm.data.rows.build import build_splits
 from lm.data.store.prepare import Prepared, prepare
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from lm.errors import Interrupted
+from lm.errors import Interrupted, internal
 from lm.nn.transformer import build_model
 from lm.ops.defaults import why_not_mac
 from lm.ops.precision import instead_of_bf16
@@ -189,7 +189,10 @@ def _fit(module: "TrainModule", callbacks: Sequence["Callback"]) -> None:
     with _without_usual_warnings(), worker_faults(), deterministic(cuda and cfg.trainer.deterministic):
         trainer = build_trainer(cfg, cfg.accumulation.of(step), module.strategy.lightning(), callbacks)
         with quiet(), run.signals.reaching_compiler():  # the console tells
-            trainer.fit(module, train_dataloaders=loader)
+            try:
+                trainer.fit(module, train_dataloaders=loader)
+            except SystemExit as error:  # a plugin's: the process would end as if all were done
+                raise internal(error) from error
     run.saver.wait()
     number = run.stopped_by
     if number is not None and not run.done(module.step):

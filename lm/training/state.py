@@ -143,9 +143,10 @@ class RunState:
     stopped_by: int | None = field(init=False, default=None)  # the signal that ends the run, the same on all ranks
 
     def __post_init__(self) -> None:
-        self.saver = Saver(
-            self.folder.checkpoints, self.cfg.checkpoint, self.ranks, self.data.tokenizer.save, keep_due=self.cfg.numerics.rollbacks > 0
-        )
+        cfg, ranks = self.cfg, self.ranks
+        if cfg.checkpoint.background:  # the loop's messages and the writer's must not mix
+            ranks = ranks.apart(cfg.launch.timeout_s)
+        self.saver = Saver(self.folder.checkpoints, cfg.checkpoint, ranks, self.data.tokenizer.save, cfg.numerics.rollbacks > 0)
         self.journal.console.max_steps = self.max_steps
 
     @property

@@ -87,6 +87,6 @@ def build_trainer(cfg: TrainConfig, accumulation: int, strategy: Any, callbacks:
             accelerator=device, devices=cfg.launch.devices, num_nodes=cfg.launch.nodes, strategy=strategy,
             **computes, max_steps=-1, max_epochs=-1, min_epochs=0,
             accumulate_grad_batches=accumulation, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-            enable_model_summary=False, callbacks=[*(ours() for ours in CALLBACKS), *added, Checkpoints()],
+            enable_model_summary=False, callbacks=[*(ours() for ours in CALLBACKS), *added, Checkpoints(bool(added))],
             num_sanity_val_steps=0, limit_val_batches=0, use_distributed_sampler=False,
         )  # fmt: skip

@@ -17,7 +17,9 @@ from lm.training.module import TrainModule
 class Checkpoints(RunCallback):
     """Saves weights, optimizer, averages, counters and states of callbacks when due, and at the end of the run, whatever has ended it."""
 
-    def __init__(self) -> None:
+    def __init__(self, others: bool) -> None:
+        """others: there are callbacks that are not built in."""
+        self._others = others
         self._save_s: list[float] = []  # how long each save of this process has held up the loop
 
     def begin(self, module: TrainModule) -> None:
@@ -36,7 +38,7 @@ class Checkpoints(RunCallback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Ranks agree on whether a callback of one of them ends the run: it would save alone, and the others wait for it."""
-        if pl_module.cfg.callbacks:
+        if self._others:
             trainer.should_stop = bool(*pl_module.run.ranks.most(trainer.should_stop))
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 

@@ -30,7 +30,7 @@ class Saver:
         self, folder: Path, cfg: CheckpointConfig, ranks: Ranks, save_tokenizer: Callable[[Path], None], keep_due: bool = False
     ) -> None:
         self._folder, self._cfg, self._save_tokenizer, self._keep_due = folder, cfg, save_tokenizer, keep_due
-        self._ranks = ranks.apart() if cfg.background else ranks  # the loop's messages and the writer's must not mix
+        self._ranks = ranks
         self._writer: threading.Thread | None = None
         self._error: BaseException | None = None
 

@@ -76,9 +76,9 @@ class Ranks:
         distributed.all_reduce(numbers, how, group=self.group)
         return numbers.tolist()
 
-    def apart(self) -> "Ranks":
+    def apart(self, timeout_s: int) -> "Ranks":
         """Returns the same ranks with a process group of their own, for use in another thread."""
-        return self if self.world == 1 else replace(self, group=distributed.new_group(backend="gloo"))
+        return self if self.world == 1 else replace(self, group=distributed.new_group(None, timedelta(seconds=timeout_s), "gloo"))
 
     def barrier(self) -> None:
         self.total(0.0)

@@ -20,7 +20,7 @@ from lightning.pytorch.callbacks import (
     Timer,
 )
 
-from lm.errors import ConfigError
+from lm.errors import ConfigError, LmError
 from lm.schema import Tree, from_tree
 from lm.storage.atomic import verify
 from lm.storage.checkpoint import checkpoints
@@ -86,6 +86,17 @@ def test_lightnings_timer_ends_a_run_with_all_saved_and_it_goes_on_from_there(co
     (weights, lines), (expected, whole) = results(tmp_path / "run"), results(tmp_path / "whole")
     assert weights == expected
     assert [line for line in lines if (line["step"], "val_loss" in line) != (7, True)] == whole
+
+
+class Exiting(Callback):
+    def on_train_batch_end(self, *args: Any) -> None:
+        raise SystemExit(0)
+
+
+def test_a_callback_that_ends_the_process_is_an_error(configure: Configure) -> None:
+    """Seen: exit code 0 in the middle of a run; and of two ranks the other was told that 'its own error says why', and there was none."""
+    with pytest.raises(LmError, match=r"SystemExit: 0\."):
+        train_rank(configure("trainer.max_steps=3"), callbacks=[Exiting()])
 
 
 STOPPING = """

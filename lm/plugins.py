@@ -267,8 +267,9 @@ def _refusal(origin: str, error: BaseException) -> ConfigError:
         return ConfigError(f"plugins: {where}: {error}")
     said = f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}"
     remedy = "Mend the file."
-    if isinstance(error, ModuleNotFoundError) and error.name and "." not in error.name:  # with a dot, a part of a package that is there
-        beside = Path(origin).parent / error.name
+    missing = (getattr(error, "name", None) or "").removeprefix(f"{_PACKAGE}.")  # of a relative import
+    if isinstance(error, ModuleNotFoundError) and missing and "." not in missing:  # with a dot, a part of a package that is there
+        beside = Path(origin).parent / missing
         own = beside.is_dir() or beside.with_suffix(".py").is_file()
         package = f"put the code of {beside.name} into it, or make both a package with an entry point of the group {GROUP}"
         remedy = f"A plugin is one file: {package}." if own else f"Install {beside.name}, or mend the file."

@@ -165,6 +165,7 @@ def test_what_is_wrong_with_a_plugin_is_said_with_its_place(plugged: Plugged, tm
         "broken": ("x = (\n", "broken.py:1: SyntaxError: '(' was never closed. Mend the file."),
         "misnamed": ("\nfrom lm.kinds import NormConfg\n", "misnamed.py:2: ImportError: cannot import name 'NormConfg'"),
         "own/parted": ("import helpers_of_mine\n", "A plugin is one file: put the code of helpers_of_mine into it, or make both a package"),
+        "own/relative": ("from .helpers_of_mine import worth\n", "A plugin is one file: put the code of helpers_of_mine into it, or make"),
         "lacking": ("import no_such_package.more\n", "Install no_such_package, or mend the file."),
         "misplaced": ("import lm.nn.gqa\n", "misplaced.py:1: ModuleNotFoundError: No module named 'lm.nn.gqa'. Mend the file."),
         "empty": ("x = 1\n", "empty.py: it defines no kind: a class below a slot such as lm.kinds.NormConfig"),

@@ -63,14 +63,18 @@ class Metrics(RunCallback):
     def _tell_dead(self, module: TrainModule, line: Tree) -> None:
         """Records once that the gradient is exactly 0 in several logged steps in a row, as where a huge rate has driven the weights to
         where all is flat, or no answer is better than another. Such a run would end like any other."""
-        counters, rewarded = module.run.counters, isinstance(module.cfg.objective, PolicyConfig)
+        counters, objective = module.run.counters, module.cfg.objective
         dead, updates = counters.dead_steps if line["grad_norm"] == 0 else [], module.run.splits.train.updates
         if dead and (dead[-1] - 1) // updates == (module.step - 1) // updates:  # of the same answers
             return
         counters.dead_steps = [*dead[:_LOGGED], module.step] if line["grad_norm"] == 0 else []
         if len(counters.dead_steps) == _LOGGED:
-            rewards = "all answers to a prompt are worth the same. Other objective.rewards, easier prompts or more objective.n_answers"
-            event = f"gradient exactly 0: {rewards if rewarded else 'nothing is learned. A lower optim.lr'} may help"
+            why = "nothing is learned. A lower optim.lr"
+            if isinstance(objective, PolicyConfig):
+                cut = ", or cut, with objective.learn_cut=false" if not objective.learn_cut and line["ended"] < 1 else ""
+                more = "objective.max_tokens or objective.n_answers" if cut else "objective.n_answers"
+                why = f"all answers to a prompt are worth the same{cut}. Other objective.rewards, easier prompts or more {more}"
+            event = f"gradient exactly 0: {why} may help"
             module.run.journal.record({"step": module.step, "event": event, "since_step": counters.dead_steps[0]})
 
     def _tell_starved(self, module: TrainModule, line: Tree) -> None:

@@ -114,6 +114,17 @@ class Signals:
         os._exit(error.exit_code)
 
 
+def _of_a_fork() -> None:
+    """Gives a fork of a training process, as multiprocessing makes for a reward, the signals of a process of its own: whoever ends it, as
+    Process.terminate and Pool do by SIGTERM, ends it. Else what is meant for the whole job passes it by: the run needs it for its step."""
+    for number in heard():
+        if getattr(signal.getsignal(number), "__func__", None) is Signals._handle:
+            signal.signal(number, signal.SIG_DFL if number in (signal.SIGTERM, AT_ONCE) else signal.SIG_IGN)
+
+
+os.register_at_fork(after_in_child=_of_a_fork)
+
+
 def requeue(stopped: Interrupted) -> None:
     """After SIGUSR1, requeues the SLURM job, on its first machine; the run then resumes in the same run folder."""
     job = os.environ.get("SLURM_JOB_ID")

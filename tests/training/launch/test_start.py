@@ -1,5 +1,6 @@
 """Before the first step: where machines meet, what the environment says, whose child a process is, and what a failed start leaves."""
 
+import multiprocessing
 import os
 import re
 import signal
@@ -259,3 +260,25 @@ def test_a_child_ends_at_once_where_its_parent_says_so_and_by_the_first_signal(t
         assert signals.received == signal.SIGUSR1
         os.kill(os.getpid(), parent.AT_ONCE)
     assert ended.value.exit_code == 128 + signal.SIGUSR1
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="processes are no forks here")
+def test_a_fork_of_a_run_ends_by_sigterm_and_not_by_what_is_meant_for_the_run(tmp_path: Path) -> None:
+    """As a reward's Pool and Process.terminate end theirs. Seen to fail: the fork noted the signal, as the run would, and the run
+    waited for its end for good."""
+    with Signals(RunFolder(tmp_path / "run"), 0) as signals:
+        signals.defer()
+        fork = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        fork.start()
+        assert fork.pid is not None
+        os.kill(fork.pid, signal.SIGINT)
+        fork.join(0.3)
+        assert fork.is_alive()
+        fork.terminate()
+        fork.join(20)
+        ended = fork.exitcode
+        fork.kill()
+        assert signals.received is None
+        interrupt()
+        assert signals.received == signal.SIGINT
+    assert ended == -signal.SIGTERM

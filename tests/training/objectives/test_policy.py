@@ -314,6 +314,13 @@ def test_a_reward_that_is_the_same_for_all_changes_nothing(policy: Callable[...,
         assert "all answers to a prompt are worth the same. Other objective.rewards" in event
 
 
+def test_a_gradient_of_0_where_all_answers_are_cut_is_told_as_that(policy: Callable[..., TrainConfig], tmp_path: Path) -> None:
+    """Seen to fail: answers of different worth were said to be worth the same."""
+    train_rank(policy("objective=grpo", "objective.max_tokens=1", "objective.learn_cut=false", "trainer.val_every=6"))
+    (event,) = [line["event"] for line in read(tmp_path / "run" / "metrics.jsonl") if "event" in line]
+    assert "worth the same, or cut, with objective.learn_cut=false. Other objective.rewards, easier prompts or more" in event
+
+
 @pytest.mark.slow
 def test_steps_that_learn_from_one_draw_are_no_warning_of_dead_ones(policy: Callable[..., TrainConfig], tmp_path: Path) -> None:
     """Seen to fail: two updates of one draw, all of whose answers were worth the same, were taken for two draws."""

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import threading
+import time
 from pathlib import Path
 from typing import Any, Literal
 
@@ -79,13 +80,39 @@ class BrokenReward(RewardConfig):
 @pytest.mark.parametrize(
     ("broken", "said"),
     [
-        (BrokenReward(), r"^objective\.rewards\.mine: it gave nan for the answer '46', and a finite number is needed\. Mend it\.$"),
+        (
+            BrokenReward(),
+            r"^objective\.rewards\.mine: it gave nan for the answer '46', and a number of at most 1e\+15 is needed\. Mend it\.$",
+        ),
+        (BrokenReward(gives=2.0**-99), r"^objective\.rewards\.mine: it gave 6\.3\S+e\+29 for the answer '46', and a number of at most"),
         (BrokenReward(gives=0.0), r"^objective\.rewards\.mine: it broke on the answer '46' \(ZeroDivisionError: float division by zero\)"),
     ],
 )
 def test_a_reward_that_breaks_is_named_with_the_answer(broken: RewardConfig, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         scores({"mine": broken}, [answer("46")])
+
+
+class SlowReward(RewardConfig):
+    kind: Literal["slow"] = "slow"
+
+    def score(self, answer: Answer) -> float:
+        time.sleep(2 if answer.text == "46" else 0)
+        return 1.0
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_reward_that_takes_long_is_named_with_the_answer(
+    threads: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Seen: a run that a reward held for good said nothing."""
+    monkeypatch.setattr("lm.data.rewards.base._SLOW_S", 0.4)
+    assert scores({"mine": SlowReward()}, [answer("45"), answer("46")], threads) == [{"mine": 1.0}] * 2
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) > 1
+    assert all(re.fullmatch(r"objective\.rewards\.mine: it has taken [0-2] s so far for the answer '46'", line) for line in told), told
+    time.sleep(0.5)
+    assert not capsys.readouterr().err
 
 
 class LeavingReward(RewardConfig):

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from lm.data.rewards.base import Answer, shown
+from lm.data.rewards.base import Answer, judged, shown
 from lm.errors import ConfigError
 from lm.schema import Slot
 
@@ -36,10 +36,7 @@ class EnvironmentConfig(Slot):
 
 def reply_of(environment: EnvironmentConfig, answer: Answer) -> str | None:
     """Returns the reply to an answer. Raises ConfigError where the environment fails."""
-    try:
-        said: object = environment.reply(answer)
-    except (Exception, SystemExit) as error:
-        raise ConfigError(f"objective.environment: it broke on the answer {shown(answer, error)}. Mend it.") from error
+    said: object = judged("objective.environment", environment.reply, answer)
     if said is not None and not isinstance(said, str):
         kind = type(said).__name__
         raise ConfigError(f"objective.environment: its reply to the answer {shown(answer)} is of type {kind}. Return text, or None.")

@@ -1,16 +1,21 @@
 """Rewards of a model's own answers: named functions, never code from a config. A new kind is a plugin (docs/finetuning.md)."""
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from threading import Event, Thread, get_ident
+from time import monotonic
 from typing import ClassVar, TypeVar
 
 from lm.errors import ConfigError, place_in_plugin
+from lm.printing import note
 from lm.schema import Slot
 
 _MOST_CHARS = 60
+_MOST = 1e15
+_SLOW_S = 60.0
+_under_way: dict[int, tuple[float, str, "Answer"]] = {}  # by thread: since when, of what key, for which answer
 T = TypeVar("T")
 
 
@@ -39,7 +44,7 @@ class RewardConfig(Slot):
 
     @abstractmethod
     def score(self, answer: Answer) -> float:
-        """Returns the answer's reward: a finite number that depends only on the answer, else a resumed run would differ."""
+        """Returns the answer's reward: a number of at most 1e15 that depends only on the answer, else a resumed run would differ."""
 
 
 def scores(rewards: Mapping[str, RewardConfig], answers: Sequence[Answer], threads: int = 1) -> list[dict[str, float]]:
@@ -50,10 +55,34 @@ def scores(rewards: Mapping[str, RewardConfig], answers: Sequence[Answer], threa
 
 def in_threads(threads: int, of: Callable[[Answer], T], answers: Sequence[Answer]) -> list[T]:
     """Returns what `of` gives for each answer, in their order.  threads: how many are asked at a time."""
-    if threads == 1:
-        return [*map(of, answers)]
-    with ThreadPoolExecutor(threads, "judging") as pool:
-        return [*pool.map(of, answers)]
+    done = Event()
+    Thread(target=_watch, args=(done,), daemon=True).start()
+    try:
+        if threads == 1:
+            return [*map(of, answers)]
+        with ThreadPoolExecutor(threads, "judging") as pool:
+            return [*pool.map(of, answers)]
+    finally:
+        done.set()
+
+
+def judged(what: str, of: Callable[[Answer], T], answer: Answer) -> T:
+    """Returns what `of` gives for an answer. Raises ConfigError where it fails.  what: the key of what a user may have written."""
+    _under_way[get_ident()] = monotonic(), what, answer
+    try:
+        return of(answer)
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{what}: it broke on the answer {shown(answer, error)}. Mend it.") from error
+    finally:
+        del _under_way[get_ident()]
+
+
+def _watch(done: Event) -> None:
+    """Says what takes long, since nothing ends it, and a run that waits for it says nothing else."""
+    while not done.wait(_SLOW_S):
+        for began, what, answer in [*_under_way.values()]:
+            if (taken := monotonic() - began) >= _SLOW_S:
+                note(f"{what}: it has taken {taken:.0f} s so far for the answer {shown(answer)}")
 
 
 def total(rewards: Mapping[str, RewardConfig], each: Mapping[str, float]) -> float:
@@ -62,13 +91,10 @@ def total(rewards: Mapping[str, RewardConfig], each: Mapping[str, float]) -> flo
 
 
 def _score(name: str, reward: RewardConfig, answer: Answer) -> float:
-    try:
-        score = float(reward.score(answer))
-    except (Exception, SystemExit) as error:
-        raise ConfigError(f"objective.rewards.{name}: it broke on the answer {shown(answer, error)}. Mend it.") from error
-    if not math.isfinite(score):
-        gave = f"it gave {score} for the answer {shown(answer)}, and a finite number is needed"
-        raise ConfigError(f"objective.rewards.{name}: {gave}. Mend it.")
+    what = f"objective.rewards.{name}"
+    score = judged(what, lambda answer: float(reward.score(answer)), answer)
+    if not abs(score) <= _MOST:  # of larger ones the spread overflows
+        raise ConfigError(f"{what}: it gave {score} for the answer {shown(answer)}, and a number of at most {_MOST:g} is needed. Mend it.")
     return score
 
 

@@ -1,6 +1,5 @@
 """Plain trees (from yaml, the command line, or a checkpoint) become frozen, strictly checked configs, with errors a user can act on."""
 
-import difflib
 import json
 import re
 import sys
@@ -13,7 +12,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticKnownError, core_schema
 
 from lm.errors import ConfigError
-from lm.spelling import first_sentence, nearest
+from lm.spelling import did_you_mean as did_you_mean
+from lm.spelling import first_sentence
 
 Tree = dict[str, Any]
 MOST = 1 << 24
@@ -43,7 +43,6 @@ def nest(leaves: Tree) -> Tree:
     return tree
 
 
-_MANY = 12  # options, which nobody reads
 MaybeEmpty = Annotated[str, Field(min_length=0)]
 """A text that may be empty, such as a prompt; no other may."""
 
@@ -239,16 +238,6 @@ def entry_type(annotation: Any) -> Any:
     return get_args(annotation)[1] if get_origin(annotation) is dict else None
 
 
-def did_you_mean(given: str, options: Iterable[str]) -> str:
-    """'Did you mean 'x'?' where something is near, then all options in order, unless they are many and one is near."""
-    options = [*options]
-    near, ranked = nearest(given, options), sorted(options, key=lambda option: -difflib.SequenceMatcher(None, given, option).ratio())
-    hint = f"Did you mean '{near}'? " if near is not None else ""
-    if near is not None and len(ranked) > _MANY:
-        return f"{hint}It is one of {len(ranked)}."
-    return f"{hint}Options: {', '.join(sorted(ranked, key=lambda option: (option != near, option)))}." if ranked else "There are none."
-
-
 def members(annotation: Any) -> list[Any]:
     """The parts of a union, or the annotation alone."""
     if get_origin(annotation) is Annotated:
@@ -270,6 +259,14 @@ def _path(cls: type[Config], tree: Tree, loc: Iterable[str | int]) -> list[str]:
     return path
 
 
+def _by_group(options: dict[str, type[Config]]) -> str:
+    """Where the slot has a folder in conf/, its options have other names than kinds: swiglu is a kind=mlp."""
+    group = next((kind.group for kind in options.values() if issubclass(kind, Slot)), None)
+    if group is None:
+        return ""
+    return f" What {group}=NAME chooses in a shell is lm.config(overrides=['{group}=NAME']).{group.replace('/', '.')}."
+
+
 def _explain(cls: type[Config], tree: Tree, problem: dict[str, Any]) -> str:
     path = _path(cls, tree, problem["loc"])
     owner, field = find_field(cls, tree, path)
@@ -282,9 +279,10 @@ def _explain(cls: type[Config], tree: Tree, problem: dict[str, Any]) -> str:
         what = f" ({first_sentence(field.description)})" if field is not None and field.description and not kinds else ""
         return f"{where}: a value is missing{what}. {one}."
     if kind == "union_tag_invalid":
-        options = variants(field.annotation) if field else {}
-        tag = given.get("kind") if isinstance(given, dict) else given
-        return f"{where}.kind: {str(tag)[:80]!r} is not an option. {did_you_mean(str(tag)[:80], options)}"
+        options, tag = variants(field.annotation) if field else {}, str(given.get("kind") if isinstance(given, dict) else given)[:80]
+        if isinstance(given, str) and given in options:
+            return f"{where}: {tag!r} is a text. Write {path[-1]}={{'kind': {tag!r}}}."
+        return f"{where}.kind: {tag!r} is not an option. {did_you_mean(tag, options)}{_by_group(options)}"
     if kind in ("literal_error", "bool_type"):
         choices = ["true", "false"] if kind == "bool_type" else re.split(", | or ", problem["ctx"]["expected"].replace("'", ""))
         return f"{where}: {str(given)[:80]!r} is not an option. {did_you_mean(str(given)[:80], choices)}"

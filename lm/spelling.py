@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
+_MANY = 12  # options, which nobody reads
+
 
 def words(key: str) -> frozenset[str]:
     """Returns the parts of a name, one form for singular and plural: those of `n_layers` are those of `num_layer`."""
@@ -22,6 +24,16 @@ def nearest(given: str, options: Iterable[str], least: float = 0.6) -> str | Non
     begun = [option for option in options if min(len(given), len(option)) > 2 and (option.startswith(given) or given.startswith(option))]
     slips, alike = (difflib.get_close_matches(given, options, n=1, cutoff=cutoff) for cutoff in (0.85, least))
     return next(iter([*slips, *inside, *begun, *alike]), None)
+
+
+def did_you_mean(given: str, options: Iterable[str]) -> str:
+    """'Did you mean 'x'?' where something is near, then all options in order, unless they are many and one is near."""
+    options = [*options]
+    near, ranked = nearest(given, options), sorted(options, key=lambda option: -difflib.SequenceMatcher(None, given, option).ratio())
+    hint = f"Did you mean '{near}'? " if near is not None else ""
+    if near is not None and len(ranked) > _MANY:
+        return f"{hint}It is one of {len(ranked)}."
+    return f"{hint}Options: {', '.join(sorted(ranked, key=lambda option: (option != near, option)))}." if ranked else "There are none."
 
 
 def first_sentence(text: str) -> str:

@@ -25,3 +25,13 @@ def expect_kinds() -> None:
 def has_triton() -> bool:
     """Returns whether Triton can be imported, which compiles kernels for GPUs."""
     return find_spec("triton") is not None
+
+
+def written_out() -> bool:
+    """Whether operations are to be in their plain form: for a compiler, which fuses them itself, and where they are `transformed`."""
+    return torch.compiler.is_compiling() or transformed()
+
+
+def transformed() -> bool:
+    """Whether a transform of torch.func is at work, such as vmap or grad, which knows no gradient that is written by hand."""
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lm.ops.compiling import transformed
 from lm.ops.once_differentiable import once_differentiable
 
 ONEDNN = {"mkldnn::_linear_pointwise", "lm::multiplied"}
@@ -66,7 +67,7 @@ def outer_into(out: Tensor, a: Tensor, b: Tensor) -> None:
 
 def _takes(a: Tensor, b: Tensor, multiplications: int) -> bool:
     """Whether a call of oneDNN itself pays, where torch would call MKL."""
-    plain = type(a) is Tensor and a.ndim > 1 and type(b) in (Tensor, nn.Parameter)
+    plain = not transformed() and type(a) is Tensor and a.ndim > 1 and type(b) in (Tensor, nn.Parameter)
     wide = a.dtype == b.dtype == torch.float32
     return wide and plain and by_onednn(a, multiplications) and not torch.is_autocast_enabled("cpu")
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lm.ops.compiling import written_out
 from lm.ops.once_differentiable import once_differentiable
 
 
@@ -47,7 +48,7 @@ class _RMSNormCPU(torch.autograd.Function):
 
 def fast_rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """rms_norm of one weight for all rows, (d,), by the fastest path that is exact here.  weight: None is a weight of ones."""
-    if x.device.type == "cpu" and x.requires_grad and x.dtype != torch.float64 and not torch.compiler.is_compiling():
+    if x.device.type == "cpu" and x.requires_grad and x.dtype != torch.float64 and not written_out():
         out: Tensor = _RMSNormCPU.apply(x, weight, eps)
         return out
     if weight is None:

@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lm.ops.compiling import written_out
+
 
 def rope_angles(positions: Tensor, rates: Tensor, amplitude: float = 1.0) -> tuple[Tensor, Tensor]:
     """cos and sin of position * rate, float32, (b, s) -> (b, 1, s, r/2).  rates: (r/2,).
@@ -49,8 +51,8 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """rotate_half by a fused path, or in its plain form for compilers, which fuse it themselves."""
-    if not torch.compiler.is_compiling():
+    """rotate_half by a fused path, or in its plain form, `written_out`."""
+    if not written_out():
         out: Tensor = _RotateHalf.apply(x, cos, sin) if x.requires_grad else _turn(x.float(), cos, sin).to(x.dtype)
         return out
     return rotate_half(x, cos, sin)

@@ -116,6 +116,8 @@ MISTAKES: list[tuple[Tree, str]] = [
     (attention(dropout=1.0), "attention.dropout: 1.0 does not fit. The value must be less than 1."),
     (attention(sinks=True), "attention.sinks: there is no such key."),
     (attention(kind="mqa"), "attention.kind: 'mqa' is not an option."),
+    ({"norm": "rms"}, "norm: 'rms' is a text. Write norm={'kind': 'rms'}."),
+    ({"ffn": {"kind": "swiglu"}}, "Options: beside, mlp, moe, none. What model/ffn=NAME chooses in a shell is lm.config("),
     (attention(n_heads=5), "d_model=32 is not a multiple of n_heads=5. Change one, or set head_dim."),
     (attention(kind="differential", n_kv_heads=1), "n_kv_heads=1 is odd, and attention=differential takes half of the heads off the"),
     (attention(kind="differential", n_heads=1), "n_heads=1 is odd, and attention=differential takes half of the heads off the others. Use"),

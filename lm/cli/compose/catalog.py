@@ -182,17 +182,22 @@ def study(recipe: str) -> Tree | None:
 def options_of_kind(group: str, kind: str) -> list[str]:
     """Returns the option with the kind's name, or else all options that have this kind."""
     section = group.replace("/", ".")
-    return [kind] if kind in groups()[group] else [o for o in groups()[group] if values(group, o).get(f"{section}.kind") == kind]
+    return [kind] if kind in groups()[group] else [o for o in groups()[group] if with_inherited(group, o).get(f"{section}.kind") == kind]
 
 
 def lineage(group: str, option: str) -> list[str]:
-    """Returns the presets or recipes that this one inherits from, the most general first, and last itself."""
+    """Returns the options of the group that this one inherits from, the most general first, and last itself."""
     bases = [entry for entry in defaults(group, option) if isinstance(entry, str) and entry != "_self_"]
     for base in bases:
         if base not in (known := groups()[group]):
             hint = did_you_mean(base.removeprefix(f"/{group}/"), known)
             raise ConfigError(f"{source(group, option)}: defaults: {base!r} is not an option of {group}. {hint}")
     return [*(name for base in bases for name in lineage(group, base)), option]
+
+
+def with_inherited(group: str, option: str | None) -> dict[str, Any]:
+    """Returns the values of an option as `values` does, and those that it inherits."""
+    return {path: value for name in (lineage(group, option) if option else []) for path, value in values(group, name).items()}
 
 
 def preset_slots(preset: str) -> dict[str, str]:

@@ -144,7 +144,7 @@ def _switched(choices: Choices, chosen: Mapping[str, str | None]) -> set[str]:
 def _file_layers(choices: Choices, switched: set[str]) -> tuple[list[Layer], list[str]]:
     plain = [group for group in choices if group not in ("model", *catalog.GLOBAL)]
     layers = [_train_layer()]
-    layers += [_file_layer("option", group, choices[group]) for group in plain]
+    layers += [_file_layer("option", group, name) for group in plain for name in _of(group, choices[group])]
     open_to_refinement = [_file_layer("preset", "model", name) for name in catalog.lineage("model", str(choices["model"]))]
     open_to_refinement += [_file_layer("recipe", "recipes", name) for name in catalog.lineage("recipes", str(choices["recipes"]))]
     tree = merged([*open_to_refinement, *layers])
@@ -154,6 +154,10 @@ def _file_layers(choices: Choices, switched: set[str]) -> tuple[list[Layer], lis
             note = leave_out(layer, group, choices[group], tree)
             notes += [note] if note else []
     return [*layers, *open_to_refinement, _file_layer("debug", "debug", choices["debug"])], notes
+
+
+def _of(group: str, option: str | None) -> Sequence[str | None]:
+    return [None] if option is None else catalog.lineage(group, option)
 
 
 def _train_layer() -> Layer:
@@ -169,7 +173,7 @@ def _file_layer(label: str, group: str, option: str | None) -> Layer:
 
 def leave_out(layer: Layer, group: str, option: str | None, tree: Tree) -> str:
     """Removes from a preset's or recipe's layer the values meant for another option of this group; returns a note on them."""
-    section, own = group.replace("/", "."), catalog.values(group, option)
+    section, own = group.replace("/", "."), catalog.with_inherited(group, option)
     left_out = {}
     for path in [path for path in layer.values if path.startswith(f"{section}.")]:
         if path in own or of_another_kind(path, section, tree):

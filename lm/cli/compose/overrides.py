@@ -55,7 +55,9 @@ def _several(text: str) -> list[str]:
             raise ConfigError(f"{key}: {name!r} is not an option. {did_you_mean(name, options)}")
         if name in names[:number]:
             raise ConfigError(f"{key}: {name} is named twice, and once is enough. Leave one out.")
-    leaves = {f"{key}.each.{name}{path.removeprefix(key)}": found for name in names for path, found in catalog.values(key, name).items()}
+    leaves = {
+        f"{key}.each.{name}{path.removeprefix(key)}": found for name in names for path, found in catalog.with_inherited(key, name).items()
+    }
     return [f"{key}=several", *(f"{path}={found}" for path, found in leaves.items())]
 
 

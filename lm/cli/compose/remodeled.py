@@ -38,7 +38,7 @@ def remodeled(model: Tree, source: str, overrides: Sequence[str]) -> Tree:
         if item.value is None:
             own.values = {path: value for path, value in own.values.items() if not path.startswith(f"{section}.")} | {section: None}
             continue
-        option = Layer("option", catalog.source(item.key, item.value), catalog.values(item.key, item.value))
+        option = Layer("option", catalog.source(item.key, item.value), catalog.with_inherited(item.key, item.value))
         kinds = {path.removesuffix(".kind"): kind for path, kind in own.values.items() if path.endswith(".kind")}
         leave_out(own, item.key, item.value, merged([*layers, option]))
         for path, kind in option.values.items():  # of a slot within the slot, whose kind changes, nothing stays

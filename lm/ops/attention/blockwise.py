@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lm.ops.compiling import transformed
 from lm.ops.once_differentiable import once_differentiable
 
 NATIVE = torch.cpu._is_avx512_bf16_supported()  # a CPU with AMX has it too
@@ -20,7 +21,7 @@ SCORES = 2**21  # of one block and thread, 4 MiB
 def faster(q: Tensor, k: Tensor, v: Tensor, shown: Tensor | None, dropout: float) -> bool:
     """Whether a gradient is needed that `Blockwise` computes faster. By types and shapes alone, so that a resumed run takes the same
     path."""
-    if not multiplied(v) or dropout or q.shape[-1] != v.shape[-1]:
+    if not multiplied(v) or dropout or q.shape[-1] != v.shape[-1] or transformed():
         return False
     wanted = q.requires_grad or k.requires_grad or v.requires_grad
     return wanted and torch.is_grad_enabled() and (shown is None or not shown.requires_grad)

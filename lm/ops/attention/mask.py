@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from lm.ops.compiling import written_out
 from lm.ops.ranks.ulysses import UNSHARDED, RowSharding
 
 T = TypeVar("T")
@@ -77,7 +78,7 @@ class Mask:
         the result here and builds nothing.
         """
         if key not in self._built:
-            with nullcontext() if torch.compiler.is_compiling() else saved_tensors_hooks(_as_it_is, _as_it_is):
+            with nullcontext() if written_out() else saved_tensors_hooks(_as_it_is, _as_it_is):
                 self._built[key] = build()
         found: T = self._built[key]
         return found

@@ -177,3 +177,14 @@ def test_a_mistake_in_a_file_of_ones_own_is_told_with_the_file(own: Path, lm: Lm
     (own / "model" / "mine.yaml").write_text(PRESET.replace("n_layers", "n_layer"))
     code, _, err = lm("train", "--config-dir", str(own), "model=mine", "--cfg", "job")
     assert code == 2 and err.startswith("it's mine/model/mine.yaml: model.n_layer: there is no such key")
+
+
+@pytest.mark.parametrize("text", ["defaults: [geglu]\nbias: true", "defaults: [geglu, _self_]\nkind: mlp\nbias: true"])
+def test_an_option_of_ones_own_inherits_from_another_of_its_group(own: Path, lm: Lm, text: str) -> None:
+    (own / "model/ffn").mkdir()
+    (own / "model/ffn/biased.yaml").write_text(text)
+    code, out, err = lm("train", "--config-dir", str(own), "model=nano", "model/ffn=biased", "--cfg", "job")
+    assert code == 0, err
+    assert "activation: gelu\n" in out and "gated: true" in out and "bias: true" in out
+    said = lm("explain", "--config-dir", str(own), "model=nano", "model/ffn=biased", "model.ffn.activation")[1]
+    assert "conf/model/ffn/geglu.yaml" in said

@@ -12,8 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticKnownError, core_schema
 
 from lm.errors import ConfigError
-from lm.spelling import did_you_mean as did_you_mean
-from lm.spelling import first_sentence
+from lm.spelling import did_you_mean, first_sentence
 
 Tree = dict[str, Any]
 MOST = 1 << 24

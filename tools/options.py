@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lm.printing import one_line
-from lm.schema import did_you_mean
+from lm.spelling import did_you_mean
 
 
 def refuse(sentence: str) -> NoReturn:

@@ -6,7 +6,8 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from lm.errors import ConfigError
-from lm.schema import Config, did_you_mean
+from lm.schema import Config
+from lm.spelling import did_you_mean
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._+-]{0,59}"
 

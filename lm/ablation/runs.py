@@ -11,7 +11,8 @@ from typing import Any, ClassVar, Self
 from lm import plugins
 from lm.data.sources.fingerprint import short_hash
 from lm.errors import CheckpointError, ConfigError
-from lm.schema import Config, Tree, did_you_mean, flatten, from_tree
+from lm.schema import Config, Tree, flatten, from_tree
+from lm.spelling import did_you_mean
 from lm.storage.atomic import replace_file
 from lm.storage.formats import with_todays_keys
 from lm.storage.reading import checked, read_json

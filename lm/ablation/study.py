@@ -13,7 +13,7 @@ from lm.ablation.tuning import TunedRuns
 from lm.ablation.variants import plain_config, refuse_equal, refuse_other_figures
 from lm.errors import ConfigError
 from lm.report.statistics import Difference, differences
-from lm.schema import did_you_mean
+from lm.spelling import did_you_mean
 from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
 

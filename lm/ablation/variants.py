@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from lm.ablation.config import TEST, figure_of
 from lm.ablation.matching import moved
 from lm.errors import ConfigError
-from lm.schema import did_you_mean, flatten
+from lm.schema import flatten
+from lm.spelling import did_you_mean
 from lm.training.config import TrainConfig
 from lm.training.run_config import ResumeConfig
 

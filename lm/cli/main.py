@@ -119,7 +119,7 @@ def _dispatch(args: list[str]) -> None:
         printing.answer(f"lm {import_module('lm').__version__}" if rest else _help())
         return
     if rest[0] not in VERBS:
-        from lm.schema import did_you_mean
+        from lm.spelling import did_you_mean
 
         raise ConfigError(f"lm: '{rest[0]}' is not a verb. {did_you_mean(_ELSEWHERE.get(rest[0], rest[0]), VERBS)}")
     _require_folder()

@@ -14,7 +14,8 @@ from lm.cli.views.help import listing, usage
 from lm.errors import ConfigError
 from lm.generation.config import CacheForm, Dtype
 from lm.printing import due, note, status
-from lm.schema import Config, MaybeEmpty, Tree, did_you_mean
+from lm.schema import Config, MaybeEmpty, Tree
+from lm.spelling import did_you_mean
 from lm.storage.model_folder import folder_hash, resolve_model
 from lm.units import counted
 

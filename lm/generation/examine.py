@@ -34,7 +34,8 @@ from lm.losses.measure import Start
 from lm.nn.model_config import ModelConfig
 from lm.nn.transformer import LM
 from lm.ops.defaults import device_unset
-from lm.schema import Config, Tree, did_you_mean, from_tree
+from lm.schema import Config, Tree, from_tree
+from lm.spelling import did_you_mean
 from lm.storage.adapted import Adapted, near, place, placed
 from lm.storage.checkpoint import checkpoints, read_meta
 from lm.storage.model_folder import folder_hash, read_config, resolve_model

@@ -24,7 +24,8 @@ from lm.nn.transformer import LM, EncoderConfig, EncoderDecoderConfig, build_mod
 from lm.ops.cache.cache import PerToken
 from lm.ops.defaults import default_kind, device_unset, why_not_mac
 from lm.plugins import used
-from lm.schema import Tree, did_you_mean
+from lm.schema import Tree
+from lm.spelling import did_you_mean
 from lm.storage.adapted import Adapted, read_apart, read_merged
 from lm.storage.model_folder import copy_weights, resolve_model, save_model
 from lm.storage.out import require_free

@@ -8,7 +8,7 @@ from lm.data.tokenizer.stream import Stream
 from lm.data.tokenizer.together import together
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import CheckpointError, ConfigError
-from lm.schema import did_you_mean
+from lm.spelling import did_you_mean
 
 
 def ends_of(tokenizer: Tokenizer) -> list[int]:

@@ -23,7 +23,8 @@ from lm.nn.parametrization import Growth, ParametrizationConfig, StandardConfig
 from lm.nn.parts import ATTENDING, RECURRENT, BlockParts, SlotOfLayer
 from lm.nn.position.base import Dims, PositionConfig
 from lm.nn.residual import PlainConfig, ResidualConfig
-from lm.schema import MOST, MOST_LAYERS, Slot, Tree, did_you_mean, from_tree
+from lm.schema import MOST, MOST_LAYERS, Slot, Tree, from_tree
+from lm.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from lm.nn.stack import Stack

@@ -13,7 +13,8 @@ from typing import Any
 from lm.errors import CheckpointError, ConfigError
 from lm.report.run import Axis, Run, read_run, run_folders
 from lm.report.statistics import ALPHA, Difference, differences
-from lm.schema import Tree, did_you_mean, flatten
+from lm.schema import Tree, flatten
+from lm.spelling import did_you_mean
 from lm.units import ABSENT, fixed, shown, si
 
 _METRICS = {"val_reward": "val reward", "val_bits_per_byte": "val bits/byte", "val_loss": "val loss"}

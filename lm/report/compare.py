@@ -10,7 +10,8 @@ from lm.report.collect import collect
 from lm.report.curves import AXES, comparison_png, unplotted
 from lm.report.run import Axis
 from lm.report.tables import FORMATS, in_markdown, markdown
-from lm.schema import Tree, did_you_mean
+from lm.schema import Tree
+from lm.spelling import did_you_mean
 from lm.storage.atomic import replace_file
 from lm.storage.out import out_folder, require_free
 

@@ -19,10 +19,11 @@ from lm.generation.grammar_trial import Trial
 from lm.generation.text import chat_template, ends_of, ids_of
 from lm.generation.whole import numbered
 from lm.generation.writer import Writer
-from lm.schema import Tree, did_you_mean, from_tree
+from lm.schema import Tree, from_tree
 from lm.serving.bodies import TOP, AnyBody, Body, ChatBody, CompletionBody, EmbeddingBody, Ids
 from lm.serving.calls import Marks, declared, grammar_of, marks_of
 from lm.serving.config import ServeConfig
+from lm.spelling import did_you_mean
 from lm.storage.reading import parse_asked
 
 _SAMPLES = 128  # of one request

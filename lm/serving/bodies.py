@@ -6,7 +6,8 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from lm.data.sources.base import ROLES
-from lm.schema import Config, MaybeEmpty, Tree, did_you_mean
+from lm.schema import Config, MaybeEmpty, Tree
+from lm.spelling import did_you_mean
 
 _GIVEN = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}  # variables of templates that are set elsewhere
 TOP = 20  # likeliest tokens told beside each

@@ -9,8 +9,8 @@ from typing import Any, TypeVar, get_args, get_origin
 
 from lm.cli.compose.quoting import in_shell, stated
 from lm.errors import ConfigError
-from lm.schema import Config, Tree, did_you_mean, from_tree, members
-from lm.spelling import first_sentence
+from lm.schema import Config, Tree, from_tree, members
+from lm.spelling import did_you_mean, first_sentence
 
 C = TypeVar("C", bound=Config)
 

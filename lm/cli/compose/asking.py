@@ -8,7 +8,8 @@ from lm.cli.compose.naming import cut, differing, short, variant_names
 from lm.cli.compose.overrides import expand
 from lm.cli.compose.quoting import path_of
 from lm.errors import ConfigError
-from lm.schema import Tree, did_you_mean
+from lm.schema import Tree
+from lm.spelling import did_you_mean
 
 FROZEN = "study.json"
 LONGEST = 60  # longest default name of a study or ladder

@@ -13,7 +13,8 @@ import yaml
 
 from lm import plugins
 from lm.errors import CheckpointError, ConfigError
-from lm.schema import Tree, did_you_mean, flatten
+from lm.schema import Tree, flatten
+from lm.spelling import did_you_mean
 from lm.storage.reading import read_text
 
 OWN = "LM_CONFIG_DIR"

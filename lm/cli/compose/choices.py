@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from lm import collector
 from lm.cli.compose import catalog
 from lm.errors import ConfigError
-from lm.schema import did_you_mean
+from lm.spelling import did_you_mean
 
 Choices = dict[str, str | None]
 

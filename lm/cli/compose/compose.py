@@ -20,8 +20,8 @@ from lm.cli.compose.overrides import Given, parse
 from lm.cli.compose.quoting import as_text
 from lm.cli.listing import known
 from lm.errors import ConfigError
-from lm.schema import Tree, did_you_mean, find_field, flatten
-from lm.spelling import below
+from lm.schema import Tree, find_field, flatten
+from lm.spelling import below, did_you_mean
 
 if TYPE_CHECKING:
     from lm.training.config import TrainConfig

@@ -10,8 +10,8 @@ from lm.cli.compose.naming import known_keys
 from lm.cli.listing import known
 from lm.cli.listing.nearest import meant, of_hydra
 from lm.errors import ConfigError
-from lm.schema import Config, Tree, did_you_mean, entry_type, find_field, kind_from_key, members, variant, variants
-from lm.spelling import nearest
+from lm.schema import Config, Tree, entry_type, find_field, kind_from_key, members, variant, variants
+from lm.spelling import did_you_mean, nearest
 
 
 def fields(cls: type[Config], tree: Tree, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:

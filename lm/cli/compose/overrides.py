@@ -15,7 +15,8 @@ from lm.cli.compose.quoting import alternatives, hydra, in_shell, quoted, readab
 from lm.cli.listing import known
 from lm.cli.listing.nearest import meant, of_hydra
 from lm.errors import ConfigError
-from lm.schema import did_you_mean, flatten
+from lm.schema import flatten
+from lm.spelling import did_you_mean
 
 _OF_PATHS = {"data": "data=text data.files={}", "tokenizer": "tokenizer=file tokenizer.path={}", "model": "init_from={}"}
 """Group -> the overrides that take a file or folder of its sort."""

@@ -9,7 +9,8 @@ from lm.cli.compose.layers import Composition, Layer
 from lm.cli.compose.quoting import path_of
 from lm.errors import ConfigError
 from lm.printing import note
-from lm.schema import Config, did_you_mean, flatten
+from lm.schema import Config, flatten
+from lm.spelling import did_you_mean
 from lm.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:

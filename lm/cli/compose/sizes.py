@@ -4,7 +4,8 @@ from lm.cli.compose import catalog
 from lm.cli.compose.naming import spoken
 from lm.cli.compose.quoting import pieces
 from lm.errors import ConfigError
-from lm.schema import Tree, did_you_mean, flatten
+from lm.schema import Tree, flatten
+from lm.spelling import did_you_mean
 
 
 def sizes(text: str, model: Tree) -> dict[str, list[str]]:

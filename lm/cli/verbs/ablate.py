@@ -17,7 +17,8 @@ from lm.cli.compose.variants import check, composed
 from lm.cli.verb import Verb
 from lm.errors import ConfigError
 from lm.printing import answer, note, say, width
-from lm.schema import Tree, did_you_mean, from_tree, members
+from lm.schema import Tree, from_tree, members
+from lm.spelling import did_you_mean
 from lm.units import fitted, table
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from lm.cli.main import VERBS
 from lm.cli.verb import Verb, find
 from lm.errors import ConfigError
 from lm.printing import answer
-from lm.schema import did_you_mean, members
+from lm.schema import members
+from lm.spelling import did_you_mean
 
 _BASH = """\
 # lm completion bash: put it into ~/.bashrc as  eval "$(lm completion bash)"

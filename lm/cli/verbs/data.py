@@ -8,7 +8,7 @@ from lm.cli.compose.sections import take_rows
 from lm.cli.verb import Verb
 from lm.errors import ConfigError
 from lm.printing import answer, answer_spans, note
-from lm.schema import did_you_mean
+from lm.spelling import did_you_mean
 
 
 class Data(Verb):

@@ -9,7 +9,7 @@ from pydantic import Field
 from lm.cli.verb import OfTexts
 from lm.errors import ConfigError
 from lm.printing import answer, note
-from lm.schema import did_you_mean
+from lm.spelling import did_you_mean
 from lm.storage.model_folder import read_config, resolve_model
 from lm.units import counted, table
 

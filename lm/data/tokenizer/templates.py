@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from lm.data.tokenizer.config import TEMPLATES
 from lm.errors import CheckpointError, ConfigError
-from lm.schema import did_you_mean
+from lm.spelling import did_you_mean
 from lm.storage.reading import read_text
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from lm.data.tokenizer.bytelevel import is_plain, token_bytes, unknown_token
 from lm.data.tokenizer.panics import encoded, sound
 from lm.data.tokenizer.templates import DEFAULT, read_templates, written
 from lm.errors import CheckpointError, ConfigError
-from lm.schema import MOST, Tree, did_you_mean
+from lm.schema import MOST, Tree
+from lm.spelling import did_you_mean
 from lm.storage.reading import parse_json, read_bytes, read_json
 
 if TYPE_CHECKING:

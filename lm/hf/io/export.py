@@ -33,7 +33,7 @@ from lm.hf.options.context import changes_at, settled, with_amplitude
 from lm.nn.model_config import ModelConfig, model_config
 from lm.nn.transformer import LM
 from lm.ops.defaults import unset
-from lm.schema import did_you_mean
+from lm.spelling import did_you_mean
 from lm.storage.adapted import Adapted, read_merged
 from lm.storage.model_folder import copy_weights, read_config, read_model, resolve_model
 from lm.storage.out import out_folder, require_free

@@ -37,7 +37,7 @@ class Batch:
     padded: bool = True  # positions may be -1; False: none is, so that code that handles padding is skipped
     segments: Tensor | None = None  # (b, s) int64, which of several texts a token belongs to (BERT); None: all 0
     targets: Tensor | None = None  # (b, m, k) float32, the numbers to tell at each of up to m labels of a row; None: labels are all
-    sharding: RowSharding = UNSHARDED  # whether ranks share the rows, and how
+    sharding: RowSharding = field(default_factory=lambda: UNSHARDED)  # whether ranks share the rows, and how
     lengths: list[int] | None = None  # tokens of each row of one text; None: not counted, and a GPU would have to be waited for
     beside: "list[Batch]" = field(default_factory=list)  # what a loss reads before a step's first rows; `_counted` in lm/data/loader.py
     counted: tuple[Tensor, int] | None = None  # labels that `to` has copied from a CPU, and how many of them are not IGNORED

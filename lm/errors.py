@@ -76,14 +76,14 @@ def expect(name: str, given: object, wanted: type | tuple[type, ...], remedy: st
 
 def internal(error: BaseException) -> LmError:
     """Returns what is told of an error that should not have come up."""
-    said = " ".join(str(error).split()).rstrip(".")
+    said = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".: ")
     if place := place_in_plugin(error):
-        return LmError(f"{place}: {type(error).__name__}: {said}. The plugin raises it; traceback=true shows the way there.")
+        return LmError(f"{place}: {said}. The plugin raises it; traceback=true shows the way there.")
     remedy = "Run again with traceback=true to see where, and report it"
     if plugins := _plugins():  # a method that is called as it is not defined, or returns what it should not, breaks in our lines
         names = ", ".join(map(os.path.basename, plugins))
         remedy = f"If it is about what {names} defines, mend it there (python -m lm.testing tests it). Else report it, with traceback=true"
-    return LmError(f"internal error: {type(error).__name__}: {said}. {remedy}.")
+    return LmError(f"internal error: {said}. {remedy}.")
 
 
 def place_in_plugin(error: BaseException) -> str | None:

@@ -63,6 +63,10 @@ def test_a_run_stopped_after_it_went_back_goes_on_from_there(
     assert results(tmp_path / "run") == results(tmp_path / "whole")
 
 
+class Killed(BaseException):
+    """Nobody catches it."""
+
+
 def test_a_run_killed_after_it_went_back_and_before_a_save_tells_of_that_once(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,12 +75,12 @@ def test_a_run_killed_after_it_went_back_and_before_a_save_tells_of_that_once(
 
     def killed(module: TrainModule, *args: Any) -> torch.Tensor:
         if (module.step, module.run.counters.rolled_back) == (9, 1):
-            raise SystemExit
+            raise Killed
         return own(module, *args)
 
     given = ["optim=adamw", "numerics.rollbacks=1", "checkpoint.every=4", "trainer.log_every=1"]
     train_rank(configure(*given, "run.name=whole"))
-    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+    with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(TrainModule, "training_step", killed)
         train_rank(configure(*given))
     train_rank(configure(*given))

@@ -4,7 +4,7 @@ import json
 import re
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
@@ -49,6 +49,9 @@ MaybeEmpty = Annotated[str, Field(min_length=0)]
 class Config(BaseModel):
     """Base of every config: strict types, no unknown keys, no empty text, no number that tensors do not hold, immutable. A string under a
     field documents it."""
+
+    other_names: ClassVar[Mapping[str, str]] = {}
+    """An option, or option=value -> what other programs call it, for those who write that."""
 
     model_config = ConfigDict(
         strict=True,
@@ -271,7 +274,7 @@ def _explain(cls: type[Config], tree: Tree, problem: dict[str, Any]) -> str:
     owner, field = find_field(cls, tree, path)
     where, kind, given = ".".join(path) or "config", problem["type"], problem.get("input")
     if kind == "extra_forbidden":
-        return f"{where}: there is no such key. {did_you_mean(path[-1], owner.model_fields)}"
+        return f"{where}: there is no such key. {did_you_mean(path[-1], owner.model_fields, owner.other_names)}"
     if kind == "missing":
         kinds = [name for name in variants(field.annotation) if name] if field else []
         one = f"Set its kind, one of {', '.join(kinds)}, as in {path[-1]}={{'kind': '{kinds[0]}'}}" if kinds else "Set it"

@@ -2,8 +2,9 @@
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 
 _MANY = 12  # options, which nobody reads
 
@@ -26,9 +27,15 @@ def nearest(given: str, options: Iterable[str], least: float = 0.6) -> str | Non
     return next(iter([*slips, *inside, *begun, *alike]), None)
 
 
-def did_you_mean(given: str, options: Iterable[str]) -> str:
-    """'Did you mean 'x'?' where something is near, then all options in order, unless they are many and one is near."""
-    options = [*options]
+def did_you_mean(given: str, options: Iterable[str], other_names: Mapping[str, str] = MappingProxyType({})) -> str:
+    """'Did you mean 'x'?' where something is near, then all options in order, unless they are many and one is near.
+
+    other_names: an option, or option=value -> what other programs call it.
+    """
+    options, theirs = [*options], given.lower().replace("-", "_")
+    for option, names in other_names.items():
+        if theirs in names.split() and option.partition("=")[0] in options:
+            return f"Did you mean '{option}'?"
     near, ranked = nearest(given, options), sorted(options, key=lambda option: -difflib.SequenceMatcher(None, given, option).ratio())
     hint = f"Did you mean '{near}'? " if near is not None else ""
     if near is not None and len(ranked) > _MANY:

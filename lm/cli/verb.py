@@ -50,7 +50,7 @@ class Verb(Config):
             if not equals:
                 raise ConfigError(f"{arg}: this is not of the form key=value. {did_you_mean(arg, keys)}")
             if key != "traceback":
-                raise ConfigError(f"{key}: there is no such key. {did_you_mean(key, keys)}")
+                raise ConfigError(f"{key}: there is no such key. {did_you_mean(key, keys, self.other_names)}")
 
     def folders(self, rest: Sequence[str]) -> list[str]:
         """Returns the arguments that are folders: those that exist or have no '='. Raises ConfigError for others, and for an empty one."""

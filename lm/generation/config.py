@@ -22,6 +22,30 @@ CacheForm = Literal["bf16", "int8"]
 class SamplingConfig(Config):
     """How text is continued."""
 
+    other_names = {
+        "beams": "beam beam_size beam_width num_beams",
+        "cache": "cache_implementation kv_cache_dtype",
+        "chat": "apply_chat_template chat_template instruct",
+        "draft": "assistant_model draft_model speculative_model",
+        "draft_tokens": "num_assistant_tokens num_draft_tokens num_speculative_tokens",
+        "dtype": "load_in_4bit load_in_8bit precision quantization quantize torch_dtype",
+        "first_token": "forced_bos_token forced_bos_token_id",
+        "from": "base_model checkpoint ckpt folder model model_name model_path pretrained run",
+        "json_schema": "guided_json response_format",
+        "lookup": "prompt_lookup_num_tokens",
+        "max_tokens": "length max_completion_tokens max_gen_toks max_length max_new_tokens n_predict num_predict",
+        "n": "best_of num_return_sequences num_samples",
+        "no_repeat_ngram": "no_repeat_ngram_size",
+        "prompt": "input inputs text",
+        "prompts": "file input_file prompt_file prompts_file",
+        "regex": "guided_regex",
+        "repetition_penalty": "repeat_penalty",
+        "seed": "random_seed",
+        "stop": "eos eos_token_id stop_sequences stop_strings stop_token_ids stop_words stopping_criteria until",
+        "temperature": "do_sample temp",
+        "temperature=0": "greedy",
+    }
+
     max_tokens: int = Field(256, gt=0)
     """Most new tokens."""
     temperature: float = Field(0.8, ge=0)

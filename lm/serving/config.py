@@ -8,6 +8,15 @@ from lm.schema import MOST, Config
 class ServeConfig(Config):
     """How a model is served."""
 
+    other_names = {
+        "host": "address bind ip",
+        "key_env": "api_key",
+        "name": "alias model_name served_model_name",
+        "queue": "max_queue_size",
+        "rows": "max_batch_size max_num_seqs parallel slots",
+        "tokens": "gpu_memory_utilization max_total_tokens",
+    }
+
     port: int = Field(8000, ge=0, le=65535)
     """Where it listens; 0: a free one, which is told."""
     host: str = "127.0.0.1"

@@ -17,6 +17,7 @@ import yaml
 from lm.cli import main as main_module
 from lm.cli.compose.compose import compose
 from lm.cli.main import VERBS, main
+from lm.cli.verb import find
 from lm.cli.views.further import further
 from lm.data.tokenizer.config import Pattern
 from lm.storage.run_folder import RunFolder
@@ -244,3 +245,25 @@ def test_the_end_of_a_training_names_the_commands_that_fit_it(
     *lines, last = [line.replace(f"{tmp_path}/", "") for line in further(run)]
     assert lines == ([first] if first else [])
     assert last == "further: lm eval from='my runs/x' | lm compare 'my runs' | lm export from='my runs/x' format=hf out=FOLDER"
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        (["generate", "from=x", "do_sample=false"], "temperature"),
+        (["generate", "from=x", "num_beams=2"], "beams"),
+        (["generate", "from=x", "max-new-tokens=4"], "max_tokens"),
+        (["serve", "from=x", "max_num_seqs=8"], "rows"),
+        (["export", "from=x", "out=y", "quantization=q8_0"], "dtype"),
+    ],
+)
+def test_what_other_programs_call_an_option_is_told_its_name_here(line: list[str], meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Seen: do_sample was told to be 'compile', and num_beams 'n'."""
+    assert main(line) == 2
+    assert f"there is no such key. Did you mean '{meant}'?" in capsys.readouterr().err
+
+
+def test_every_option_of_a_verb_that_others_name_differently_exists() -> None:
+    for verb in map(find, VERBS):
+        keys = {name.rstrip("_") for name in verb.model_fields}
+        assert {option.partition("=")[0] for option in verb.other_names} <= keys

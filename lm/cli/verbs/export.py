@@ -20,6 +20,12 @@ class Export(Writer):
     parent; its logits are compared with peft's, where that is installed.
     """
 
+    other_names = {
+        "dtype": "outtype precision quant quantization quantize torch_dtype",
+        "format": "type",
+        "out": "dir folder out_dir output output_dir outfile",
+    }
+
     from_: str
     """Run, model or checkpoint folder."""
     format: Literal["hf", "gguf", "peft"] = "hf"

@@ -95,6 +95,10 @@ class Batch:
         changed: dict[str, Any] = {name: change(value) for name, value in tensors.items() if isinstance(value, Tensor)}
         return replace(self, **changed)
 
+    def picked(self, rows: Tensor) -> "Batch":
+        """Returns these of the rows.  rows: (b,) bool, or indices."""
+        return replace(self._each(lambda x: x[rows]), lengths=None)
+
     def sharded(self, sharding: ShardedRows) -> "Batch":
         """Returns this rank's shard of whole rows, which are padded at their ends so that shards are of equal length. The first rank has
         the `step_tokens` of all."""

@@ -269,7 +269,13 @@ class TrainConfig(TrainSetup):
                 f" each step. Set {drawn.partition('=')[0]}=0."
             )
         if self.numerics.rollbacks and self.objective.updates_of_rows() > 1:
-            raise ValueError("numerics.rollbacks leaves out the rows of a few steps, and objective.updates reads them again. Drop one.")
+            raise ValueError(
+                "numerics.rollbacks leaves out the rows of a few steps, and objective.updates and minibatches read them again. Drop one."
+            )
+        parts, share = self.objective.parts_of_rows(), self.data.global_batch // self.launch.data_parallel
+        for key, rows in {"trainer.micro_batch": self.micro_batch, "data.global_batch / ranks": share}.items():
+            if rows % parts:
+                raise ValueError(f"objective.minibatches={parts} is no divisor of {key}={rows}, the prompts at a time. Choose one.")
         if self.checkpoint.best and self.data.test_frac:
             raise ValueError("checkpoint.best: the test is of the last weights, and others are handed on. Drop one.")
         if self.data.ramp and (beside := self._counts_steps()) is not None:

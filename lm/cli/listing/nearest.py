@@ -100,6 +100,7 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
     "objective.kl": "init_kl_coef kl_beta kl_coef kl_loss_coef objective.beta",
     "objective.learn_cut": "mask_truncated_completions overlong_filter",
     "objective.max_tokens": "max_completion_length max_response_length",
+    "objective.minibatches": "mini_batch_size num_mini_batches ppo_mini_batch_size steps_per_generation",
     "objective.n_answers": "group_size n_samples_per_prompt num_generations rollout_n",
     "objective.on_policy": "lmbda",
     "objective.prompt_loss": "assistant_only_loss completion_only_loss mask_prompt train_on_inputs train_on_prompt",

@@ -142,6 +142,10 @@ class ObjectiveConfig(Slot, group="objective"):
         """Returns how many steps in a row learn from the same rows."""
         return 1
 
+    def parts_of_rows(self) -> int:
+        """Returns how many of these share the rows, of which each learns from a part."""
+        return 1
+
     def headed(self, model: ModelConfig) -> ModelConfig:
         """Returns the model with the head that this objective trains. Raises ValueError where it cannot train the one that it has."""
         if model.head.labels is not None:
@@ -208,10 +212,8 @@ class ObjectiveConfig(Slot, group="objective"):
         """Raises ValueError where this objective cannot train this kind of model, or not on this data."""
         name, shape = self.kind, data.shape
         if model not in self.models:
-            raise ValueError(
-                f"objective={name} trains model.kind={' or '.join(self.models)}, but model.kind is {model}."
-                f" Choose another model, or {' or '.join(_others(model, shape))}."
-            )
+            what = f"objective={name} trains model.kind={' or '.join(self.models)}, but model.kind is {model}"
+            raise ValueError(f"{what}. Choose another model, or {' or '.join(_others(model, shape))}.")
         if shape not in self.shapes:
             others = f", objective={' or '.join(able)}, or" if (able := _trains(model, shape)) else " or"
             raise ValueError(

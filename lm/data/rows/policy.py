@@ -156,7 +156,9 @@ class GRPOConfig(PolicyConfig):
     scale: bool = True
     """Divide by the spread of a group's rewards (Shao et al. 2024, section 4.1.2); false: Liu et al. 2025."""
     updates: int = Field(1, gt=0, le=1024)
-    """Steps in a row that learn from the same answers, drawn before the first of them (mu of Shao et al. 2024, algorithm 1)."""
+    """Times that each answer is learned from, all drawn before the first (mu of Shao et al. 2024, algorithm 1)."""
+    minibatches: int = Field(1, gt=0, le=1024)
+    """Steps that share a draw's prompts each time: each learns from the answers to a part of them (Schulman et al. 2017, section 5)."""
     clip: float = Field(0.2, gt=0, lt=1)
     """From the second of these on, an answer of less worth than others is not learned from where p / p when it was drawn is below 1 - clip
     (Schulman et al. 2017, arXiv:1707.06347, equation 7)."""
@@ -167,7 +169,10 @@ class GRPOConfig(PolicyConfig):
     2025, arXiv:2507.18071, equation 7)."""
 
     def updates_of_rows(self) -> int:
-        return self.updates
+        return self.updates * self.minibatches
+
+    def parts_of_rows(self) -> int:
+        return self.minibatches
 
 
 class RLOOConfig(PolicyConfig):

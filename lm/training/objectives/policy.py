@@ -5,13 +5,10 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Generic, Self, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from lm.data.layout.examples import Example, joined_batch
 from lm.data.rewards.base import Answer, scores, total
@@ -24,12 +21,14 @@ from lm.losses.balance import with_balance
 from lm.losses.cross_entropy import LossSums, mean_of
 from lm.losses.likelihoods import label_likelihoods
 from lm.losses.measure import Start
-from lm.nn.batch import IGNORED, Batch
+from lm.nn.batch import Batch
+from lm.nn.head import Reader
 from lm.nn.transformer import LM
 from lm.ops.precision import widest
 from lm.storage.checkpoint import ALONE, CheckpointReader, Piece
 from lm.training.config import TrainConfig
 from lm.training.objectives.base import loss_of
+from lm.training.objectives.judged import Judged
 from lm.training.weights.initial import start_of, tokenizer_of
 
 _ANSWERS = "answers"  # what a checkpoint has them by
@@ -62,59 +61,6 @@ class OwnAnswers:
         self.spent[name] += time.perf_counter() - begun
 
 
-@dataclass
-class Judged:
-    """The answers to the prompts of a micro-batch, and what they are worth."""
-
-    rows: Batch  # one for each answer
-    worth: Tensor  # (prompts, n_answers) rewards, float64 where the device has it
-    learns: Tensor  # (answers,) whether it is learned from
-    metrics: dict[str, Tensor]  # (2,) by name
-    logp: Tensor  # (tokens,) log p in the sampler, and once training has computed it, there: under the model that has drawn them
-    start: Tensor | None = None  # (tokens,) log p under the starting model; None without a kl term
-
-    @cached_property
-    def learned_at(self) -> Tensor:
-        """(answers, w) where a label is a token of an answer."""
-        assert self.rows.labels is not None
-        return self.rows.labels != IGNORED
-
-    @cached_property
-    def answer(self) -> Tensor:
-        """(tokens,) the index of each token's answer."""
-        return torch.nonzero(self.learned_at)[:, 0]
-
-    @cached_property
-    def lengths(self) -> Tensor:
-        """(answers,) in tokens."""
-        return self.answer.bincount(minlength=self.worth.numel())
-
-    def packed(self, width: int) -> dict[str, Tensor]:
-        """Returns it as tensors with a row for each answer, by name.  width: of the widest row that there may be."""
-        wide = {"tokens": self.rows.tokens, "labels": self.rows.labels, "positions": self.rows.positions}
-        for name, each in {"logp": self.logp, "start": self.start}.items():
-            if each is not None:
-                wide[name] = torch.zeros_like(self.rows.tokens, dtype=torch.float32).masked_scatter(self.learned_at, each.float())
-        none = {"labels": IGNORED, "positions": -1}
-        more = width - self.rows.tokens.shape[1]
-        found = {name: F.pad(each.float(), (0, more), value=none.get(name, 0)) for name, each in wide.items() if each is not None}
-        found["worth"] = torch.stack([self.worth.flatten().cpu().double(), self.learns.cpu().double()], 1)
-        first = torch.arange(len(self.rows.tokens)).unsqueeze(1) == 0  # figures of a micro-batch stand beside its first answer
-        return found | {f"metric {name}": first * pair.cpu() for name, pair in self.metrics.items()}
-
-    @classmethod
-    def unpacked(cls, found: dict[str, Tensor], n_answers: int, device: torch.device) -> Self:
-        """Returns the answers that were packed.  found: as `packed` returns it, or only some of its prompts, or several results joined."""
-        width = rounded(int(found["positions"].max()) + 1)
-        tokens, labels, places = (found[name][:, :width].long().to(device) for name in ("tokens", "labels", "positions"))
-        logp, start = (found[name][:, :width].to(device)[labels != IGNORED] if name in found else None for name in ("logp", "start"))
-        assert logp is not None
-        worth, learns = found["worth"].to(device, widest(device)).unbind(1)
-        metrics = {name.removeprefix("metric "): pairs.sum(0) for name, pairs in found.items() if name.startswith("metric ")}
-        rows = Batch(tokens, labels, places, torch.where(places < 0, -1, 0))
-        return cls(rows, worth.reshape(-1, n_answers), learns > 0, metrics, logp, start)
-
-
 class Policy(OwnAnswers, ABC, Generic[C]):
     """Base of the objectives that learn from rewards. A checkpoint between two steps that learn from the same answers holds these."""
 
@@ -129,25 +75,36 @@ class Policy(OwnAnswers, ABC, Generic[C]):
         self._reader: CheckpointReader | None = None
 
     def __call__(self, model: LM, batch: Batch, step: int, first_row: int) -> LossSums:
-        n, drawn = self._cfg.n_answers, step % self._cfg.updates_of_rows() == 0
+        cfg = self._cfg
+        drawn, parts = step % cfg.updates_of_rows() == 0, cfg.parts_of_rows()
         if drawn:
             self._kept[first_row] = self._answered(model, batch, step, first_row)
         elif first_row not in self._kept:
             self._kept[first_row] = self._read(first_row, batch)
-        judged = self._kept[first_row]
-        assert judged.rows.labels is not None
-        n_labels = judged.rows.n_labels(judged.rows.labels)
-        reader = label_likelihoods(judged.rows.labels, n=n_labels, temperature=self._cfg.temperature)
-        logp, experts = model(judged.rows, read=with_balance(reader, 1 / n))  # (tokens,)
+        whole, n = self._kept[first_row], cfg.n_answers / parts
+        if drawn and parts > 1:
+            with torch.no_grad():
+                self._recall(model, whole, model(whole.rows, read=self._reader_of(whole)))
+        judged = whole.part(step % parts, parts)
+        logp, experts = model(judged.rows, read=with_balance(self._reader_of(judged), 1 / n))  # (tokens,)
         seen = logp.detach()
-        if drawn:
-            judged.metrics["logp_gap"] = mean_of((seen - judged.logp).abs().max(), 1)
-            judged.logp = seen
-            judged.start = self._start(model, judged.rows, reader) if self._cfg.kl else None
+        if drawn and parts == 1:
+            self._recall(model, whole, seen)
         loss, metrics = self.loss(logp, judged)
         unsure = -(seen / judged.lengths[judged.answer]).sum() / n
         told = {name: pair.to(seen.device) for name, pair in (judged.metrics | metrics).items()}
         return experts.beside(LossSums(loss / n, unsure, metrics=told))
+
+    def _reader_of(self, judged: Judged) -> Reader:
+        assert judged.rows.labels is not None
+        n_labels = judged.rows.n_labels(judged.rows.labels)
+        return label_likelihoods(judged.rows.labels, n=n_labels, temperature=self._cfg.temperature)
+
+    def _recall(self, model: LM, judged: Judged, logp: Tensor) -> None:
+        """Notes log p of answers just drawn.  logp: (tokens,) under the model that has drawn them."""
+        judged.metrics["logp_gap"] = mean_of((logp - judged.logp).abs().max(), 1)
+        judged.logp = logp
+        judged.start = self._start(model, judged.rows, self._reader_of(judged)) if self._cfg.kl else None
 
     @abstractmethod
     def loss(self, logp: Tensor, judged: Judged) -> tuple[Tensor, dict[str, Tensor]]:
@@ -216,7 +173,7 @@ class GRPO(Policy[GRPOConfig]):
         ratio, most = moved.exp(), cfg.clip if cfg.clip_high is None else cfg.clip_high
         free, clipped = ratio * gain, ratio.clamp(1 - cfg.clip, 1 + most) * gain
         each = -torch.minimum(free, clipped)
-        if cfg.updates > 1:
+        if cfg.updates_of_rows() > 1:
             for side, beyond in {"low": ratio < 1 - cfg.clip, "high": ratio > 1 + most}.items():
                 metrics[f"frac_clipped_{side}"] = mean_of((beyond & (clipped < free)).sum().to(logp.dtype), n)
         if judged.start is not None:

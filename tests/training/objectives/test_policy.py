@@ -106,6 +106,8 @@ def rloo_of_the_paper(cfg: RLOOConfig, now: list[Tensor], before: list[Tensor], 
         (GRPO, GRPOConfig(n_answers=4, updates=2, kl=0.3, temperature=0.7), grpo_of_the_paper),
         (GRPO, GRPOConfig(n_answers=4, updates=2, kl=0.3, clip=0.05, clip_high=0.3, per_token="group"), grpo_of_the_paper),
         (GRPO, GRPOConfig(n_answers=4, updates=2, ratio="answer", clip=0.01, clip_high=0.02, learn_cut=False), grpo_of_the_paper),
+        (GRPO, GRPOConfig(n_answers=4, updates=2, minibatches=3, kl=0.3, temperature=0.7, per_token="group"), grpo_of_the_paper),
+        (GRPO, GRPOConfig(n_answers=4, minibatches=3), grpo_of_the_paper),
         (RLOO, RLOOConfig(n_answers=4, kl=0.3, learn_cut=False), rloo_of_the_paper),
         (RLOO, RLOOConfig(n_answers=4), rloo_of_the_paper),
         (RLOO, RLOOConfig(n_answers=4, kl=0.3, temperature=1.5), rloo_of_the_paper),
@@ -114,11 +116,12 @@ def rloo_of_the_paper(cfg: RLOOConfig, now: list[Tensor], before: list[Tensor], 
 )
 def test_the_gradient_is_that_of_the_paper(kind: type[Policy[Any]], cfg: PolicyConfig, paper: Callable[..., Tensor]) -> None:
     """Seen to fail with a baseline that counts the answer itself, with lengths of other answers, and with the temperature in the forward
-    but not in the gradient. With several updates it is that of the last one, after the weights have moved."""
+    but not in the gradient. With several updates or parts it is that of the last one, after the weights have moved."""
     cfg = cfg.replace(rewards={"length": {"kind": "length", "free": 1, "most": 7}})
     model, start, rollouts = redrawn(config(), 0), redrawn(config(), 1), given_rollouts(cfg)
     sampler, asked = Given(cfg, rollouts), Batch(*torch.zeros(2, 3, 1, dtype=torch.int64))
     objective, drawn = kind(cfg, sampler, Start(lambda: start), 0, 0), [logp(model, one, cfg.temperature).detach() for one in rollouts]
+    parts = cfg.parts_of_rows()
     for step in range(cfg.updates_of_rows() - 1):
         objective(model, asked, step, 0)
         with torch.no_grad():
@@ -130,7 +133,8 @@ def test_the_gradient_is_that_of_the_paper(kind: type[Policy[Any]], cfg: PolicyC
     r = torch.tensor([one["length"] for one in scores(cfg.rewards, answers)], dtype=torch.float64).view(3, 4)
     now, before = ([logp(each, one, cfg.temperature) for one in rollouts] for each in (model, start))
     groups = [slice(4 * i, 4 * i + 4) for i in range(3)]
-    total = sum(paper(cfg, now[at], [one.detach() for one in before[at]], r[i], drawn[at]) for i, at in enumerate(groups))
+    each = [paper(cfg, now[at], [one.detach() for one in before[at]], r[i], drawn[at]) for i, at in enumerate(groups)]
+    total = parts * sum(each[parts - 1 :: parts])
     for mine, wanted in zip(found, torch.autograd.grad(total, [*model.parameters()]), strict=True):
         torch.testing.assert_close(mine, wanted, rtol=0.0, atol=2e-5 * wanted.abs().max().item() + 1e-7)
     assert sums.metrics["reward"].tolist() == pytest.approx([r.sum().item(), 12])
@@ -219,8 +223,8 @@ def test_log_p_of_the_sampler_is_that_of_the_training(
     assert {"reward_regex", "reward_length", "ended", "answer_tokens"} < lines[0].keys()
 
 
-KL, AGAIN = "objective.kl=0.1", "objective.updates=3"
-in_one_turn_and_in_several = pytest.mark.parametrize("how", [KL, RETRY, AGAIN], ids=["one", "several", "again"])
+KL, AGAIN, PARTS = "objective.kl=0.1", "objective.updates=3", "objective.minibatches=2"
+in_one_turn_and_in_several = pytest.mark.parametrize("how", [KL, RETRY, AGAIN, PARTS], ids=["one", "several", "again", "parts"])
 
 
 @pytest.mark.slow
@@ -368,6 +372,7 @@ def test_lm_eval_tells_the_reward_of_the_last_validation(policy: Callable[..., T
         ),
         (("objective=grpo", "model.embed.noise=5.0"), r"model\.embed\.noise=5\.0 makes .* Set model\.embed\.noise=0"),
         (("objective=grpo", AGAIN, "numerics.rollbacks=1"), "numerics.rollbacks leaves out the rows of a few steps, and objective.updates"),
+        (("objective=grpo", "objective.minibatches=3"), r"objective\.minibatches=3 is no divisor of trainer\.micro_batch=\d, the prompts"),
         (("objective=grpo", "strategy=zero3", "launch.devices=2"), "strategy=zero3: objective=grpo draws .* Use strategy=fsdp"),
         (("objective=grpo", "objective.max_tokens=60"), "leave no room for objective.max_tokens=60 in a row"),
     ],
@@ -405,7 +410,7 @@ def test_a_reward_of_ones_own_is_a_plugin_and_one_that_breaks_ends_the_run(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "how"), [("ddp", KL), ("fsdp", KL), ("zero1", KL), ("ddp", RETRY), ("fsdp", AGAIN)])
+@pytest.mark.parametrize(("strategy", "how"), [("ddp", KL), ("fsdp", KL), ("zero1", KL), ("ddp", RETRY), ("fsdp", AGAIN), ("fsdp", PARTS)])
 def test_two_ranks_draw_and_learn_what_one_does(
     policy: Callable[..., TrainConfig], launch: Launch, tmp_path: Path, strategy: str, how: str
 ) -> None:

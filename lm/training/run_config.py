@@ -53,7 +53,8 @@ class CheckpointConfig(Config):
     keep_last: int = Field(2, gt=0)
     """Checkpoints kept."""
     keep_steps: list[Annotated[int, Field(ge=0)]] = []
-    """Steps that are saved and kept beside those, such as where a run of another length is to branch off; 0: before the first."""
+    """Steps that are saved and kept beside those, such as where a run of another length is to branch off; 0: before the first,
+    50%: in the middle."""
     best: bool = False
     """Hand on the model of the best validation (val_loss, val_pair_loss, val_answer_loss or val_reward), whose checkpoint is kept too, not
     the last one."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from lm import plugins, printing
 from lm.cli.compose.choices import Choices
-from lm.cli.compose.lengths import WARMUP, WHOLE, beginning, in_steps, spelled
+from lm.cli.compose.lengths import WARMUP, WHOLE, beginning, in_steps, placed, spelled
 from lm.cli.listing import known
 from lm.errors import ConfigError, LmError
 from lm.schema import C, Tree, entry_type, flatten, from_tree, kind_from_key, nest, variants
@@ -67,7 +67,7 @@ class Composition:
 
     def part(self, cls: type[C], **sections: Tree) -> C:
         """Returns a validated `cls`, made of the composed sections that it has as fields; `sections` replace composed ones."""
-        tree = merged([*self.layers, Layer(_COUNTED, "", beginning(spelled(self.tree)))]) | sections
+        tree = merged([*self.layers, Layer(_COUNTED, "", beginning(self.tree))]) | sections
         return self._checked(cls, {key: tree[key] for key in cls.model_fields if key in tree})
 
     def tell(self) -> None:
@@ -93,9 +93,10 @@ class Composition:
         """Adds lengths that are no steps, such as 3epochs, in steps."""
         if not (lengths := spelled(self.tree)):
             return
-        cfg = replace(self, layers=[*self.layers, Layer(_COUNTED, "", beginning(lengths))]).config()
+        tree = self.tree
+        cfg = replace(self, layers=[*self.layers, Layer(_COUNTED, "", beginning(tree))]).config()
         steps, notes = in_steps(cfg, lengths)
-        self.layers.append(Layer(_COUNTED, ", ".join(f"{key}={each.text}" for key, each in lengths.items()), steps))
+        self.layers.append(Layer(_COUNTED, ", ".join(f"{key}={each.text}" for key, each in lengths.items()), placed(tree, steps)))
         if (short := shorter_warmup(self.layers)) is not None:
             self.layers.append(short)
             notes.append(short.told())

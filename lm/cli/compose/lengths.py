@@ -1,10 +1,11 @@
 """Lengths that are not spelled in steps, such as `trainer.max_steps=3epochs`, counted in steps where a config is made."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from lm.cli.compose.keys import at
 from lm.errors import ConfigError
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 WHOLE, WARMUP = "trainer.max_steps", "schedule.warmup_steps"
 _KEYS = (WHOLE, WARMUP, "trainer.val_every", "trainer.log_every", "checkpoint.every")
+_LISTS = {"checkpoint.keep_steps": None, "data.phases": "until_step"}
+"""Lists of lengths, or of parts that have one by this key."""
 _SIZES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12}
 _SPELLED = re.compile(rf"(\d+(?:\.\d+)?(?:e\d\d?)?) ?(?:(%)|([{''.join(_SIZES)}]?) ?(?:(token)|(row))s?|epochs?)")
 
@@ -31,16 +34,39 @@ class Length:
 
 def spelled(tree: Tree) -> dict[str, Length]:
     """Returns the lengths that are texts, by dotted key, the whole run's first. Raises ConfigError for one that cannot be read."""
-    found = {}
-    for key in _KEYS:
-        if isinstance(value := at(tree, key.split(".")), str):
-            found[key] = _read(key, value)
+    return {key: _read(key, value) for key, value in _places(tree) if isinstance(value, str)}
+
+
+def beginning(tree: Tree) -> dict[str, Any]:
+    """Returns values for the keys of these lengths with which a config is valid before they are counted."""
+    keys = spelled(tree)
+    lists = {key.partition("[")[0] for key in keys if "[" in key}
+    rising = {key: i for i, (key, _) in enumerate(_places(tree), 1 - len(_KEYS)) if key.partition("[")[0] in lists}
+    return placed(tree, {key: {WHOLE: 1 << 40, WARMUP: 0}.get(key, 1) for key in keys} | rising)
+
+
+def placed(tree: Tree, steps: dict[str, int]) -> dict[str, Any]:
+    """Returns these steps as values of a layer, in which those of a list's entries stand in the list."""
+    found: dict[str, Any] = {key: n for key, n in steps.items() if key in _KEYS}
+    for name, part in _LISTS.items():
+        own = {int(key.partition("[")[2].partition("]")[0]): n for key, n in steps.items() if key.startswith(f"{name}[")}
+        if own:
+            entries = cast("list[Any]", at(tree, name.split(".")))
+            found[name] = [entry if i not in own else own[i] if part is None else entry | {part: own[i]} for i, entry in enumerate(entries)]
     return found
 
 
-def beginning(lengths: dict[str, Length]) -> dict[str, Any]:
-    """Returns values for these keys with which a config is valid before they are counted."""
-    return {key: {WHOLE: 1 << 40, WARMUP: 0}.get(key, 1) for key in lengths}
+def _places(tree: Tree) -> Iterator[tuple[str, object]]:
+    """Yields key and value of all that may be lengths; of an entry of a list the key is as data.phases[0].until_step."""
+    for key in _KEYS:
+        yield key, at(tree, key.split("."))
+    for name, part in _LISTS.items():
+        entries = at(tree, name.split("."))
+        for i, entry in enumerate(entries if isinstance(entries, list) else []):
+            if part is None:
+                yield f"{name}[{i}]", entry
+            elif isinstance(entry, dict):
+                yield f"{name}[{i}].{part}", entry.get(part)
 
 
 def in_steps(cfg: "TrainConfig", lengths: dict[str, Length]) -> tuple[dict[str, int], list[str]]:

@@ -36,7 +36,7 @@ class Phase(Config):
     """Other weights for the first steps."""
 
     until_step: int = Field(gt=0)
-    """The step up to which they hold, after the phase before; behind the last phase the sources' own weights hold."""
+    """The step up to which they hold, or a text such as 80%, after the phase before; behind the last the sources' own weights hold."""
     weights: dict[str, Annotated[float, Field(ge=0)]]
     """Weight by name; a source that is not named has none."""
 

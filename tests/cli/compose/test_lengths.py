@@ -124,3 +124,21 @@ def test_the_same_command_finds_its_run_and_more_epochs_go_on(base: list[str], l
     assert code == 0 and "finished already at step 3; nothing to do" in out
     code, out, err = lm(*asked, "trainer.max_steps=2epochs")
     assert code == 0 and "resumes at step 3" in out and "5 steps, 2 epochs" in out
+
+
+SOURCES = "[" + ",".join(f"{{name:{name},data:{{kind:text,files:text.txt}}}}" for name in "ab") + "]"
+
+
+def test_entries_of_lists_are_counted(base: list[str]) -> None:
+    """Also beside steps, in any order, and as shares of a run whose length is counted too."""
+    mixed = [each for each in base if not each.startswith(("data=", "data.files"))] + ["data=mix", f"data.sources={SOURCES}"]
+    phases = "data.phases=[{until_step:2,weights:{a:1}},{until_step:512tokens,weights:{b:1}},{until_step:80%,weights:{a:1}}]"
+    composed = compose([*mixed, phases, "trainer.max_steps=1280tokens", "checkpoint.keep_steps=[50%,1,0]"])
+    cfg = composed.full()
+    assert [phase["until_step"] for phase in cfg["data"]["phases"]] == [2, 4, 8] and cfg["data"]["phases"][1]["weights"] == {"b": 1}
+    assert cfg["trainer"]["max_steps"] == 10 and cfg["checkpoint"]["keep_steps"] == [5, 1, 0]
+    assert "data.phases[2].until_step=8: 80% of the run" in composed.notes
+    with pytest.raises(ConfigError, match=r"^data\.phases\[0\]\.until_step: '50x' does not fit\. Give steps such as 300, or"):
+        compose([*mixed, "data.phases=[{until_step:50x,weights:{a:1}}]"]).full()
+    with pytest.raises(ConfigError, match=r"until_step is 5, 1, and must rise"):
+        compose([*mixed, "trainer.max_steps=10", "data.phases=[{until_step:50%,weights:{a:1}},{until_step:1,weights:{b:1}}]"]).full()

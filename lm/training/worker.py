@@ -17,7 +17,7 @@ from lm.storage.formats import with_todays_keys
 from lm.storage.reading import read_yaml
 from lm.training.config import TrainConfig
 from lm.training.launch import outcome
-from lm.training.launch.ranks import PeerLost, Ranks, is_lost_peer
+from lm.training.launch.ranks import PeerLost, Ranks, has_timed_out, is_lost_peer
 from lm.training.run import train_rank
 
 
@@ -60,7 +60,7 @@ def _train_from_file(args: list[str], command: str | None) -> None:
             raise
         if is_lost_peer(error):
             said = " ".join(str(error).split())[:200]
-            if "imed out" in said:
+            if has_timed_out(error):
                 fault = f"another rank did not answer within launch.timeout_s={cfg.launch.timeout_s} ({said})"
                 raise PeerLost(f"train: {fault}. Look at its machine, and train again to go on from the last checkpoint.") from error
             raise PeerLost(f"train: another rank has ended ({said}). Its own error says why.") from error

@@ -31,16 +31,24 @@ class Checkpoints(RunCallback):
         more = min(most - len(checkpoints(module.run.folder.checkpoints)), to_come + len(cfg.checkpoint.keep_steps))
         module.run.saver.rehearse(module.pieces(), self._meta(module), max(1, more))
 
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        super().on_train_start(trainer, pl_module)
+        self._agree(pl_module)
+
     def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
         super().on_train_epoch_start(trainer, pl_module)
+        self._agree(pl_module)
         if pl_module.step == 0 and 0 in pl_module.cfg.checkpoint.keep_steps:
             self.save(pl_module)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self._agree(pl_module)
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+
+    def _agree(self, module: TrainModule) -> None:
         """Ranks agree on whether a callback of one of them ends the run: it would save alone, and the others wait for it."""
         if self._others:
-            trainer.should_stop = bool(*pl_module.run.ranks.most(trainer.should_stop))
-        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+            module.trainer.should_stop = bool(*module.run.ranks.most(module.trainer.should_stop))
 
     def look_at_parent(self, module: TrainModule) -> None:
         if module.run.counters.best_step == module.step:

@@ -2,7 +2,8 @@
 
 import socket
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from lm.errors import ResourceError
 from lm.schema import Tree
 from lm.storage.atomic import atomic_folder, beside, disk_errors, require_space
 from lm.storage.checkpoint import WEIGHTS, Piece, bytes_of, prune, read_meta, require_finite, step_folder, step_of, write_meta, write_pieces
-from lm.training.launch.ranks import Ranks
+from lm.training.launch.ranks import PeerLost, Ranks
 from lm.training.run_config import CheckpointConfig
 
 _PATIENCE_S = 60.0  # for a save that other ranks take part in
@@ -112,20 +113,34 @@ class Saver:
         if ranks.first:
             with atomic_folder(path, int(needed)) as temporary:
                 ranks.from_first(lambda: temporary)
-                write_pieces(temporary, pieces)
-                write_meta(temporary, meta)
-                self._save_tokenizer(temporary)
-                ranks.barrier()  # all have written
+                with self._until_all():
+                    write_pieces(temporary, pieces)
+                    write_meta(temporary, meta)
+                    self._save_tokenizer(temporary)
             with disk_errors(self._folder):
                 best = meta.get("counters", {}).get("best_step")
                 due = _with_best(step_folder(self._folder, step - step % self._cfg.every)) if self._keep_due else []
                 prune(self._folder, path, self._cfg.keep_last, [*self._cfg.keep_steps, best, *due])
         else:
             temporary = ranks.from_first(Path)  # the folder that the first rank has made
-            with disk_errors(path):
+            with disk_errors(path), self._until_all():
                 write_pieces(temporary, pieces, ranks.rank)
-            ranks.barrier()
         ranks.barrier()  # it is a checkpoint
+
+    @contextmanager
+    def _until_all(self) -> Iterator[None]:
+        """Ends when all ranks have written or failed: the first one, where it fails, removes the folder in which the others write. Raises
+        this rank's own error, else PeerLost where another one has failed."""
+        fault: Exception | None = None
+        try:
+            yield
+        except Exception as error:
+            fault = error
+        (failed,) = self._ranks.total(fault is not None)
+        if fault is not None:
+            raise fault
+        if failed:
+            raise PeerLost("save: another rank could not write its part of the checkpoint. Its own error says why.")
 
 
 def _with_best(checkpoint: Path) -> list[int]:

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from lm.errors import Interrupted, LmError, ResourceError
+from lm.errors import ConfigError, Interrupted, LmError, ResourceError
 from lm.printing import note, say
 from lm.progress import quiet
 from lm.storage.run_folder import RunFolder
@@ -30,6 +30,9 @@ _ABANDON_S = 10.0  # after a rank fails, the others get this long to end
 def launch(cfg: TrainConfig, command: str | None = None) -> None:
     """Trains with the ranks of `cfg.launch` on this machine. Raises the first failing rank's error; Interrupted after a signal, when
     everything is saved."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # each of torchrun's processes would start all ranks
+        how = "Leave torchrun out, or give it -m lm.training.worker and the run's config.yaml"
+        raise ConfigError(f"launch: torchrun has started this process, and lm train starts its ranks itself. {how}.")
     if cfg.launch.rendezvous is not None:
         require_place(cfg.launch.rendezvous)
     if cfg.launch.nodes > 1:

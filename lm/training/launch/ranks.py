@@ -142,8 +142,14 @@ def row_sharding_of(launch: LaunchConfig) -> ShardedRows | None:
 
 def is_lost_peer(error: BaseException) -> bool:
     """Whether an error is one that gloo or NCCL raises when another rank's process is gone."""
-    words = ("onnection closed", "onnection reset", "onnection refused", "Broken pipe", "remote process exited", "imed out", "Socket")
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    words = ("onnection closed", "onnection reset", "onnection refused", "Broken pipe", "remote process exited", "Socket")
+    return isinstance(error, RuntimeError) and (has_timed_out(error) or any(word in str(error) for word in words))
+
+
+def has_timed_out(error: BaseException) -> bool:
+    """Whether an error is one that gloo or NCCL raises where another rank has not answered. Of several exchanges that wait for it gloo
+    tells only one that it has timed out, and the others of the timeout that closed their pair."""
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in ("imed out", "timeout caused pair closure"))
 
 
 def device_kind(device: str, devices: int) -> str:

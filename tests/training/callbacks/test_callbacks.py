@@ -111,21 +111,22 @@ class StopsConfig(CallbackConfig):
         return Stops()
 
 class Stops(Callback):
-    def on_train_batch_end(self, trainer, module, *args):
-        trainer.should_stop = module.global_rank == 1 and module.step == 5
+    def HOOK(self, trainer, module, *args):
+        trainer.should_stop = module.global_rank == 1 and module.step == STEP
 """
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("hook", "step"), [("on_train_batch_end", 5), ("on_train_start", 0), ("on_train_epoch_start", 0)])
 def test_a_callback_that_ends_the_run_on_one_rank_ends_it_on_all(
-    lm_process: Callable[..., Process], tiny: list[str], tmp_path: Path
+    hook: str, step: int, lm_process: Callable[..., Process], tiny: list[str], tmp_path: Path
 ) -> None:
     """Seen to wait for each other until launch.timeout_s: the one rank validated, and the other trained."""
-    (tmp_path / "stopping.py").write_text(STOPPING)
+    (tmp_path / "stopping.py").write_text(STOPPING.replace("HOOK", hook).replace("STEP", str(step)))
     given = ["plugins=stopping.py", "+callbacks.stops={}", "optim=adamw", "launch.timeout_s=30"]
     done = lm_process("train", *tiny, *given, *ranks("ddp"))
     assert done.wait() == 0, done.stderr
-    assert checkpoints(tmp_path / "run" / "checkpoints")[0].name == "step-00000005"
+    assert checkpoints(tmp_path / "run" / "checkpoints")[0].name == f"step-{step:08}"
 
 
 @pytest.mark.slow

@@ -1,10 +1,14 @@
 """Saving behind the step loop: the same checkpoints, later; and the loop is not told too late that one has failed."""
 
+import errno
 import os
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +20,7 @@ from lm.storage.atomic import verify
 from lm.storage.checkpoint import CheckpointReader, Piece, checkpoints, step_folder
 from lm.training.callbacks import saving
 from lm.training.callbacks.saving import Saver
-from lm.training.launch.ranks import Ranks
+from lm.training.launch.ranks import PeerLost, Ranks
 from lm.training.run import train_rank
 from lm.training.run_config import CheckpointConfig
 from tests.server import Process
@@ -118,3 +122,55 @@ def test_ranks_save_in_the_background_together(configure: Configure, launch: Lau
     assert (tmp_path / "run/model/model.safetensors").read_bytes() == (tmp_path / "whole/model/model.safetensors").read_bytes()
     for path in checkpoints(tmp_path / "run" / "checkpoints"):
         verify(path)
+
+
+@dataclass(frozen=True)
+class Threads(Ranks):
+    """Two ranks in threads of one process."""
+
+    world: int = 2
+    meeting: Any = None
+    board: dict[Any, Any] = field(default_factory=dict)
+
+    def total(self, *values: float) -> list[float]:
+        self.board[self.rank] = values
+        self.meeting.wait()
+        found = [sum(each) for each in zip(self.board[0], self.board[1], strict=True)]
+        self.meeting.wait()
+        return found
+
+    def from_first(self, find: Callable[[], Any]) -> Any:
+        if self.first:
+            self.board["first"] = find()
+        self.meeting.wait()
+        return self.board["first"]
+
+
+@pytest.mark.parametrize("full", [0, 1])
+def test_a_rank_whose_disk_is_full_tells_so_and_the_other_only_that_it_is_lost(
+    full: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen, where rank 0 had failed: rank 1 said that there is no such folder, which rank 0 had removed, and either was told."""
+    own, meeting, board = saving.write_pieces, threading.Barrier(2, timeout=20), dict[Any, Any]()
+
+    def write(folder: Path, pieces: list[Piece], rank: int = 0) -> None:
+        if rank == full:
+            raise OSError(errno.ENOSPC, "no space")
+        time.sleep(0.2)
+        own(folder, pieces, rank)
+
+    def save(rank: int) -> BaseException | None:
+        weights = [Piece("w", "weight", (8,), (4 * rank,), torch.ones(4))]
+        try:
+            ranks = Threads(rank=rank, meeting=meeting, board=board)
+            Saver(tmp_path, CheckpointConfig(), ranks, lambda folder: None).save(1, weights, {"step": 1})
+        except Exception as error:
+            return error
+        return None
+
+    monkeypatch.setattr(saving, "write_pieces", write)
+    with ThreadPoolExecutor(2) as pool:
+        errors = list(pool.map(save, range(2)))
+    assert isinstance(errors[full], ResourceError) and "no space left" in str(errors[full])
+    assert isinstance(errors[1 - full], PeerLost)
+    assert list(tmp_path.iterdir()) == []

@@ -3,6 +3,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from lm.errors import ConfigError
+from lm.training import worker
+from lm.training.launch.start import train
 from lm.training.run import train_rank
 from lm.training.worker import main
 from tests.runs import older
@@ -38,3 +41,25 @@ def test_another_number_of_ranks_than_the_config_has_is_refused(
     assert main([str(tmp_path / "two.yaml")]) == 2
     assert f"launch: {world} ranks were started, and the config has nodes=1 x devices=2" in capsys.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "run").exists()
+
+
+def test_torchrun_is_left_to_the_worker(configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen to start all ranks in each of torchrun's processes, which were then told that the run is in use by another of them."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    with pytest.raises(ConfigError, match="torchrun has started this process, and lm train starts its ranks itself"):
+        train(configure(*ranks("ddp")))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_timeout_is_told_however_gloo_says_it(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Seen, where ranks waited in several exchanges: 'internal error ... report it', in place of the rank that was silent."""
+
+    def wait(*args: object) -> None:
+        raise RuntimeError("Application timeout caused pair closure")
+
+    monkeypatch.setattr(worker, "train_rank", wait)
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump(configure().tree()))
+    assert main([str(tmp_path / "one.yaml")]) == 1
+    assert "another rank did not answer within launch.timeout_s=" in capsys.readouterr().err.splitlines()[-1]

@@ -38,6 +38,8 @@ def nest(leaves: Tree) -> Tree:
             if not isinstance(section.get(key), dict):  # not there yet, or null
                 section[key] = {}
             section = section[key]
+        if value == {}:  # an empty section of a file changes nothing of what is there
+            value = section[last] if isinstance(section.get(last), dict) else {}  # never the file's own, which is kept
         section[last] = value
     return tree
 

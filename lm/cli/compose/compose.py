@@ -220,6 +220,8 @@ def apply(item: Given, layers: list[Layer], spoken: Layer) -> None:
     require_section(item.key, field, value, item.raw)
     for path in leaves:
         check_key(path, tree)
+    if value == {}:  # here it empties what files have there
+        _forget(item.key, layers)
     spoken.values |= leaves
 
 

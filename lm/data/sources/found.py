@@ -36,6 +36,8 @@ def find_files(given: str | list[str], key: str) -> list[Path]:
         only_named, others = _unread(patterns)
         told = f" but {counted(len(only_named), '.json file')}, read only where named, as {key}={only_named[0]}" if only_named else ""
         told = told or (f" but {counted(len(others), 'file')} of other kinds ({_first(others)})" if others else "")
+        linked = _linked(patterns, [])
+        told = told or (f" but {counted(len(linked), 'linked folder')}, read only where named, as {key}={linked[0]}" if linked else "")
         raise ConfigError(f"{key}: {given} holds no file to read{told}. Give files ending in {_endings(but='.json')}.")
     return sorted(found.values())
 
@@ -49,6 +51,8 @@ def left_out(given: str | list[str], key: str, read: Sequence[Path]) -> list[str
         found.append(f"{key}: {counted(len(only_named), '.json file')} left out ({_first(only_named)}); name what is to be read.")
     if others:
         found.append(f"{key}: {counted(len(others), 'file')} of other kinds left out ({_first(others)}); convert what is to be read.")
+    if linked := _linked([given] if isinstance(given, str) else given, read):
+        found.append(f"{key}: {counted(len(linked), 'linked folder')} left out ({_first(linked)}); name what is to be read.")
     return found
 
 
@@ -86,6 +90,15 @@ def _unread(patterns: Sequence[str]) -> tuple[list[Path], list[Path]]:
     found = sorted({path for folder in folders for path in _below(folder) if not _is_read(path)})
     others = [path for path in found if not _is_known(path) and path.suffix.lower() in (*_TABLES, *_PAPERS, *_ARCHIVES)]
     return [path for path in found if _is_known(path) and kind_of(path) == ".json"], others
+
+
+def _linked(patterns: Sequence[str], read: Sequence[Path]) -> list[Path]:
+    """Returns the links to folders in these folders that hold files which are not read.  read: those that are."""
+    folders = [path for pattern in patterns for path in _named(pattern) if path.is_dir()]
+    below = {Path(at, name) for folder in folders for at, names, _ in os.walk(folder) for name in names if not name.startswith(".")}
+    known = {os.path.realpath(path) for path in read}
+    holds = {path: {os.path.realpath(file) for file in _below(path) if _is_read(file)} for path in sorted(below) if path.is_symlink()}
+    return [path for path, files in holds.items() if files - known]
 
 
 def _first(paths: Sequence[Path]) -> str:

@@ -188,3 +188,10 @@ def test_an_option_of_ones_own_inherits_from_another_of_its_group(own: Path, lm:
     assert "activation: gelu\n" in out and "gated: true" in out and "bias: true" in out
     said = lm("explain", "--config-dir", str(own), "model=nano", "model/ffn=biased", "model.ffn.activation")[1]
     assert "conf/model/ffn/geglu.yaml" in said
+
+
+def test_an_empty_section_of_a_recipe_changes_nothing(own: Path, lm: Lm) -> None:
+    (own / "recipes/empty.yaml").write_text("# @package _global_\ntokenizer: {}\noptim: {}\ntrainer: {max_steps: 7}\n")
+    code, out, err = lm("train", "--config-dir", str(own), "recipes=empty", "tokenizer.vocab_size=999", "optim.lr=0.5", "--cfg", "job")
+    assert code == 0, err
+    assert "vocab_size: 999" in out and "lr: 0.5" in out

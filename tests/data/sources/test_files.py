@@ -273,6 +273,22 @@ def test_files_of_a_folder_that_look_like_data_and_are_not_read_are_told(tmp_pat
         find_files(given, "data.files")
 
 
+def test_a_linked_folder_in_a_folder_is_told_unless_its_files_are_read(tmp_path: Path) -> None:
+    """Seen to fail: a folder of links to shards on other disks was read without them, and nothing said so."""
+    data, shards = tmp_path / "data", tmp_path / "shards"
+    write(shards / "b.jsonl", '{"text": "b"}\n')
+    data.mkdir()
+    for name, target in (("more", shards), ("round", data), ("empty", tmp_path / "nothing")):
+        target.mkdir(exist_ok=True)
+        (data / name).symlink_to(target, target_is_directory=True)
+    with pytest.raises(ConfigError, match=r"holds no file to read but 1 linked folder, read only where named, as data.files=.*more\. Give"):
+        find_files(str(data), "data.files")
+    write(data / "a.jsonl", '{"text": "a"}\n')
+    told = TextSource(TextConfig(files=str(data)), tmp_path).remarks
+    assert told == [f"data.files: 1 linked folder left out ({data / 'more'}); name what is to be read."]
+    assert TextSource(TextConfig(files=[str(data), str(data / "more")]), tmp_path).remarks == []
+
+
 def test_what_is_left_out_is_not_looked_up_in_a_list(tmp_path: Path) -> None:
     """Seen to fail: 50,000 texts beside as many pages took minutes, as each page was compared with each text."""
 

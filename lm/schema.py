@@ -38,9 +38,8 @@ def nest(leaves: Tree) -> Tree:
             if not isinstance(section.get(key), dict):  # not there yet, or null
                 section[key] = {}
             section = section[key]
-        if value == {}:  # an empty section of a file changes nothing of what is there
-            value = section[last] if isinstance(section.get(last), dict) else {}  # never the file's own, which is kept
-        section[last] = value
+        if value != {} or not isinstance(section.get(last), dict):  # an empty section changes nothing, and becomes a new one, filled here
+            section[last] = value or {} if isinstance(value, dict) else value
     return tree
 
 
@@ -266,9 +265,8 @@ def _path(cls: type[Config], tree: Tree, loc: Iterable[str | int]) -> list[str]:
 def _by_group(options: dict[str, type[Config]]) -> str:
     """Where the slot has a folder in conf/, its options have other names than kinds: swiglu is a kind=mlp."""
     group = next((kind.group for kind in options.values() if issubclass(kind, Slot)), None)
-    if group is None:
-        return ""
-    return f" What {group}=NAME chooses in a shell is lm.config(overrides=['{group}=NAME']).{group.replace('/', '.')}."
+    shell, python = f"{group}=NAME", f"lm.config(overrides=['{group}=NAME']).{str(group).replace('/', '.')}"
+    return f" What {shell} chooses in a shell is {python}." if group is not None else ""
 
 
 def _explain(cls: type[Config], tree: Tree, problem: dict[str, Any]) -> str:

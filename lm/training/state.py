@@ -212,7 +212,8 @@ class RunState:
     def consumed(self, step: int) -> Tree:
         """Returns how much of each source of a mixture the first `step` steps have read, as metrics."""
         data, train = self.cfg.data, self.splits.train
-        return dict(train.consumed(data.sizes.before(-(-(step + self.counters.rows_from) // train.updates)), data.seq_len))
+        rows = data.sizes.before(-(-(step + self.counters.rows_from) // train.updates))
+        return dict(train.consumed(rows, self.cfg.objective.texts * data.seq_len))
 
     def last_checkpoint(self) -> str:
         """Returns the part of an error message that names the last checkpoint."""

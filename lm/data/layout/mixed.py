@@ -190,9 +190,9 @@ class MixedRows(Rows):
         source, row = self.mixture.read(places.start, places.stop)
         return np.asarray(self.offsets[source] + row)
 
-    def consumed(self, n: int, seq_len: int) -> dict[str, float]:
+    def consumed(self, n: int, row_tokens: int) -> dict[str, float]:
         assert self.mixture is not None
         used = dict(zip(self.names, self.mixture.used(n).tolist(), strict=True))
-        tokens = {f"tokens/{name}": count * seq_len for name, count in used.items()}
+        tokens = {f"tokens/{name}": count * row_tokens for name, count in used.items()}
         sizes = np.diff(self.offsets).tolist()
         return tokens | {f"epochs/{name}": round(used[name] / size, 4) for name, size in zip(self.names, sizes, strict=True)}

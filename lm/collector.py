@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 _OF_PYTHON = 1000  # Python 3.12 begins with 375 frozen objects
 _ours = 0  # blocks of nothing_left that are open
+_failed = False  # the last of them ended with an error, whose traceback held what was made in it at its end
 
 
 @contextmanager
@@ -26,15 +27,18 @@ def paused() -> Iterator[None]:
 
 @contextmanager
 def nothing_left() -> Iterator[None]:
-    """Behind the block, no cycle that was made in it is left. What was there before is not looked through for that: with all libraries
-    loaded it takes half a second."""
-    global _ours
+    """Behind the block, no cycle that was made in it is left; where an error ends it, whose traceback holds them, the next block begins
+    with that. What was there before is not looked through otherwise: with all libraries loaded it takes half a second."""
+    global _ours, _failed
     if freezes := not _ours and not _frozen():
-        gc.collect(1)  # what was dropped a moment ago, such as a model, would stay to the end
+        gc.collect(2 if _failed else 1)  # what was dropped a moment ago, such as a model, would stay to the end
         gc.freeze()
-    _ours += freezes
+    _ours, _failed = _ours + freezes, False
     try:
         yield
+    except BaseException:
+        _failed = True
+        raise
     finally:
         gc.collect()
         _ours -= freezes

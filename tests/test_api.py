@@ -5,6 +5,7 @@ import inspect
 import json
 import os
 import re
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 import lm
-from lm.errors import ConfigError
+from lm.errors import ConfigError, ResourceError
 from lm.training.module import TrainModule
 from tests.conftest import Lm, on_linux
 from tests.training.conftest import TINY, settled, write_text
@@ -174,6 +175,34 @@ def test_a_training_leaves_the_process_as_it_was(folder: Path, monkeypatch: pyte
     for name in ("first", "second"):
         lm.train(lm.config(overrides=overrides(folder, f"run.name={name}")))
     assert left() == before and torch.equal(torch.get_rng_state(), state) and os.environ["SLURM_PROCID"] == "3"
+
+
+@pytest.mark.parametrize("error", [ResourceError, RuntimeError, None])
+def test_a_session_that_keeps_an_error_or_a_callback_keeps_no_model(folder: Path, error: type[Exception] | None) -> None:
+    """Of an error that is no sentence the variables stay, for a debugger, up to the next training, if nobody keeps it. Seen to fail: each
+    interrupted run left its model and optimizer on the GPU, beside those of all runs behind it."""
+    from lightning import Callback
+
+    class Watches(Callback):
+        model: Any = None
+
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if self.model is None:
+                self.model = weakref.ref(pl_module.model)
+                if error is not None:
+                    raise error("train: it ends here. Nothing helps.")
+            self.left = self.model() not in (None, pl_module.model)
+
+    callback, kept, name = Watches(), list[Exception](), "none" if error is None else error.__name__
+    try:
+        lm.train(lm.config(overrides=overrides(folder, f"run.name=of-{name}")), [callback])
+    except ResourceError as caught:
+        kept.append(caught)
+    except RuntimeError:
+        pass
+    assert error is RuntimeError or callback.model() is None
+    lm.train(lm.config(overrides=overrides(folder, f"run.name=behind-{name}")), [callback])
+    assert not callback.left
 
 
 def test_a_thread_may_train(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from contextlib import suppress
 
 import pytest
 
@@ -55,3 +56,18 @@ def test_nothing_is_left_of_a_block_nor_held_within_it_of_what_was_dropped_befor
             pass
         assert gc.get_freeze_count() > 0
     assert within() is None and gc.get_freeze_count() == 0
+
+
+def test_what_an_error_left_is_gone_within_the_next_block() -> None:
+    """Seen to fail: it counted as old, and stayed behind all further blocks too."""
+    seen: list[weakref.ref[Node]] = []
+
+    def fail() -> None:
+        node = Node()
+        seen.append(weakref.ref(node))
+        raise KeyError
+
+    with suppress(KeyError), collector.nothing_left():
+        fail()
+    with collector.nothing_left():
+        assert seen[0]() is None

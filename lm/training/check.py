@@ -53,7 +53,7 @@ def _small(cfg: TrainConfig, trial: Path, steps: int) -> TrainConfig:
     """Returns the config of a trial run of 1 or 2 steps; the second trial resumes from the first one's checkpoint. `check` stays on, so
     each step begins with its widest micro-batch."""
     tree = cfg.tree()
-    tree |= {"run": {"dir": str(trial), "name": "run"}, "logger": {"kind": "jsonl"}}
+    tree |= {"run": {"dir": str(trial), "name": "run"}, "logger": {"kind": "jsonl"}, "resume": {}}
     tree["schedule"] |= {"warmup_steps": 0}
     tree["data"] |= {"val_rows": min(cfg.data.val_rows or cfg.trainer.micro_batch, cfg.trainer.micro_batch), "ramp": []}
     tree["trainer"] |= {"max_steps": steps, "log_every": 1, "sample_tokens": min(cfg.trainer.sample_tokens, _SAMPLE_TOKENS)}

@@ -241,10 +241,13 @@ class TrainModule(LightningModule):
         return self.strategy.optimizer(self.model, self.trainer.optimizers[0])
 
     def restore(self, reader: CheckpointReader) -> None:
-        """Loads weights, optimizer state and averages from a checkpoint; setting `step` is left to the caller."""
+        """Loads weights, optimizer state and averages from a checkpoint; setting `step` is left to the caller. With resume.fresh_optimizer
+        the state begins anew at the checkpoint that this process resumes; those that it saves have the new state, for a rollback."""
         load_pieces(self.weights(), reader)
         self.strategy.refresh(self.model)
-        if not self.cfg.resume.fresh_optimizer:
+        if self.cfg.resume.fresh_optimizer and self.reader is not None and reader.folder == self.reader.folder:
+            self.strategy.ready(self.trainer.optimizers[0])
+        else:
             load_pieces(self._state(), reader)
         if self.ema is not None:
             load_pieces(self.ema.pieces(), reader)

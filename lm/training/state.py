@@ -105,16 +105,22 @@ class Clock:
 
     def start(self, step: int) -> None:
         """Starts a lap now, after this many steps."""
-        self._step, self._at = step, time.perf_counter()
+        self._step, self._at, self._told = step, time.perf_counter(), 0.0
 
     def lap(self, step: int, spent: Mapping[str, float]) -> float:
-        """Returns the seconds since the last lap.  spent: of all laps so far, those that went by for something, by name."""
+        """Returns the seconds since the last lap, without those that `passed` has told.  spent: of all laps so far, those that went by for
+        something, by name."""
         now = time.perf_counter()
-        seconds, steps = now - self._at, max(1, step - self._step)
+        seconds, steps, told = now - self._at, max(1, step - self._step), self._told
         self.steps, self.step_s = steps, seconds / steps
         self.spent = {name: (total - self._spent.get(name, 0.0)) / steps for name, total in spent.items()}
-        self._step, self._at, self._spent = step, now, dict(spent)
-        return seconds
+        self._step, self._at, self._spent, self._told = step, now, dict(spent), 0.0
+        return seconds - told
+
+    def passed(self) -> float:
+        """Returns the seconds of the lap so far, without those that it has told before."""
+        before, self._told = self._told, time.perf_counter() - self._at
+        return self._told - before
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -206,7 +212,8 @@ class RunState:
     def consumed(self, step: int) -> Tree:
         """Returns how much of each source of a mixture the first `step` steps have read, as metrics."""
         data, train = self.cfg.data, self.splits.train
-        return dict(train.consumed(data.sizes.before(-(-(step + self.counters.rows_from) // train.updates)), data.seq_len))
+        rows = data.sizes.before(-(-(step + self.counters.rows_from) // train.updates))
+        return dict(train.consumed(rows, self.cfg.objective.texts * data.seq_len))
 
     def last_checkpoint(self) -> str:
         """Returns the part of an error message that names the last checkpoint."""

@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lm.data.kinds import BytesConfig, CausalConfig, TextConfig
+from lm.data.kinds import BytesConfig, CausalConfig, ClassifyConfig, LabelRecord, TextConfig
 from lm.data.layout.mixed import MixedRows
 from lm.data.rows.base import Rows
 from lm.data.rows.build import build_rows
 from lm.data.store.prepare import Prepared, prepare
 from lm.generation.documents import Documents
 from lm.generation.evaluate import Evaluator
-from lm.nn.batch import Batch
+from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import LM
 from tests.nn.models import config, redrawn
 from tests.training.callbacks.test_validation import Share
@@ -99,3 +99,19 @@ def test_a_text_of_few_documents_is_told_by_row_and_a_mixture_by_the_documents_o
     sizes = [rows.store.n_documents for rows in parts.values()]
     unit, found = sums_of(model, MixedRows(parts, data.tokenizer.pad), data)
     assert unit == "documents" and [*found] == sorted([2 * i for i in range(sizes[0])] + [2 * i + 1 for i in range(sizes[1])])
+
+
+def test_texts_of_sources_of_unlike_lengths_each_in_a_row_of_its_own_count_by_themselves(model: LM, tmp_path: Path) -> None:
+    """Seen to fail: rows of 16 and of 48 places, as batches of either source are wide, had no place in one table."""
+    parts, labels = {}, ["no", "yes"]
+    for name, size in {"short": 5, "long": 40}.items():
+        file = tmp_path / f"{name}.jsonl"
+        file.write_text("".join(json.dumps({"text": "x" * size, "label": labels[i % 2]}) + "\n" for i in range(20)))
+        cfg = TextConfig(files=str(file), cache_dir=str(tmp_path / "cache"), record=LabelRecord(), seq_len=64, packing="none")
+        data = prepare(cfg, BytesConfig(), log=lambda line: None)
+        parts[name] = build_rows(ClassifyConfig(labels=labels), cfg, data.train, data.tokenizer, model.cfg)
+    rows = MixedRows(parts, data.tokenizer.pad)
+    found, batch = rows.documents(np.arange(len(rows))), rows.batch(np.arange(len(rows)))
+    assert found is not None and batch.labels is not None and found.shape == batch.labels.shape
+    numbers = [2 * text + which for which, part in enumerate(parts.values()) for text in range(len(part))]
+    assert found[batch.labels.numpy() != IGNORED].tolist() == numbers

@@ -42,6 +42,13 @@ def test_a_check_takes_a_second_step_that_is_worse_than_the_first(configure: Con
     assert any(line.startswith("check: step 2 has loss") for line in said) and said[-1].endswith("the run can start")
 
 
+def test_a_check_of_a_run_that_must_resume_begins_its_trial_from_nothing(configure: Configure) -> None:
+    """Seen to fail: the trial, in a folder of its own, had no checkpoint to resume from."""
+    said: list[str] = []
+    check(configure("resume.mode=must"), train_rank, said.append)
+    assert said[-1].endswith("the run can start")
+
+
 def test_one_machine_alone_tells_and_removes_what_all_have_tried(configure: Configure, tmp_path: Path) -> None:
     """Seen to end as a bug on the machine that came 0.15 s later."""
     said: list[str] = []

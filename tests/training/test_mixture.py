@@ -1,5 +1,6 @@
 """A run on a mixture: killed and resumed it reads the same rows, and says of which source how much."""
 
+import json
 import os
 import signal
 import time
@@ -47,6 +48,18 @@ def test_a_killed_run_on_a_mixture_is_bitwise_the_run_left_alone_and_so_is_what_
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     assert all(line["tokens/a"] + line["tokens/b"] == line["tokens"] == line["step"] * ROWS * SEQ_LEN for line in lines)
     assert lines[-1]["epochs/a"] == 1.0 and lines[-1]["epochs/b"] > 2.0 and "tokens/held" not in lines[-1]
+
+
+def test_sources_of_pairs_have_the_tokens_of_both_texts(tiny: list[str], tmp_path: Path) -> None:
+    """Seen to fail: they had half of the run's tokens together."""
+    for name in "ab":
+        lines = [json.dumps({"prompt": f"{name}{i}", "chosen": "yes", "rejected": "no"}) for i in range(60)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    each = [f"{{name:{name},data:{{kind:text,files:{tmp_path}/{name}.jsonl,record:{{kind:preference}}}}}}" for name in "ab"]
+    own = [arg for arg in tiny if not arg.startswith(("data=", "data.files="))]
+    train_rank(compose_config([*own, "data=mix", f"data.sources=[{','.join(each)}]", "objective=simpo"]))
+    lines = [line for line in read(tmp_path / "run" / "metrics.jsonl") if "loss" in line]
+    assert lines and all(line["tokens/a"] + line["tokens/b"] == line["tokens"] for line in lines)
 
 
 def wait_for(metrics: Path, step: int) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from lm.storage.checkpoint import checkpoints
+from lm.storage.checkpoint import CheckpointReader, checkpoints
+from lm.training.callbacks.bad_steps import Rollback
 from lm.training.callbacks.validation import Validation
 from lm.training.module import TrainModule
 from lm.training.run import train_rank
@@ -94,3 +95,27 @@ def test_a_run_goes_back_to_the_newest_checkpoint_where_that_on_schedule_is_gone
     train_rank(configure(*given, "numerics.rollbacks=1"))
     events = [(line["step"], line["event"]) for line in read(tmp_path / "run" / "metrics.jsonl") if "event" in line]
     assert events == [(9, "rolled back")]
+
+
+@pytest.mark.parametrize("stopped", [6, 8])
+def test_a_rollback_of_a_run_with_a_fresh_optimizer_restores_the_optimizer_too(
+    configure: Configure, stop: Stop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: int
+) -> None:
+    """To the state of the checkpoint where this process has saved it, and anew where it is the one that was resumed. Seen to fail: the
+    state was that of the leap, steps after the weights."""
+    found = list[float]()
+
+    def counted(module: TrainModule) -> float:
+        return next(float(piece.tensor) for piece in module._state() if piece.kind == "step")
+
+    own = Rollback._go_back
+
+    def go_back(self: Rollback, module: TrainModule, reader: CheckpointReader) -> None:
+        own(self, module, reader)
+        found.append(counted(module))
+
+    monkeypatch.setattr(Rollback, "_go_back", go_back)
+    given = ["optim=adamw", "numerics.rollbacks=1", "checkpoint.every=4", "trainer.log_every=1"]
+    stop(configure(*given), stopped)
+    train_rank(configure(*given, "resume.fresh_optimizer=true"))
+    assert found == [8 - stopped]

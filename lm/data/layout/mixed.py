@@ -151,14 +151,14 @@ class MixedRows(Rows):
         return merged(parts, places, self._pad)
 
     def documents(self, ids: Ids) -> Ids | None:
-        """Documents are numbered across the n sources: document d of source i is d * n + i."""
-        source, n, found = np.searchsorted(self.offsets, ids, "right") - 1, len(self._parts), None
-        for which in np.unique(source):
-            of = self._parts[which].documents(ids[source == which] - self.offsets[which])
+        """Documents are numbered across the n sources: document d of source i is d * n + i. The rows are as wide as in `batch`."""
+        source, n = np.searchsorted(self.offsets, ids, "right") - 1, len(self._parts)
+        parts = [(which, self._parts[which].documents(ids[source == which] - self.offsets[which])) for which in np.unique(source)]
+        found = np.full((len(ids), max((of.shape[1] for _, of in parts if of is not None), default=0)), -1)
+        for which, of in parts:
             if of is None:
                 return None
-            found = np.empty((len(ids), of.shape[1]), np.int64) if found is None else found
-            found[source == which] = of * n + which
+            found[source == which, : of.shape[1]] = of * n + which
         return found
 
     def widths(self, ids: Ids) -> Sequence[Ids]:
@@ -190,9 +190,9 @@ class MixedRows(Rows):
         source, row = self.mixture.read(places.start, places.stop)
         return np.asarray(self.offsets[source] + row)
 
-    def consumed(self, n: int, seq_len: int) -> dict[str, float]:
+    def consumed(self, n: int, row_tokens: int) -> dict[str, float]:
         assert self.mixture is not None
         used = dict(zip(self.names, self.mixture.used(n).tolist(), strict=True))
-        tokens = {f"tokens/{name}": count * seq_len for name, count in used.items()}
+        tokens = {f"tokens/{name}": count * row_tokens for name, count in used.items()}
         sizes = np.diff(self.offsets).tolist()
         return tokens | {f"epochs/{name}": round(used[name] / size, 4) for name, size in zip(self.names, sizes, strict=True)}

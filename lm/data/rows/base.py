@@ -83,8 +83,9 @@ class Rows(ABC):
         """Returns (n,) the ids of the rows at n places of a run.  first: only so many rows are read, over and over; None: all."""
         return rows_at(seed, places, len(self), first)
 
-    def consumed(self, n: int, seq_len: int) -> dict[str, float]:
-        """Returns metrics of the first n rows of a run: tokens and epochs of each source of a mixture; {} for a single source."""
+    def consumed(self, n: int, row_tokens: int) -> dict[str, float]:
+        """Returns metrics of the first n rows of a run, each of so many tokens: tokens and epochs of each source of a mixture; {} for a
+        single source."""
         return {}
 
 

@@ -103,6 +103,8 @@ class DenoisingRows(Rows):
         self._denoisers = cfg.denoisers()
         self._seq_len, self._start, self._seed, self._tokenizer = seq_len, start, seed, tokenizer
         raw = min(self._most_raw(denoiser, int(denoiser.mode != "")) for denoiser in self._denoisers)
+        if raw < 2:
+            raise ConfigError(f"data.seq_len={seq_len}: a row has no room for a text of two tokens beside its sentinels. Raise it.")
         needed = max(counts(raw, d.noise_frac, d.mean_span)[1] for d in self._denoisers if d.mean_span is not None)
         if needed > cfg.sentinels:
             raise ConfigError(

@@ -42,9 +42,10 @@ def corrupted(tokens: Ids, mask: Mask, sentinels: Ids) -> tuple[Ids, Ids]:
 
 
 def most_raw(width: int, noise_frac: float, mean_span: float, joined: bool) -> int:
-    """Returns the length of the longest text whose corrupted form fits into `width`.  joined: the form is inputs and targets in one row,
-    without the last token."""
-    return max(length for length in range(2, 2 * width) if _places(*counts(length, noise_frac, mean_span), length, joined) <= width)
+    """Returns the length of the longest text whose corrupted form fits into `width`; 0 where no text does.  joined: the form is inputs and
+    targets in one row, without the last token."""
+    fitting = (length for length in range(2, 2 * width) if _places(*counts(length, noise_frac, mean_span), length, joined) <= width)
+    return max(fitting, default=0)
 
 
 def _places(taken: int, spans: int, length: int, joined: bool) -> int:

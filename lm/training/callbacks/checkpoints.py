@@ -69,6 +69,7 @@ class Checkpoints(RunCallback):
         if step == run.saved_step:
             return
         counters.save_s = statistics.median(self._save_s) if self._save_s else counters.save_s
+        counters.train_s += run.clock.passed()  # the steps since the last line of metrics too: the next process may go on behind them
         with run.clock.paused(), run.journal.console.during("Saving"):
             begun = time.perf_counter()
             run.saver.save(step, module.pieces(), self._meta(module))

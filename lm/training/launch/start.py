@@ -1,12 +1,13 @@
 """The entry point of training: in this process, or in ranks that are started for it."""
 
 import os
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from lm import collector
-from lm.errors import ConfigError, expect
+from lm.errors import ConfigError, LmError, expect
 from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
 
@@ -32,7 +33,7 @@ def train(cfg: TrainConfig, callbacks: Sequence["Callback"] = (), command: str |
     if not cfg.strategy.launched:
         from lm.training import run
 
-        with _as_before(cfg.trainer.device) if command is None else nullcontext():  # the process of a command ends with it
+        with _as_before(cfg.trainer.device, callbacks) if command is None else nullcontext():  # the process of a command ends with it
             run.train_rank(cfg, command, callbacks)
         return folder
     if callbacks:
@@ -45,7 +46,7 @@ def train(cfg: TrainConfig, callbacks: Sequence["Callback"] = (), command: str |
 
 
 @contextmanager
-def _as_before(device: str) -> Iterator[None]:
+def _as_before(device: str, callbacks: Sequence["Callback"]) -> Iterator[None]:
     """Within the block, torch is set as in the process of a command. Behind it, a process that goes on is as it was: with its own settings,
     a scheduler's environment variables, torch's own random numbers, and the memory and open files that the run held: Lightning's parts
     refer to each other, and would hold them until some later collection."""
@@ -58,6 +59,22 @@ def _as_before(device: str) -> Iterator[None]:
     cuda = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # no GPU is woken up to be asked
     try:
         with unset(), collector.nothing_left(), torch.random.fork_rng([0] if kind == "mps" else cuda, device_type=kind):
-            yield
+            try:
+                yield
+            except LmError as error:
+                _let_go(error)
+                raise
+            finally:
+                for callback in callbacks:  # which a session may keep, and to which Lightning gives methods of the module
+                    for name in ("log", "log_dict"):
+                        vars(callback).pop(name, None)
     finally:
         os.environ.update({name: value for name, value in environment.items() if name not in os.environ})
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Clears the variables of all calls that an error has ended. Its sentence says what to do, and it may be kept for as long as a session
+    lasts, as IPython keeps the last one; the model and the optimizer of an interrupted run would stay on the GPU beside the next one's."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

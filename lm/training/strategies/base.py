@@ -42,7 +42,8 @@ class Strategy:
         self.judge = judge
 
     def ready(self, optimizer: Optimizer) -> None:
-        """Called once after the engine is set up, before the first step: from now on there is optimizer state to save and load."""
+        """Called after the engine is set up, before the first step: from now on there is optimizer state to save and load. Called again
+        where this state is to begin anew."""
         begin_state(optimizer)
 
     def clip(self, model: nn.Module, optimizer: Optimizer, limit: float | None) -> None:

@@ -242,6 +242,14 @@ def test_too_few_sentinels_are_refused(make_store: MakeStore) -> None:
         make(SpansConfig(sentinels=3), make_store, None)
 
 
+@pytest.mark.parametrize("start", [None, 256])
+def test_rows_without_room_for_a_text_are_refused(make_store: MakeStore, start: int | None) -> None:
+    """Seen to fail: it ended as a bug of lm's."""
+    tokenizer = BytesConfig().build(extra=SpansConfig().specials())
+    with pytest.raises(ConfigError, match=r"data\.seq_len=2: a row has no room for a text of two tokens"):
+        DenoisingRows(SpansConfig(), make_store([[*range(65, 85)]]), tokenizer, 2, start, 0)
+
+
 @pytest.mark.parametrize(("cfg", "modes"), [(SpansConfig(), ""), (UL2Config(), ",<|R|>,<|S|>,<|X|>")], ids=["spans", "ul2"])
 def test_special_tokens_that_a_tokenizer_lacks_are_told_so_that_adding_them_helps(
     cfg: SpansConfig | UL2Config, modes: str, make_store: MakeStore, byte_tokenizer: Tokenizer

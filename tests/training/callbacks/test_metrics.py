@@ -16,11 +16,14 @@ from lm.data.rows.causal import CausalConfig
 from lm.errors import ConfigError
 from lm.losses.tokens import causal_reader
 from lm.nn.batch import Batch
+from lm.storage.checkpoint import CheckpointReader, checkpoints
 from lm.training.budget import peak_flops
 from lm.training.callbacks.metrics import utilisation
+from lm.training.module import TrainModule
 from lm.training.objectives.base import LOSSES
 from lm.training.run import train_rank
-from tests.training.conftest import Configure, read
+from lm.training.state import Saved
+from tests.training.conftest import Configure, Stop, read
 
 
 def test_peaks_are_found_by_the_names_that_cuda_reports() -> None:
@@ -118,3 +121,21 @@ def test_time_spent_waiting_for_batches_is_told(
     told = capsys.readouterr().out.count("waiting for batches: data.workers=2 may help")
     starved = [line["data_s"] > 0.2 * line["step_s"] for line in lines]
     assert told == any(one and other for one, other in pairwise(starved)) and told >= (waiting_s > 0)
+
+
+def test_steps_between_the_last_line_and_a_stop_count_as_time_spent(
+    configure: Configure, stop: Stop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen to fail: they took none, so that a run stopped twice told five times its speed, and trainer.max_minutes left them out."""
+    own = TrainModule.training_step
+
+    def slow(module: TrainModule, *args: Any) -> torch.Tensor:
+        time.sleep(0.05)
+        return own(module, *args)
+
+    monkeypatch.setattr(TrainModule, "training_step", slow)
+    cfg = configure("trainer.log_every=10", "checkpoint.every=4")
+    stop(cfg, 9)
+    newest = checkpoints(cfg.run.folder / "checkpoints")[0]
+    assert Saved.of(CheckpointReader(newest)).counters.train_s > 9 * 0.05
+    assert 12 * 0.05 < train_rank(cfg)["train_s"] < 12

@@ -84,8 +84,7 @@ class Rows(ABC):
         return rows_at(seed, places, len(self), first)
 
     def consumed(self, n: int, row_tokens: int) -> dict[str, float]:
-        """Returns metrics of the first n rows of a run, each of so many tokens: tokens and epochs of each source of a mixture; {} for a
-        single source."""
+        """Returns metrics of a run's first n rows, of so many tokens each: tokens and epochs of each source of a mixture; {} without one."""
         return {}
 
 

@@ -84,7 +84,7 @@ class Rows(ABC):
         return rows_at(seed, places, len(self), first)
 
     def consumed(self, n: int, row_tokens: int) -> dict[str, float]:
-        """Returns metrics of a run's first n rows, of so many tokens each: tokens and epochs of each source of a mixture; {} without one."""
+        """Returns metrics of a run's first n rows, of so many tokens each: tokens and epochs of each source of a mixture; else {}."""
         return {}
 
 

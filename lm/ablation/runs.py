@@ -106,6 +106,13 @@ class _Diverged(Config):
     config: str
 
 
+class _Failed(Config):
+    """What is noted of a run that has failed, and would be tried again.  config: as in `_Diverged`."""
+
+    config: str
+    why: str
+
+
 class Runs(ABC):
     """Runs in a folder, with their results.  threads: of each run."""
 
@@ -152,6 +159,18 @@ class Runs(ABC):
     def note_diverged(self, job: Job) -> None:
         """Records that a run's loss or weights became non-finite."""
         replace_file(self.file(job, "diverged.json"), json.dumps(_Diverged(config=_config_hash(job)).tree()))
+
+    def note_failed(self, job: Job, why: str) -> None:
+        """Records the last line of a run that broke."""
+        replace_file(self.file(job, "failed.json"), json.dumps(_Failed(config=_config_hash(job), why=why).tree()))
+
+    def why_failed(self, job: Job) -> str | None:
+        """Returns why a run broke that has not ended since; None where it has ended, or none is known to have broken."""
+        path = self.file(job, "failed.json")
+        if not os.path.lexists(path) or self.result(job) is not None:
+            return None
+        noted = checked(_Failed, read_json(path), path)
+        return noted.why if noted.config == _config_hash(job) else None
 
     def _has_diverged(self, job: Job) -> bool:
         path = self.file(job, "diverged.json")

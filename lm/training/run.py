@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
 _ENDLESS = 1 << 40  # upper bound on the loader's steps; a callback ends the run
 _MOST_EPOCHS = 16  # Muennighoff et al. 2023, arXiv:2305.16264: repeating the data more often is worth nothing
+_MOST_OF_FIRST = 0.05  # in an average of weights
 
 
 def train_rank(cfg: TrainConfig, command: str | None = None, callbacks: Sequence["Callback"] = ()) -> Tree:
@@ -235,15 +236,22 @@ def _describe(module: "TrainModule", rows: str) -> None:
         f" {run.data.n_tokens('train'):,} train and {run.data.n_tokens('val'):,} validation tokens, {fewer}{cfg.data.global_batch}{texts} x"
         f" {cfg.data.seq_len} tokens a step ({rows}), {counted(run.max_steps, 'step')}, {epochs:.3g} epochs of {counted(n_rows, 'row')}"
     )
+    for remark in _on_length(cfg, run.max_steps, epochs):
+        run.journal.console.say(remark)
     if cfg.init_from is None and (idle := idle_rows(module.model.cfg.vocab_size or 0, run.data.tokenizer.vocab_size)):
         run.journal.console.say(idle)
-    if (end := cfg.data.phases_end()) >= run.max_steps:
-        run.journal.console.say(f"data: the last of its phases ends at step {end:,}, and the run at {run.max_steps:,}, so none follows it")
+
+
+def _on_length(cfg: TrainConfig, max_steps: int, epochs: float) -> Iterator[str]:
+    """Yields what the run is too short or too long for."""
+    if (end := cfg.data.phases_end()) >= max_steps:
+        yield f"data: the last of its phases ends at step {end:,}, and the run at {max_steps:,}, so none follows it"
+    if (first := (cfg.trainer.ema_decay or 0.0) ** max_steps) > _MOST_OF_FIRST:
+        what = f"trainer.ema_decay={cfg.trainer.ema_decay}: in {counted(max_steps, 'step')} the average, which is validated and exported"
+        yield f"{what}, keeps {first:.0%} of the first weights; it is for longer runs, or lower it"
     if epochs > _MOST_EPOCHS and not cfg.trainer.early_stop:
-        run.journal.console.say(
-            f"each row comes {epochs:.0f} times, and a model learns by heart what comes that often: trainer.early_stop=3 ends the run"
-            " where validation stops improving"
-        )
+        often = f"each row comes {epochs:.0f} times, and a model learns by heart what comes that often"
+        yield f"{often}: trainer.early_stop=3 ends the run where validation stops improving"
 
 
 def _finish(module: "TrainModule", command: str | None) -> Tree:

@@ -185,7 +185,11 @@ def test_a_run_that_finds_no_space_ends_the_study_with_its_reason_and_the_same_c
         patch.setenv("LM_FAILPOINT", "manifest:enospc")
         code, _, err = ablate(FFN, "seeds=2")
     assert code == 5 and "4 of 4 runs failed, swiglu-seed-0 first: " in err.splitlines()[-1] and "no space left" in err.splitlines()[-1]
+    assert ablate("report", FFN, "seeds=2")[0] == 0
+    told = (tmp_path / "ffn" / "report.md").read_text()  # seen to say that gelu was not run yet, and nothing else
+    assert "| failed |" in told and "gelu: a run failed: " in told and "no space left" in told
     assert ablate(FFN, "seeds=2")[0] == 0 and verdict(tmp_path)["variants"]["gelu"]["difference"]["mean"] is not None
+    assert "failed" not in (tmp_path / "ffn" / "report.md").read_text()
 
 
 def test_a_metric_that_a_run_lacks_is_told_behind_the_first_with_those_it_has(python: None, ablate: Ablate, tmp_path: Path) -> None:

@@ -97,7 +97,8 @@ def rows(found: Tree) -> dict[str, Row]:
         value = f"{tuning['ended']} of {tuning['runs']} runs" if tuning else "-"
         if tuned:
             value = f"{tuned['value']:.3g}{' (edge)' if tuned['at_edge'] else ''}"
-        said = "not run yet" if told and not row["runs"] else _verdict(told)
+        none = "failed" if row["failed"] else "not run yet"
+        said = none if told and not row["runs"] else _verdict(told)
         table[name] = Row(name, mean, away, p, said, value, percent(row["worth"], told) if found["exchange"] else "")
     return table
 
@@ -145,6 +146,7 @@ def _row(study: Study, name: str, runs: dict[int, float], difference: Difference
         "difference": without_nan(asdict(difference)) if difference is not None else None,
         "text": of_text(study, name, difference) if difference is not None else None,
         "worth": asdict(tokens) if tokens is not None else None,
+        "failed": next(filter(None, map(study.why_failed, [*study.tuning(name), *study.reporting(name)])), None),
     }
 
 
@@ -180,6 +182,8 @@ def _warnings(study: Study, rows: Tree, found: dict[str, Difference], exchange: 
             notes.append(f"{name}: {tuning['ended']} of {tuning['runs']} tuning runs have ended. The same command runs the others.")
         elif len(row["runs"]) < config.seeds and name in going_on:
             notes.append(f"{name}: {len(row['runs'])} of {config.seeds} runs have ended. The same command runs the others.")
+        if row["failed"]:
+            notes.append(f"{name}: a run failed: {row['failed']}")
     for name, difference in found.items():
         if (
             difference.mean is not None

@@ -117,6 +117,8 @@ class FoundVariant(Config):
     """null where the metric is no loss of a test text, or the runs differ in what that consists of."""
     worth: FoundWorth | None = None
     """null unless the baseline ran at other lengths too, more tokens lower its metric, and two seeds or more have all runs."""
+    failed: str | None = None
+    """Why a run of it broke that has not ended since; null where none has."""
 
 
 class Found(Config):

@@ -106,6 +106,8 @@ def _round(study: Runs, left: list[Job], place: Place) -> None:
             result = study.result(job)
             if result is None:
                 failed.append((job, code))
+                if 0 < code < 128:  # else a signal ended it
+                    study.note_failed(job, _reason(study, job, code))
             told = f"failed({code})" if result is None else f"{result:.4f}" if math.isfinite(result) else "diverged"
             ahead = (len(left) - done) * (time.monotonic() - started) / done
             note(f"[{done}/{len(left)}] {job.name}: {told}" + (f", about {duration(ahead)} to go" if done < len(left) else ""))

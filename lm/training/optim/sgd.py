@@ -21,7 +21,7 @@ class SGDConfig(OptimConfig):
     momentum: float = Field(0.0, ge=0, lt=1)
     """Heavy-ball momentum."""
     weight_decay: float = Field(0.0, ge=0)
-    """Decay of matrices and embeddings."""
+    """Decay of matrices and embeddings, added to the gradient, so that the momentum has it too."""
     clip: float | None = Field(None, gt=0)
     """Largest global gradient norm. null: no clipping."""
 

@@ -216,8 +216,8 @@ def test_a_gpu_that_is_left_alone_is_not_warned_of(
 
 def test_an_average_that_is_mostly_the_first_weights_is_told(configure: Configure, capsys: pytest.CaptureFixture[str]) -> None:
     """It is what is exported. Seen: a validation loss of 5.76 beside a training loss of 4.44, and no word."""
-    train_rank(configure("trainer.ema_decay=0.99", "trainer.max_steps=2"))
-    said = "trainer.ema_decay=0.99: in 2 steps the average, which is validated and exported, keeps 98% of the first weights"
+    train_rank(configure("trainer.ema_decay=0.99", "trainer.max_steps=3"))
+    said = "trainer.ema_decay=0.99: in 3 steps the average, which is validated and exported, keeps 97% of the first weights"
     assert said in capsys.readouterr().out
-    train_rank(configure("trainer.ema_decay=0.1", "trainer.max_steps=2", "run.name=other"))
+    train_rank(configure("trainer.ema_decay=0.1", "trainer.max_steps=3", "run.name=other"))
     assert "ema_decay" not in capsys.readouterr().out

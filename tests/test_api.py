@@ -3,6 +3,7 @@
 import gc
 import inspect
 import json
+import logging
 import os
 import re
 import weakref
@@ -210,6 +211,14 @@ def test_a_thread_may_train(folder: Path) -> None:
     with ThreadPoolExecutor() as pool:
         run = pool.submit(lm.train, lm.config(overrides=overrides(folder, "run.name=thread"))).result()
     assert run.summary() is not None
+
+
+def test_a_trainer_of_ones_own_tells_what_it_does_behind_a_training(folder: Path) -> None:
+    """Seen to fail: it was silent."""
+    before = [logging.getLogger(name).level for name in ("lightning.pytorch", "lightning.pytorch.utilities.rank_zero")]
+    lm.train(lm.config(overrides=overrides(folder, "run.name=loud")))
+    assert [logging.getLogger(name).level for name in ("lightning.pytorch", "lightning.pytorch.utilities.rank_zero")] == before
+    assert logging.ERROR not in before
 
 
 def test_objects_cannot_follow_into_other_processes(folder: Path) -> None:

@@ -1,11 +1,12 @@
 """`train_rank(config)`: trains in one run folder, from scratch or from its newest valid checkpoint, until the model folder is written."""
 
+import logging
 import platform
 import signal
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -213,7 +214,11 @@ def _on_device(trainer: TrainerConfig, kind: str) -> Iterator[str]:
 
 @contextmanager
 def _without_usual_warnings() -> Iterator[None]:
-    with warnings.catch_warnings():
+    loggers = [logging.getLogger(f"lightning{name}") for name in ("", ".pytorch", ".fabric", ".pytorch.utilities.rank_zero")]
+    with warnings.catch_warnings(), ExitStack() as levels:
+        for logger in loggers:  # a session's own Trainer tells again what it does
+            levels.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.ERROR)
         warnings.filterwarnings("ignore", module="lightning")
         warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
         warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")  # autograd's thread makes the context at its first product

@@ -1,6 +1,5 @@
 """The Lightning Trainer of a run, with its callbacks."""
 
-import logging
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -75,8 +74,6 @@ def build_trainer(cfg: TrainConfig, accumulation: int, strategy: Any, callbacks:
     for callback in added:
         _require_usable(callback)
     require_apart(added)
-    for name in ("lightning", "lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
-        logging.getLogger(name).setLevel(logging.ERROR)
     if (device := device_kind(cfg.trainer.device, cfg.launch.devices)) == "cpu":
         heap.keep_freed()
     precision = "32-true" if cfg.trainer.precision == "fp32" else cfg.trainer.precision

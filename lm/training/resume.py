@@ -61,6 +61,7 @@ def open_run(folder: RunFolder, cfg: TrainConfig, say: Say) -> Path | None:
     if newest is not None:
         reader = CheckpointReader(newest, verified=True)
         saved = Saved.of(reader)
+        saved.require_patience(cfg.trainer)
         goes_on = not saved.counters.done(saved.step, cfg.trainer)
         config, left_out = _as_of_today(saved.config), saved.counters.rows_from
         _require_same_config(folder, config, cfg, saved.step, newest, reader.meta.get("parent_hash"), goes_on, left_out)

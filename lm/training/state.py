@@ -10,7 +10,7 @@ from pydantic import Field
 
 from lm.data.rows.build import Splits
 from lm.data.store.prepare import Prepared
-from lm.errors import CheckpointError
+from lm.errors import CheckpointError, ConfigError
 from lm.generation.evaluate import EvalRanks
 from lm.schema import Config, Tree
 from lm.storage.checkpoint import META, CheckpointReader, checkpoints, step_folder
@@ -22,6 +22,7 @@ from lm.training.journal import Journal
 from lm.training.launch.ranks import GroupedRanks, Ranks
 from lm.training.launch.signals import Signals
 from lm.training.trainer_config import TrainerConfig
+from lm.units import counted
 
 
 @dataclass
@@ -91,6 +92,14 @@ class Saved(Config):
         if reader.folder.name != step_folder(reader.folder.parent, found.step).name:
             raise CheckpointError(f"{reader.folder / META}: it is of step {found.step}, and its folder of another. Use another checkpoint.")
         return found
+
+    def require_patience(self, trainer: TrainerConfig) -> None:
+        """Raises ConfigError where trainer.early_stop is new, or lower, and would end the run where it stands, without a last test."""
+        before = trainer.replace(early_stop=self.config.get("trainer", {}).get("early_stop"))
+        if self.counters.done(self.step, trainer) and not self.counters.done(self.step, before):
+            worse = self.counters.worse_validations
+            what = f"{counted(worse, 'validation')} in a row brought nothing better, so that the run would end where it stands"
+            raise ConfigError(f"trainer.early_stop={trainer.early_stop}: {what}. Set it to {worse + 1} or more, or leave it as it was.")
 
 
 class Clock:

@@ -100,6 +100,15 @@ def test_early_stopping_counts_on_after_a_resume_and_does_not_train_past_its_end
     assert train_rank(configure(*still, "trainer.early_stop=3"))["steps"] == 16
 
 
+def test_early_stopping_that_a_resume_would_end_by_is_refused(configure: Configure, stop: Stop, tmp_path: Path) -> None:
+    """Seen: a run that had ended at once, without its test and without a word."""
+    still = ["optim=sgd", "optim.lr=1e-30", "trainer.max_steps=12"]
+    stop(configure(*still), 9)
+    with pytest.raises(ConfigError, match=r"^trainer\.early_stop=1: 1 validation in a row brought nothing better.* Set it to 2 or more"):
+        train_rank(configure(*still, "trainer.early_stop=1"))
+    assert train_rank(configure(*still, "trainer.early_stop=2"))["stopped_early"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", [["trainer.ema_decay=0.9"], ["trainer.precision=bf16-true"]], ids=["average", "bf16"])
 @pytest.mark.parametrize("lost", [("model", "summary.json"), ("summary.json",), ("model",)], ids=" and ".join)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from threading import local
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -114,15 +115,32 @@ class Signals:
         os._exit(error.exit_code)
 
 
+_masks = local()  # of the thread that forks: the signals that it kept back before
+
+
+def _ours() -> list[int]:
+    return [number for number in heard() if getattr(signal.getsignal(number), "__func__", None) is Signals._handle]
+
+
+def _before_a_fork() -> None:
+    """Keeps signals back until a fork has its own: one that came at once, as from Process.terminate behind start, was noted there."""
+    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, ours) if (ours := _ours()) else None
+
+
+def _behind_a_fork() -> None:
+    if (before := getattr(_masks, "before", None)) is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _of_a_fork() -> None:
     """Gives a fork of a training process, as multiprocessing makes for a reward, the signals of a process of its own: whoever ends it, as
     Process.terminate and Pool do by SIGTERM, ends it. Else what is meant for the whole job passes it by: the run needs it for its step."""
-    for number in heard():
-        if getattr(signal.getsignal(number), "__func__", None) is Signals._handle:
-            signal.signal(number, signal.SIG_DFL if number in (signal.SIGTERM, AT_ONCE) else signal.SIG_IGN)
+    for number in _ours():
+        signal.signal(number, signal.SIG_DFL if number in (signal.SIGTERM, AT_ONCE) else signal.SIG_IGN)
+    _behind_a_fork()
 
 
-os.register_at_fork(after_in_child=_of_a_fork)
+os.register_at_fork(before=_before_a_fork, after_in_parent=_behind_a_fork, after_in_child=_of_a_fork)
 
 
 def requeue(stopped: Interrupted) -> None:

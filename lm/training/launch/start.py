@@ -66,8 +66,10 @@ def _as_before(device: str, callbacks: Sequence["Callback"]) -> Iterator[None]:
                 raise
             finally:
                 for callback in callbacks:  # which a session may keep, and to which Lightning gives methods of the module
-                    for name in ("log", "log_dict"):
-                        vars(callback).pop(name, None)
+                    own = getattr(callback, "__dict__", None)
+                    if isinstance(own, dict):  # else it is no callback, but a number or a class, and refused as that
+                        for name in ("log", "log_dict"):
+                            own.pop(name, None)
     finally:
         os.environ.update({name: value for name, value in environment.items() if name not in os.environ})
 
@@ -75,6 +77,8 @@ def _as_before(device: str, callbacks: Sequence["Callback"]) -> Iterator[None]:
 def _let_go(error: BaseException | None) -> None:
     """Clears the variables of all calls that an error has ended. Its sentence says what to do, and it may be kept for as long as a session
     lasts, as IPython keeps the last one; the model and the optimizer of an interrupted run would stay on the GPU beside the next one's."""
-    while error is not None:
+    seen = set[int]()
+    while error is not None and id(error) not in seen:  # an error may be its own cause
+        seen.add(id(error))
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__

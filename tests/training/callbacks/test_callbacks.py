@@ -25,6 +25,7 @@ from lm.schema import Tree, from_tree
 from lm.storage.atomic import verify
 from lm.storage.checkpoint import checkpoints
 from lm.training.config import CallbackConfig, MetricConfig, TrainConfig
+from lm.training.launch.start import train
 from lm.training.run import train_rank
 from tests.server import Process
 from tests.training.conftest import Before, Configure, ranks, read, results
@@ -167,6 +168,20 @@ def test_what_is_no_callback_is_refused(configure: Configure, tmp_path: Path) ->
     with pytest.raises(ConfigError, match=r"^callbacks: type was given\. Each is an object of a Callback"):
         train_rank(configure(), callbacks=untyped)
     assert not (tmp_path / "run").exists()
+    for each, kind in ((LambdaCallback, "type"), (5, "int")):  # seen to fail: vars() argument must have __dict__ attribute
+        with pytest.raises(ConfigError, match=rf"^callbacks: {kind} was given\. Each is an object of a Callback"):
+            train(configure(), callbacks=[each])  # type: ignore[list-item]
+
+
+def test_an_error_that_is_its_own_cause_ends_a_training(configure: Configure) -> None:
+    """Seen to hang."""
+
+    def fail(*_: object) -> None:
+        error = ConfigError("mine: it is broken. Mend it.")
+        raise error from error
+
+    with pytest.raises(ConfigError, match="mine: it is broken"):
+        train(configure(), callbacks=[LambdaCallback(on_train_batch_end=fail)])
 
 
 def test_metrics_and_callbacks_of_a_config_take_their_name_as_their_kind(configure: Configure, tmp_path: Path) -> None:

@@ -125,12 +125,12 @@ class TrainSetup(Config):
 
     def tokens(self, steps: int) -> int:
         """Returns how many tokens the model reads in so many steps at the most."""
-        return self.data.sizes.before(steps) * self.objective.texts * self.data.seq_len
+        return self.data.sizes.before(steps) * self.objective.texts * self.data.seq_len // self.objective.parts_of_rows()
 
     @property
     def step_tokens(self) -> int:
         """Tokens that the model reads in a step of data.global_batch rows at the most."""
-        return self.data.global_batch * self.objective.texts * self.data.seq_len
+        return self.data.global_batch * self.objective.texts * self.data.seq_len // self.objective.parts_of_rows()
 
     @property
     def micro_batch(self) -> int:
@@ -214,7 +214,7 @@ class TrainConfig(TrainSetup):
         """Returns the option that is for steps of equally many rows; None where there is none."""
         asked = {
             "trainer.max_minutes": self.trainer.max_minutes, "numerics.rollbacks": self.numerics.rollbacks,
-            "objective.updates": self.objective.updates_of_rows() > 1,
+            "objective.minibatches": self.objective.parts_of_rows() > 1, "objective.updates": self.objective.updates_of_rows() > 1,
         }  # fmt: skip
         return next((key for key, value in asked.items() if value), None)
 
@@ -275,7 +275,8 @@ class TrainConfig(TrainSetup):
         parts, share = self.objective.parts_of_rows(), self.data.global_batch // self.launch.data_parallel
         for key, rows in {"trainer.micro_batch": self.micro_batch, "data.global_batch / ranks": share}.items():
             if rows % parts:
-                raise ValueError(f"objective.minibatches={parts} is no divisor of {key}={rows}, the prompts at a time. Choose one.")
+                what = f"objective.minibatches={parts} does not divide {key}={rows}, the prompts at a time"
+                raise ValueError(f"{what}. Give one that does, or other prompts.")
         if self.checkpoint.best and self.data.test_frac:
             raise ValueError("checkpoint.best: the test is of the last weights, and others are handed on. Drop one.")
         if self.data.ramp and (beside := self._counts_steps()) is not None:

@@ -428,6 +428,17 @@ def test_a_warm_up_that_follows_from_the_length_stays_when_a_run_goes_on(tiny: l
             train_rank(compose_config([*given, f"run.name=short{len(more)}", "trainer.max_steps=50", "schedule.warmup_steps=3"]))
 
 
+def test_what_was_kept_at_a_share_of_a_run_stays_when_it_goes_on(
+    tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Seen to fail: the checkpoint of a quarter of the shorter run was removed without a word."""
+    for steps in (4, 8):
+        asked = [*tiny, "schedule=constant", "schedule.warmup_steps=0", "checkpoint.keep_steps=[25%,3]", "checkpoint.keep_last=1"]
+        train_rank(compose_config([*asked, f"trainer.max_steps={steps}"]))
+    assert [path.name[-2:] for path in checkpoints(tmp_path / "run" / "checkpoints")] == ["08", "03", "01"]
+    assert "checkpoint.keep_steps=[2,3,1]: with those of " in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_run_goes_on_and_is_examined_from_another_folder(
     tiny: list[str], stop: Stop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

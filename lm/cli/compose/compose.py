@@ -37,7 +37,7 @@ def compose_config(overrides: Sequence[str], recipe: str | None = None) -> "Trai
             raise ConfigError(f"config: {recipe!r} is neither a recipe nor a model preset. {hint}")
         overrides = [f"{groups[0]}={recipe}", *overrides]
     composition = compose(overrides)
-    composition.keep_warmup()
+    composition.keep_past()
     found = composition.config()
     composition.tell()
     return found

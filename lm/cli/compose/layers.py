@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from lm import plugins, printing
 from lm.cli.compose.choices import Choices
-from lm.cli.compose.lengths import WARMUP, WHOLE, beginning, in_steps, placed, spelled
+from lm.cli.compose.lengths import KEPT, WARMUP, WHOLE, beginning, in_steps, placed, spelled
 from lm.cli.listing import known
 from lm.errors import ConfigError, LmError
 from lm.schema import C, Tree, entry_type, flatten, from_tree, kind_from_key, nest, variants
@@ -75,19 +75,27 @@ class Composition:
         for note in self.notes:
             printing.note(note)
 
-    def keep_warmup(self) -> None:
-        """Where the run exists, takes the warm-up that it has, unless the command line gives one in steps: it may be trained longer."""
+    def keep_past(self) -> None:
+        """Where the run exists, as it may be trained longer, takes the warm-up that it has, unless the command line gives one in steps, and
+        beside steps to keep that are shares of its length those of before."""
         config, said = self.full(), self.stated(WARMUP)
         folder = RunFolder.of(config["run"])
-        if not said or said[-1][0].label == SPOKEN or not folder.exists():
+        shares = any(key.startswith(KEPT) for layer in self.layers if layer.label == _COUNTED for key in layer.values)
+        if not folder.exists() or not (said or shares):
             return
         try:
-            before = flatten(folder.config()).get(WARMUP)
+            before = flatten(folder.config())
         except LmError:
             return  # the training tells
-        if isinstance(before, int) and said[-1][1] != before < config["trainer"]["max_steps"]:
-            self.layers.append(Layer("run", str(folder.config_file), {WARMUP: before}))
-            self.notes = [*self.notes, f"{WARMUP}={before}: that of {folder}, which exists"]
+        warmup, kept, now = before.get(WARMUP), before.get(KEPT), config["checkpoint"]["keep_steps"]
+        if said and said[-1][0].label != SPOKEN and isinstance(warmup, int) and said[-1][1] != warmup < config["trainer"]["max_steps"]:
+            self._keep(folder, WARMUP, warmup)
+        if shares and isinstance(kept, list) and (both := [*now, *(step for step in kept if step not in now)]) != now:
+            self._keep(folder, KEPT, both, "with those")
+
+    def _keep(self, folder: RunFolder, key: str, value: object, what: str = "that") -> None:
+        self.layers.append(Layer("run", str(folder.config_file), {key: value}))
+        self.notes = [*self.notes, f"{key}={str(value).replace(' ', '')}: {what} of {folder}, which exists"]
 
     def _count(self) -> None:
         """Adds lengths that are no steps, such as 3epochs, in steps."""

@@ -15,9 +15,9 @@ from lm.units import counted
 if TYPE_CHECKING:
     from lm.training.config import TrainConfig
 
-WHOLE, WARMUP = "trainer.max_steps", "schedule.warmup_steps"
+WHOLE, WARMUP, KEPT = "trainer.max_steps", "schedule.warmup_steps", "checkpoint.keep_steps"
 _KEYS = (WHOLE, WARMUP, "trainer.val_every", "trainer.log_every", "checkpoint.every")
-_LISTS = {"checkpoint.keep_steps": None, "data.phases": "until_step"}
+_LISTS = {KEPT: None, "data.phases": "until_step"}
 """Lists of lengths, or of parts that have one by this key."""
 _SIZES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12}
 _SPELLED = re.compile(rf"(\d+(?:\.\d+)?(?:e\d\d?)?) ?(?:(%)|([{''.join(_SIZES)}]?) ?(?:(token)|(row))s?|epochs?)")
@@ -81,7 +81,7 @@ def in_steps(cfg: "TrainConfig", lengths: dict[str, Length]) -> tuple[dict[str, 
         n_rows = counted_rows(cfg)
     rows_of = {
         "epochs": Fraction(n_rows * cfg.objective.updates_of_rows()),
-        "tokens": Fraction(1, cfg.objective.texts * cfg.data.seq_len),
+        "tokens": Fraction(cfg.objective.parts_of_rows(), cfg.objective.texts * cfg.data.seq_len),
         "rows": Fraction(1),
     }
     for key, each in lengths.items():
@@ -101,5 +101,7 @@ def _read(key: str, text: str) -> Length:
         share = "" if key == WHOLE else ", or a share of the run such as 3%"
         raise ConfigError(f"{key}: {text!r} does not fit. Give steps such as 300, or 3epochs, 10Mtokens, 80krows{share}.")
     number, percent, size, tokens, rows = match.groups()
+    if percent and Fraction(number) > 100:
+        raise ConfigError(f"{key}: {text!r} is more than the whole run. Give 100% or less.")
     unit = "%" if percent else "tokens" if tokens else "rows" if rows else "epochs"
     return Length(text.strip(), Fraction(number) * _SIZES[size or ""], unit)

@@ -76,7 +76,7 @@ def multirun(jobs: Sequence[Sequence[str]]) -> None:
 def _plan(name: str, overrides: list[str]) -> Job:
     try:
         composition = compose(overrides)
-        composition.keep_warmup()
+        composition.keep_past()
         config = composition.full()
         folder = RunFolder.of(config["run"])
         has_ended = folder.ended(config) is not None

@@ -53,7 +53,7 @@ class Train(Verb):
             multirun(jobs)
         else:
             composition = compose(call.overrides)
-            composition.keep_warmup()
+            composition.keep_past()
             if (ended := _ended(composition)) is not None:
                 _report(ended)
             else:

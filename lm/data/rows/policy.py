@@ -174,6 +174,9 @@ class GRPOConfig(PolicyConfig):
     def parts_of_rows(self) -> int:
         return self.minibatches
 
+    def held(self, rows: int) -> int:
+        return super().held(rows) // self.minibatches
+
 
 class RLOOConfig(PolicyConfig):
     """Raise what is worth more than the mean of the other answers to the same prompt: REINFORCE with that as baseline (RLOO). It needs

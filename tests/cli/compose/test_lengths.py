@@ -140,5 +140,7 @@ def test_entries_of_lists_are_counted(base: list[str]) -> None:
     assert "data.phases[2].until_step=8: 80% of the run" in composed.notes
     with pytest.raises(ConfigError, match=r"^data\.phases\[0\]\.until_step: '50x' does not fit\. Give steps such as 300, or"):
         compose([*mixed, "data.phases=[{until_step:50x,weights:{a:1}}]"]).full()
+    with pytest.raises(ConfigError, match=r"^checkpoint\.keep_steps\[1\]: '200%' is more than the whole run\. Give 100% or less"):
+        compose([*base, "checkpoint.keep_steps=[1,200%]"]).full()
     with pytest.raises(ConfigError, match=r"until_step is 5, 1, and must rise"):
         compose([*mixed, "trainer.max_steps=10", "data.phases=[{until_step:50%,weights:{a:1}},{until_step:1,weights:{b:1}}]"]).full()

@@ -227,6 +227,15 @@ KL, AGAIN, PARTS = "objective.kl=0.1", "objective.updates=3", "objective.minibat
 in_one_turn_and_in_several = pytest.mark.parametrize("how", [KL, RETRY, AGAIN, PARTS], ids=["one", "several", "again", "parts"])
 
 
+def test_a_step_reads_a_part_of_a_draw(policy: Callable[..., TrainConfig]) -> None:
+    """Seen to fail: the plan's memory, arithmetic and tokens were those of the whole draw."""
+    whole, parts = policy("objective=grpo"), policy("objective=grpo", PARTS)
+    assert (parts.step_tokens, parts.tokens(6)) == (whole.step_tokens / 2, whole.tokens(6) / 2)
+    assert parts.objective.held(8) == whole.objective.held(8) / 2
+    cfg = policy("objective=grpo", PARTS, "trainer.max_steps=40ktokens")
+    assert cfg.tokens(cfg.trainer.max_steps - 1) < 40_000 <= cfg.tokens(cfg.trainer.max_steps)
+
+
 @pytest.mark.slow
 @in_one_turn_and_in_several
 def test_draws_do_not_depend_on_micro_batches(policy: Callable[..., TrainConfig], tmp_path: Path, how: str) -> None:
@@ -372,7 +381,7 @@ def test_lm_eval_tells_the_reward_of_the_last_validation(policy: Callable[..., T
         ),
         (("objective=grpo", "model.embed.noise=5.0"), r"model\.embed\.noise=5\.0 makes .* Set model\.embed\.noise=0"),
         (("objective=grpo", AGAIN, "numerics.rollbacks=1"), "numerics.rollbacks leaves out the rows of a few steps, and objective.updates"),
-        (("objective=grpo", "objective.minibatches=3"), r"objective\.minibatches=3 is no divisor of trainer\.micro_batch=\d, the prompts"),
+        (("objective=grpo", "objective.minibatches=3"), r"objective\.minibatches=3 does not divide trainer\.micro_batch=\d, the prompts"),
         (("objective=grpo", "strategy=zero3", "launch.devices=2"), "strategy=zero3: objective=grpo draws .* Use strategy=fsdp"),
         (("objective=grpo", "objective.max_tokens=60"), "leave no room for objective.max_tokens=60 in a row"),
     ],

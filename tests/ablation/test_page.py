@@ -41,6 +41,7 @@ def tree(runs: Runs, least_effect: float = 0.01, tried: Tree | None = None, seed
             "difference": told.get(name),
             "text": None,
             "worth": {"factor": 0.8, "interval": [None, 1.1]} if exchange and name in told else None,
+            "failed": None,
         }
         for name, values in runs.items()
     }
@@ -307,8 +308,9 @@ def test_ticks_of_logarithms_too(low: float, high: float) -> None:
 
 
 def test_a_variant_without_runs_is_not_judged() -> None:
-    row = {"tuned": None, "tuning": None, "text": None, "mean": None, "runs": []}
+    row = {"tuned": None, "tuning": None, "text": None, "mean": None, "runs": [], "failed": None}
     undecided = {"verdict": "cannot tell", "more_seeds": 0, "given_up": False, "pairs": []}
     variants = {"a": {**row, "difference": None, "mean": 1.0, "runs": [0, 1]}, "b": {**row, "difference": undecided}}
+    variants["c"] = variants["b"] | {"failed": "it broke"}
     _, *rows = cells({"metric": "m", "seeds": 2, "exchange": None, "variants": variants})
-    assert [each[4] for each in rows] == ["baseline", "not run yet"]
+    assert [each[4] for each in rows] == ["baseline", "not run yet", "failed"]

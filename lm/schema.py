@@ -4,7 +4,7 @@ import json
 import re
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
@@ -51,7 +51,7 @@ class Config(BaseModel):
     """Base of every config: strict types, no unknown keys, no empty text, no number that tensors do not hold, immutable. A string under a
     field documents it."""
 
-    other_names: ClassVar[Mapping[str, str]] = {}
+    other_names: ClassVar[dict[str, str]] = {}
     """An option, or option=value -> what other programs call it, for those who write that."""
 
     model_config = ConfigDict(

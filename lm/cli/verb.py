@@ -88,6 +88,12 @@ class Writer(Verb):
 class Decoding(Verb):
     """Base of the verbs that decode with a model."""
 
+    other_names = {
+        "cache": "cache_implementation kv_cache_dtype",
+        "dtype": "load_in_4bit load_in_8bit precision quantization quantize torch_dtype",
+        "from": "base_model checkpoint ckpt folder model model_name model_path pretrained run",
+    }
+
     from_: str
     """Run, model or checkpoint folder."""
     device: str = "auto"

@@ -24,20 +24,11 @@ class SamplingConfig(Config):
 
     other_names = {
         "beams": "beam beam_size beam_width num_beams",
-        "cache": "cache_implementation kv_cache_dtype",
-        "chat": "apply_chat_template chat_template instruct",
-        "draft": "assistant_model draft_model speculative_model",
-        "draft_tokens": "num_assistant_tokens num_draft_tokens num_speculative_tokens",
-        "dtype": "load_in_4bit load_in_8bit precision quantization quantize torch_dtype",
         "first_token": "forced_bos_token forced_bos_token_id",
-        "from": "base_model checkpoint ckpt folder model model_name model_path pretrained run",
         "json_schema": "guided_json response_format",
-        "lookup": "prompt_lookup_num_tokens",
         "max_tokens": "length max_completion_tokens max_gen_toks max_length max_new_tokens n_predict num_predict",
         "n": "best_of num_return_sequences num_samples",
         "no_repeat_ngram": "no_repeat_ngram_size",
-        "prompt": "input inputs text",
-        "prompts": "file input_file prompt_file prompts_file",
         "regex": "guided_regex",
         "repetition_penalty": "repeat_penalty",
         "seed": "random_seed",
@@ -147,6 +138,12 @@ class SamplingConfig(Config):
 
 class GenerateConfig(SamplingConfig):
     """How text is continued, and by which drafts it comes sooner: at most one, and none of them changes it."""
+
+    other_names = SamplingConfig.other_names | {
+        "draft": "assistant_model draft_model speculative_model",
+        "draft_tokens": "num_assistant_tokens num_draft_tokens num_speculative_tokens",
+        "lookup": "prompt_lookup_num_tokens",
+    }
 
     draft: str | None = None
     """Folder of a smaller model whose tokenizer has all tokens of the model's, with the same ids, or mtp: the model's own blocks for

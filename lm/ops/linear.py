@@ -67,9 +67,9 @@ def outer_into(out: Tensor, a: Tensor, b: Tensor) -> None:
 
 def _takes(a: Tensor, b: Tensor, multiplications: int) -> bool:
     """Whether a call of oneDNN itself pays, where torch would call MKL."""
-    plain = not transformed() and type(a) is Tensor and a.ndim > 1 and type(b) in (Tensor, nn.Parameter)
+    plain = type(a) is Tensor and a.ndim > 1 and type(b) in (Tensor, nn.Parameter)
     wide = a.dtype == b.dtype == torch.float32
-    return wide and plain and by_onednn(a, multiplications) and not torch.is_autocast_enabled("cpu")
+    return wide and plain and by_onednn(a, multiplications) and not torch.is_autocast_enabled("cpu") and not transformed()
 
 
 def _multiplied(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -254,6 +254,8 @@ def test_the_end_of_a_training_names_the_commands_that_fit_it(
         (["generate", "from=x", "num_beams=2"], "beams"),
         (["generate", "from=x", "max-new-tokens=4"], "max_tokens"),
         (["serve", "from=x", "max_num_seqs=8"], "rows"),
+        (["serve", "from=x", "load_in_8bit=true"], "dtype"),
+        (["generate", "from=x", "assistant_model=y"], "draft"),
         (["export", "from=x", "out=y", "quantization=q8_0"], "dtype"),
     ],
 )

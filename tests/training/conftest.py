@@ -1,4 +1,5 @@
 import hashlib
+import importlib.util
 import json
 import os
 import random
@@ -34,6 +35,9 @@ TINY = (
     *("trainer.val_every=4", "data.val_rows=8", "checkpoint.every=4", "schedule.warmup_steps=2", "trainer.device=cpu"),
     *("trainer.sample_prompts=[]", "run.name=run"),
 )
+
+
+needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="pip install 'slotlm[deepspeed]'")
 
 
 def settled(*args: str) -> list[str]:

@@ -17,8 +17,7 @@ from lm.storage.checkpoint import CheckpointReader
 from lm.training.module import TrainModule
 from lm.training.run import train_rank
 from tests.conftest import Lm
-from tests.training.conftest import Before, Configure, Launch, ranks, read, settled
-from tests.training.launch.test_ranks import needs_deepspeed
+from tests.training.conftest import Before, Configure, Launch, needs_deepspeed, ranks, read, settled
 
 RAMP = ["data.ramp=[{until_step:3,global_batch:2},{until_step:6,global_batch:4}]", "optim=adamw", "model.dropout=0"]
 ROWS = [2, 2, 2, 4, 4, 4, *[8] * 6]  # of the 12 steps

@@ -47,6 +47,14 @@ class Generate(Decoding, GenerateConfig):
     {"messages": [...]}; killed, the same command goes on.
     """
 
+    other_names = {
+        **Decoding.other_names,
+        **GenerateConfig.other_names,
+        "chat": "apply_chat_template chat_template instruct",
+        "prompt": "input inputs text",
+        "prompts": "file input_file prompt_file prompts_file",
+    }
+
     prompt: MaybeEmpty | list[MaybeEmpty] | None = None
     """Text to continue, or the source of an encoder-decoder; may be given several times. Empty: a new document. null: standard input."""
     prompts: str | None = None

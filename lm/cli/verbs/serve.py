@@ -17,6 +17,8 @@ class Serve(Decoding, ServeConfig):
     at every token. SIGTERM and Ctrl-C let what is in hand end first.
     """
 
+    other_names = {**Decoding.other_names, **ServeConfig.other_names}
+
     def run(self, rest: list[str]) -> None:
         """Prints where it listens on stdout."""
         self.refuse(rest)

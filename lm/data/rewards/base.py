@@ -74,7 +74,7 @@ def judged(what: str, of: Callable[[Answer], T], answer: Answer) -> T:
     except (Exception, SystemExit) as error:
         raise ConfigError(f"{what}: it broke on the answer {shown(answer, error)}. Mend it.") from error
     finally:
-        del _under_way[get_ident()]
+        _under_way.pop(get_ident(), None)  # a reward may ask others, within
 
 
 def _watch(done: Event) -> None:

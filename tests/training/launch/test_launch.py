@@ -1,6 +1,5 @@
 """A run of several ranks as its user meets it: one rank fails or is killed, a signal comes, a config cannot be trained so."""
 
-import importlib.util
 import json
 import os
 import re
@@ -26,10 +25,9 @@ from lm.training.launch.outcome import Outcome, verdict
 from lm.training.strategies.zero_config import ZeroConfig
 from tests.conftest import on_linux
 from tests.server import ROOT, Process
-from tests.training.conftest import Configure, Launch, ranks, read, results
+from tests.training.conftest import Configure, Launch, needs_deepspeed, ranks, read, results
 
 HALVES = ranks("ddp", 2, 2)
-needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="pip install 'slotlm[deepspeed]'")
 ENDLESS = ("trainer.max_steps=100000", "trainer.val_every=100000", "checkpoint.every=100000")
 FAILING = """
 import os, sys

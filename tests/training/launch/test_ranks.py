@@ -1,6 +1,5 @@
 """Whole runs of several ranks: killed and resumed, moved between strategies and numbers of ranks, failing and stopped."""
 
-import importlib.util
 import json
 import os
 from collections.abc import Callable
@@ -13,9 +12,8 @@ from lm.storage.checkpoint import CheckpointReader, checkpoints
 from lm.storage.run_folder import RunFolder
 from lm.training.run import train_rank
 from tests.server import ROOT, Process
-from tests.training.conftest import Configure, Launch, ranks, read, results
+from tests.training.conftest import Configure, Launch, needs_deepspeed, ranks, read, results
 
-needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="pip install 'slotlm[deepspeed]'")
 ZERO = ("zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
 PLAIN = ("optim=adamw", "model.dropout=0")
 

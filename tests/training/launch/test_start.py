@@ -262,7 +262,6 @@ def test_a_child_ends_at_once_where_its_parent_says_so_and_by_the_first_signal(t
     assert ended.value.exit_code == 128 + signal.SIGUSR1
 
 
-@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="processes are no forks here")
 def test_a_fork_of_a_run_ends_by_sigterm_and_not_by_what_is_meant_for_the_run(tmp_path: Path) -> None:
     """As a reward's Pool and Process.terminate end theirs. Seen to fail: the fork noted the signal, as the run would, and the run
     waited for its end for good."""
@@ -284,7 +283,6 @@ def test_a_fork_of_a_run_ends_by_sigterm_and_not_by_what_is_meant_for_the_run(tm
     assert ended == -signal.SIGTERM
 
 
-@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="processes are no forks here")
 def test_a_fork_that_is_ended_at_once_ends(tmp_path: Path) -> None:
     """As the idle ones of a reward's Pool. Seen to fail: of 100 forks 86 noted the signal before they had their own, and went on."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])

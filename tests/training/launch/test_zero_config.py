@@ -1,6 +1,5 @@
 """What the options of DeepSpeed's kinds become, as DeepSpeed's own classes read it; and what is refused."""
 
-import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,8 @@ from lm.errors import ConfigError, LmError
 from lm.training.run import train_rank
 from lm.training.strategies import zero_config
 from lm.training.strategies.zero_config import OLDEST, ZeroConfig
-from tests.training.conftest import Configure, Launch, ranks
+from tests.training.conftest import Configure, Launch, needs_deepspeed, ranks
 
-needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="pip install 'slotlm[deepspeed]'")
 ONE = ["optim=adamw", "data.global_batch=8"]
 
 

@@ -22,7 +22,7 @@ from lm.training.callbacks.metrics import utilisation
 from lm.training.module import TrainModule
 from lm.training.objectives.base import LOSSES
 from lm.training.run import train_rank
-from lm.training.state import Saved
+from lm.training.state import Clock, Saved
 from tests.training.conftest import Configure, Stop, read
 
 
@@ -139,3 +139,12 @@ def test_steps_between_the_last_line_and_a_stop_count_as_time_spent(
     newest = checkpoints(cfg.run.folder / "checkpoints")[0]
     assert Saved.of(CheckpointReader(newest)).counters.train_s > 9 * 0.05
     assert 12 * 0.05 < train_rank(cfg)["train_s"] < 12
+
+
+def test_seconds_that_a_save_has_told_are_not_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0.0, 3.0, 5.0, 9.0, 10.0])
+    monkeypatch.setattr("lm.training.state.time.perf_counter", lambda: next(times))
+    clock = Clock()
+    clock.start(0)
+    assert (clock.passed(), clock.passed(), clock.lap(3, {}), clock.passed()) == (3.0, 2.0, 4.0, 1.0)
+    assert clock.step_s == 3.0

@@ -142,9 +142,8 @@ def test_steps_between_the_last_line_and_a_stop_count_as_time_spent(
 
 
 def test_seconds_that_a_save_has_told_are_not_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter([0.0, 3.0, 5.0, 9.0, 10.0])
+    clock, times = Clock(), iter([0.0, 3.0, 5.0, 9.0, 10.0])
     monkeypatch.setattr("lm.training.state.time.perf_counter", lambda: next(times))
-    clock = Clock()
     clock.start(0)
     assert (clock.passed(), clock.passed(), clock.lap(3, {}), clock.passed()) == (3.0, 2.0, 4.0, 1.0)
     assert clock.step_s == 3.0

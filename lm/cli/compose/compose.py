@@ -144,7 +144,9 @@ def _switched(choices: Choices, chosen: Mapping[str, str | None]) -> set[str]:
 def _file_layers(choices: Choices, switched: set[str]) -> tuple[list[Layer], list[str]]:
     plain = [group for group in choices if group not in ("model", *catalog.GLOBAL)]
     layers = [_train_layer()]
-    layers += [_file_layer("option", group, name) for group in plain for name in _of(group, choices[group])]
+    layers += [
+        _file_layer("option", group, name) for group in plain if (option := choices[group]) for name in catalog.lineage(group, option)
+    ]
     open_to_refinement = [_file_layer("preset", "model", name) for name in catalog.lineage("model", str(choices["model"]))]
     open_to_refinement += [_file_layer("recipe", "recipes", name) for name in catalog.lineage("recipes", str(choices["recipes"]))]
     tree = merged([*open_to_refinement, *layers])
@@ -154,10 +156,6 @@ def _file_layers(choices: Choices, switched: set[str]) -> tuple[list[Layer], lis
             note = leave_out(layer, group, choices[group], tree)
             notes += [note] if note else []
     return [*layers, *open_to_refinement, _file_layer("debug", "debug", choices["debug"])], notes
-
-
-def _of(group: str, option: str | None) -> Sequence[str | None]:
-    return [None] if option is None else catalog.lineage(group, option)
 
 
 def _train_layer() -> Layer:

@@ -5,6 +5,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from fnmatch import fnmatchcase
+from functools import reduce
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -146,9 +147,11 @@ class Family(ABC):
 
     def as_built(self, path: str) -> str:
         """Returns the name of a tensor, or of a module, in the modules that transformers builds."""
-        for stored, built in self.built.items():
-            path = path.replace(stored, built)
-        return path
+        return reduce(lambda name, parts: name.replace(*parts), self.built.items(), path)
+
+    def in_file(self, path: str) -> str:
+        """Returns the name in the file of what has this name in the modules that transformers builds."""
+        return reduce(lambda name, parts: name.replace(parts[1], parts[0]), self.built.items(), path)
 
     def constants(self, ours: Tree) -> Mapping[str, Tensor]:
         """Returns tensors that files may hold beside the weights, float32 by their keys, such as tables of sines."""

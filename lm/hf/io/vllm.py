@@ -22,7 +22,10 @@ HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 ABSENT = ("bamba", "codegen", "diffllama", "gpt_neo", "modernbert-decoder", "mpt", "openai-gpt", "recurrent_gemma", "xglm")
 """It has none of these (of some: no more), and in a layer of their classes in transformers it finds no attention that it could replace, or
 for ModernBERT's decoder none of the names of its weights."""
-UNCHECKED = ("axk1", "gemma4_text", "gemma4_unified_text", "granite_swa", "granitemoe_swa", "kimi_linear", "kolibri1", "lfm3", "mistral4")
+UNCHECKED = (
+    "axk1", "exaone", "gemma4_text", "gemma4_unified_text", "granite_swa", "granitemoe_swa", "kimi_linear", "kolibri1", "lfm3", "mistral4",
+    "sarvam_mla", "sarvam_moe",
+)  # fmt: skip
 """Whether it has these, and computes the same, was not looked at, here or in SGLang."""
 _TIED: Tree = {"head.tied": True}
 _UNTIED: Tree = {"head.tied": False}

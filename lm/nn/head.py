@@ -21,6 +21,8 @@ from lm.ops.ranks.vocabulary import Vocabulary, VocabularySlice
 from lm.schema import Config
 
 CHUNK = 1024  # tokens whose logits exist at once, unless told otherwise
+OF_HEAD = frozenset(f"{at}.{name}" for at in ("head", "head.dense", "head.norm", "head.narrow") for name in ("weight", "bias"))
+"""The names of all weights that heads have."""
 WIDE, WIDE_CPU = 1 << 24, 1 << 20  # logits that a loss converts to float32 at a time: 64 MiB keep a kernel busy, 4 MiB stay in a cache
 
 
@@ -97,7 +99,7 @@ class HeadConfig(Config):
         if self.labelling() == other.labelling():
             return set()
         before = all(getattr(self, name) == getattr(other, name) for name in _BEFORE)
-        return {f"{at}.{name}" for at in (["head"] if before else ["head", "head.dense", "head.norm"]) for name in ("weight", "bias")}
+        return {"head.weight", "head.bias"} if before else {*OF_HEAD}
 
     def telling(self, labels: list[str], bias: bool, several: bool = False) -> Self:
         """Returns a head that tells these, with the layer before it, if any."""
@@ -132,18 +134,22 @@ class TokenEmbedding(OfVocabulary, Embedding):
 
 
 class Head(Declares, OfVocabulary, nn.Linear):
-    """softcap(W (scale * transform(x)) + b)."""
+    """softcap(W (scale * transform(x)) + b); in place of a transform, a matrix may make x as narrow as W."""
 
     initializers = {"weight": into_logits}
 
-    def __init__(self, cfg: HeadConfig, norm: NormConfig, d_model: int, vocab_size: int) -> None:
-        super().__init__(d_model, cfg.size(vocab_size), bias=cfg.bias)
+    def __init__(self, cfg: HeadConfig, norm: NormConfig, d_model: int, vocab_size: int, narrowed: int | None = None) -> None:
+        """narrowed: numbers of what the matrix reads, where these are not the hidden states."""
+        width = narrowed or d_model
+        super().__init__(width, cfg.size(vocab_size), bias=cfg.bias)
         self.scale, self.softcap = cfg.scale, cfg.softcap
-        self.dense = self.norm = None
+        self.dense = self.norm = self.narrow = None
         if cfg.transform is not None:
             self.act = torch.tanh if cfg.transform == "tanh" else activation_of(cfg.transform)
-            self.dense = Linear(d_model, d_model, bias=cfg.transform_bias)
-            self.norm = norm.build(d_model) if cfg.transform_norm else nn.Identity()
+            self.dense = Linear(d_model, width, bias=cfg.transform_bias)
+            self.norm = norm.build(width) if cfg.transform_norm else nn.Identity()
+        elif narrowed is not None:
+            self.narrow = Linear(d_model, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.vocabulary.whole(self._capped(self.product(self._ready(x))))
@@ -163,9 +169,10 @@ class Head(Declares, OfVocabulary, nn.Linear):
         return weight.requires_grad_(self.weight.requires_grad)
 
     def _ready(self, x: Tensor) -> Tensor:
-        """Returns the input of the matrix: hidden states, transformed and scaled."""
+        """Returns the input of the matrix: hidden states, transformed or narrowed, and scaled."""
         if self.dense is not None and self.norm is not None:
             x = self.norm(self.act(self.dense(x)))
+        x = x if self.narrow is None else self.narrow(x)
         return x if self.scale == 1.0 else x * self.scale
 
     def _capped(self, logits: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from lm.nn.block_base import BlockConfig
 from lm.nn.embed import EmbedConfig
 from lm.nn.ffn.base import FFNConfig
 from lm.nn.ffn.none import NoFFNConfig
-from lm.nn.head import HeadConfig
+from lm.nn.head import OF_HEAD, HeadConfig
 from lm.nn.init import InitConfig
 from lm.nn.mixers.base import AttentionConfig, MixerConfig, RecurrentConfig
 from lm.nn.mixers.both import BothConfig
@@ -76,10 +76,8 @@ class ModelConfig(Slot):
         self.block.require(self.norm, self.ffn, self.recurrent is not None)
         self.residual.require(self.norm, self.block.kind, self.drafts(), self.n_layers)
         self.ffn.require([layer for layer in range(self.n_layers) if self.block.feeds(self.slot(layer))])
-        if self.embed.smear is not None and self.embed.smear.channels > self.d_model:
-            raise ValueError(f"embed.smear.channels={self.embed.smear.channels} is above d_model={self.d_model}. Lower it.")
-        if self.embed.per_layer is not None:
-            self.embed.per_layer.require(self.kind, self.block.kind, self.residual.kind, self.drafts())
+        kinds = (self.kind, self.block.kind, self.residual.kind)
+        self.embed.require(*kinds, self.drafts(), self.d_model, self.parametrization.kind)
         if self.drafts() and self.head.labels is not None:
             raise ValueError("mtp predicts tokens, and head.labels are none. Set mtp=null, or head.labels=null.")
         used = {self.slot(layer) for layer in range(self.n_layers)}
@@ -108,6 +106,16 @@ class ModelConfig(Slot):
     def drafts(self) -> bool:
         """Whether there are blocks beyond the last layer."""
         return False
+
+    def narrowed(self) -> int | None:
+        """Returns to how many numbers the head narrows hidden states, since its matrix is the embedding; None: it does not."""
+        return None if self.embed.factorized is None or not self.head.tied else self.embed.factorized.width
+
+    def new_in_head(self, before: "ModelConfig") -> set[str]:
+        """Returns the names of the head's weights that have another meaning in this model, which tells other things apart than the one
+        before; none where both tell the same."""
+        found = self.head.unlike(before.head)
+        return found | OF_HEAD if found and self.narrowed() != before.narrowed() else found
 
     def growth(self) -> Growth:
         """Returns the size of this model as multiples of the parametrization's base size."""
@@ -188,7 +196,7 @@ class ModelConfig(Slot):
         """Returns the dimensions that the position of a stack may need to know.  n_layers: of this stack; None: of the model's."""
         assert self.max_seq_len is not None
         return Dims(
-            d_model=self.d_model,
+            d_model=self.embed.sum_width(self.d_model),
             n_heads=self.attention.n_heads,
             rotary=self.attention.rotary_width(self.d_model),
             max_seq_len=self.max_seq_len,

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from lm.errors import ConfigError
 from lm.nn.context import Context
-from lm.nn.linear import Embedding
+from lm.nn.linear import Embedding, Linear
 from lm.nn.mixers.base import Attention
 from lm.nn.model_config import ModelConfig
 from lm.nn.ngrams import NGrams
@@ -28,8 +28,11 @@ class Stack(nn.Module):
         self.cfg, self.embed_scale = cfg, cfg.embed.scale
         self.parts = [cfg.parts(layer, cross, n_layers) for layer in range(n_layers)]
         self.position = cfg.position.build(cfg.dims(causal, n_layers))
-        self.segment = Embedding(cfg.embed.segments, cfg.d_model) if cfg.embed.segments else None
-        self.embed_norm = cfg.norm.build(cfg.d_model) if cfg.embed.norm else None
+        self.segment = Embedding(cfg.embed.segments, cfg.embed.sum_width(cfg.d_model)) if cfg.embed.segments else None
+        self.embed_norm = cfg.norm.build(cfg.embed.sum_width(cfg.d_model)) if cfg.embed.norm else None
+        narrow = cfg.embed.factorized
+        self.widen = None if narrow is None else Linear(narrow.width, cfg.d_model, bias=narrow.bias)
+        self._widened = None if narrow is None else narrow.widened
         behind = n_layers * cfg.residual.passes()
         self.smear = None if cfg.embed.smear is None else Smear(cfg.embed.smear, cfg.d_model, behind)
         behind += self.smear is not None
@@ -49,7 +52,8 @@ class Stack(nn.Module):
         return [*layers, *((part.state(),) for part in (self.smear, self.ngrams) if part is not None)]
 
     def embedded(self, x: Tensor, ctx: Context, segments: Tensor | None) -> Tensor:
-        """Returns the input of the first block, (b, s, d).  x: token embeddings, (b, s, d)."""
+        """Returns the input of the first block, (b, s, d).  x: token embeddings, (b, s, d), or narrower, where they are `factorized`."""
+        x = self.widen(x) if self.widen is not None and self._widened == "tokens" else x
         x = x if self.ngrams is None else self.ngrams(x, ctx)
         if self.embed_scale != 1.0:
             x = x * self.embed_scale
@@ -62,6 +66,7 @@ class Stack(nn.Module):
             raise ConfigError("batch.segments was given, and model.embed.segments is null. Leave them out, or use a model that has some.")
         x = self.position.embed(x, ctx.positions)
         x = x if self.embed_norm is None else self.embed_norm(x)
+        x = self.widen(x) if self.widen is not None and self._widened == "sum" else x
         return self.dropout(x if self.smear is None else self.smear(x, ctx))
 
     def through_blocks(self, x: Tensor, ctx: Context) -> Tensor:

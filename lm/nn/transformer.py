@@ -107,8 +107,8 @@ class LM(Stack):
             raise ConfigError("model: vocab_size and max_seq_len are not set. Write cfg.replace(vocab_size=4096, max_seq_len=256), say.")
         super().__init__(cfg, cfg.n_layers, causal, cross)
         self.causal, self.vocab_size, self.max_seq_len = causal, cfg.vocab_size, cfg.max_seq_len
-        self.embed = TokenEmbedding(self.vocab_size, cfg.d_model)
-        self.head = Head(cfg.head, cfg.norm, cfg.d_model, self.vocab_size)
+        self.embed = TokenEmbedding(self.vocab_size, cfg.embed.token_width(cfg.d_model))
+        self.head = Head(cfg.head, cfg.norm, cfg.d_model, self.vocab_size, cfg.narrowed())
         self.mtp, self.runs_mtp = nn.ModuleList(), True  # blocks that predict further tokens, in drafts and, where this is set, in training
         self.cache_form: str | None = None  # how a cache stores a token: bf16, int8; None: in the model's dtype
         self.fast_path: Callable[[Tensor, Context], Tensor | None] | None = None  # runs blocks and last norm faster, or gives None

@@ -174,6 +174,6 @@ def _parent_weights(folder: Path, adapted: Adapted, tree: Tree, own: dict[str, T
     """Returns the parent's weights, in the adapter's dtype where that is wider, and without a head for other labels."""
     dtype = next((tensor.dtype for tensor in own.values()), torch.float32)
     before, weights = read_merged(adapted.source(folder))
-    heads = [model_config(each["model"], str(folder)).head for each in (tree, before)]
-    kept = weights.keys() - heads[0].unlike(heads[1])
+    now, then = (model_config(each["model"], str(folder)) for each in (tree, before))
+    kept = weights.keys() - now.new_in_head(then)
     return {name: weight.to(torch.promote_types(weight.dtype, dtype)) for name, weight in weights.items() if name in kept}

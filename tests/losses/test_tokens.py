@@ -153,11 +153,12 @@ def test_a_few_rows_in_float32_at_a_time_give_the_gradients_of_all_at_once(dtype
         torch.testing.assert_close(found, gradients)
 
 
-@pytest.mark.parametrize("trained", ["weight", "bias", "dense.weight"])
+@pytest.mark.parametrize("trained", ["weight", "bias", "dense.weight", "narrow.weight"])
 @pytest.mark.parametrize("chunk", [7, 50])
 def test_a_chunked_loss_under_autocast_has_the_gradients_of_a_plain_one(trained: str, chunk: int) -> None:
     """Of frozen heads too. The matrix is cast once; the sums over chunks are of float32, so a plain bf16 gradient may be a rounding off."""
-    head = Head(HeadConfig(bias=True, softcap=3.0, transform="gelu"), RMSNormConfig(), 16, 97)
+    transform, narrowed = ("gelu", None) if trained != "narrow.weight" else (None, 9)
+    head = Head(HeadConfig(bias=True, softcap=3.0, transform=transform), RMSNormConfig(), 16, 97, narrowed)
     hidden, labels = torch.randn(50, 16, requires_grad=True), ragged_labels(5, 10, 97).flatten()
     for name, p in head.named_parameters():
         p.requires_grad_(name == trained)

@@ -178,6 +178,8 @@ EMBEDS: list[dict[str, Any]] = [
     {"norm": True, "segments": 2},
     {"scale": 1.3, "ngrams": {"rows": 37, "sizes": [2, 4]}},
     {"scale": 1.3, "per_layer": {"channels": 6}},
+    {"scale": 1.3, "factorized": {"width": 12}},
+    {"norm": True, "segments": 2, "factorized": {"width": 12, "bias": True, "widened": "sum"}},
     {"norm": True, "smear": {"channels": 5}},
 ]
 SMEARED: dict[str, Any] = {"embed": EMBEDS[-1]}

@@ -66,6 +66,7 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
     "model.block.layer_scale": "layerscale_init_value use_layerscale",
     "model.block=parallel": "parallel_residual use_parallel_residual",
     "model.d_model": "dim emb_dim embed_dim embedding_size hidden_dim hidden_size model_dim n_embd width",
+    "model.embed.factorized.width": "factorized_embedding word_embed_proj_dim",
     "model.embed.ngrams": "bigram_embed ngram_embedding ngram_embeddings",
     "model.embed.ngrams.rows": "bigram_vocab_size encoder_hash_byte_group_vocab",
     "model.embed.ngrams.sizes": "encoder_hash_byte_group_size",

@@ -9,7 +9,7 @@ from lm.nn.linear import AskedLinear, Out
 from lm.nn.transformer import LM
 
 Row = tuple[str, str, str]
-_ORDER = ["embed", "ngrams", "position", "segment", "embed_norm", "smear", "per_layer", "encoder", "blocks", "norm", "mtp", "head"]
+_ORDER = ["embed", "ngrams", "position", "segment", "embed_norm", "widen", "smear", "per_layer", "encoder", "blocks", "norm", "mtp", "head"]
 
 
 def outline(model: LM) -> list[Row]:

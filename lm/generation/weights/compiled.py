@@ -136,7 +136,8 @@ def row_of(held: InferenceLinear, like: Tensor) -> Callable[[Tensor], Tensor]:
 def traced(model: LM) -> tuple[fx.GraphModule, list[Tensor]]:
     """Returns the graph of a step, whose inputs are the weights, the embedded token, (1, 1, d), and its position, (1, 1); and the weights.
     Raises ConfigError for a model that cannot be traced, or that changes a buffer as it computes."""
-    examples = model.embed.weight[:1].unsqueeze(0), torch.zeros(1, 1, dtype=torch.int64, device=model.embed.weight.device)
+    weight = model.embed.weight
+    examples = weight.new_zeros(1, 1, model.cfg.d_model), torch.zeros(1, 1, dtype=torch.int64, device=weight.device)
     model.position.angles(examples[1])  # takes what it needs to the device, which what is traced may not keep
     with cut(model):
         return _traced(_Whole(model), examples)

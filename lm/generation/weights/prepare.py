@@ -54,7 +54,8 @@ class InferenceHead(Head):
 
     def __init__(self, of: Head, linear: nn.Module) -> None:
         nn.Module.__init__(self)
-        self.scale, self.softcap, self.dense, self.norm, self.linear = of.scale, of.softcap, of.dense, of.norm, linear
+        self.scale, self.softcap, self.linear = of.scale, of.softcap, linear
+        self.dense, self.norm, self.narrow = of.dense, of.norm, of.narrow
         self.in_features, self.out_features = of.in_features, of.out_features
         self.row: Callable[[Tensor], Tensor] | None = None  # the product of one row, (1, 1, d) -> (1, 1, v), compiled
         if of.dense is not None:
@@ -124,7 +125,7 @@ def _compiled(model: LM) -> "Step":
     with progress("compiling a step"):
         step = Step(model)
         if isinstance(head := model.head, InferenceHead):
-            head.row = row_of(cast(InferenceLinear, head.linear), torch.zeros_like(model.embed.weight[:1].unsqueeze(0)))
+            head.row = row_of(cast(InferenceLinear, head.linear), model.embed.weight.new_zeros(1, 1, head.in_features))
     return step
 
 

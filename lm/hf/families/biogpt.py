@@ -28,7 +28,7 @@ class BioGPT(OPT):
     }
     further = ("scale_embedding", "layerdrop")
     idle = ("layer_norm_eps",)  # its norms have torch's
-    fixed = {**OPT.fixed, "attention.qkv_bias": True, "attention.out_bias": True, "ffn.bias": True}
+    fixed = {**OPT.fixed, "norm.place": "pre", "attention.qkv_bias": True, "attention.out_bias": True, "ffn.bias": True}
     fixed_there = {}
 
     def read(self, hf: Tree) -> Tree:

@@ -10,7 +10,8 @@ from lm.schema import Tree
 
 
 class OPT(Family):
-    """GPT-2 with ReLU, and a table of positions that starts with two unused rows."""
+    """GPT-2 with ReLU, and a table of positions that starts with two unused rows. That of 350M has norms behind its sublayers, and narrow
+    embeddings."""
 
     name = "opt"
     architecture = "OPTForCausalLM"
@@ -31,23 +32,24 @@ class OPT(Family):
         "head.tied": ("tie_word_embeddings", True),
     }
     stack: ClassVar[tuple[str, str, str]] = ("model.decoder", "final_layer_norm", "lm_head")  # names of it, its last norm, and the head
-    further: ClassVar[tuple[str, ...]] = ("word_embed_proj_dim", "layerdrop", "activation_dropout")
+    further: ClassVar[tuple[str, ...]] = ("word_embed_proj_dim", "do_layer_norm_before", "layerdrop", "activation_dropout")
     fixed = {
-        "kind": "decoder", "norm.kind": "layer", "norm.place": "pre", "norm.eps": 1e-5, "position.kind": "learned",
-        "attention.kind": "gqa", "ffn.kind": "mlp", "ffn.gated": False, "block.kind": "sequential",
+        "kind": "decoder", "norm.kind": "layer", "norm.eps": 1e-5, "position.kind": "learned", "attention.kind": "gqa", "ffn.kind": "mlp",
+        "ffn.gated": False, "block.kind": "sequential",
     }  # fmt: skip
-    fixed_there = {"do_layer_norm_before": True, "_remove_final_layer_norm": False, "layer_norm_elementwise_affine": True}
+    fixed_there = {"_remove_final_layer_norm": False, "layer_norm_elementwise_affine": True}
 
     def read(self, hf: Tree) -> Tree:
-        width = hf.get("word_embed_proj_dim")
-        if width not in (None, hf["hidden_size"]):
-            raise ConfigError(
-                f"config.json: word_embed_proj_dim={width} is not hidden_size, and lm has no such tables. Import another size."
-            )
-        return {}
+        width = hf.get("word_embed_proj_dim") or hf["hidden_size"]
+        narrow = width != hf["hidden_size"]
+        if narrow and not hf.get("tie_word_embeddings", True):
+            raise ConfigError(f"config.json: word_embed_proj_dim={width} needs a tied head in lm. Import another model.")
+        place = "pre" if hf.get("do_layer_norm_before", True) else "post"
+        return {"norm.place": place, "embed.factorized": {"width": width} if narrow else None}
 
     def write(self, ours: Tree) -> Tree:
-        return {"word_embed_proj_dim": ours["d_model"]}
+        width = ours.get("embed.factorized.width", ours["d_model"])
+        return {"word_embed_proj_dim": width, "do_layer_norm_before": ours["norm.place"] == "pre"}
 
     def pairs(self, ours: Tree) -> Iterator[Pair]:
         stack, norm, head = self.stack
@@ -55,6 +57,8 @@ class OPT(Family):
         yield same("head.weight", f"{head}.weight")
         yield Pair(("position.weight",), (f"{stack}.embed_positions.weight",), SkipRows(2))
         yield from module("norm", f"{stack}.{norm}")
+        yield same("widen.weight", f"{stack}.project_in.weight")
+        yield same("head.narrow.weight", f"{stack}.project_out.weight")
         for i in range(ours["n_layers"]):
             here, there = f"blocks.{i}", f"{stack}.layers.{i}"
             for name, theirs in (("q", "q_proj"), ("k", "k_proj"), ("v", "v_proj"), ("o", "out_proj")):

@@ -30,7 +30,7 @@ class XGLM(OPT):
         "head.tied": ("tie_word_embeddings", True),
     }
     further = ("scale_embedding", "layerdrop")
-    fixed = {**OPT.fixed, **FAIRSEQ, "attention.qkv_bias": True, "attention.out_bias": True, "ffn.bias": True}
+    fixed = {**OPT.fixed, "norm.place": "pre", **FAIRSEQ, "attention.qkv_bias": True, "attention.out_bias": True, "ffn.bias": True}
     fixed_there = {"add_cross_attention": False}
 
     def read(self, hf: Tree) -> Tree:

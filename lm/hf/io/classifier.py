@@ -21,7 +21,7 @@ class _Head(NamedTuple):
 
     matrix: str
     dense: str | None = None
-    act: Literal["tanh", "relu"] | None = None
+    act: Literal["gelu", "relu", "tanh"] | None = None
 
 
 HEADS: dict[str, _Head] = {
@@ -34,6 +34,8 @@ HEADS: dict[str, _Head] = {
         _Head("score"),
     ),
     **dict.fromkeys(("bert", "megatron-bert"), _Head("classifier", "bert.pooler.dense", "tanh")),
+    "albert": _Head("classifier", "albert.pooler", "tanh"),
+    "electra": _Head("classifier.out_proj", "classifier.dense", "gelu"),
     "ernie": _Head("classifier", "ernie.pooler.dense", "tanh"),
     "nomic_bert": _Head("classifier", "nomic_bert.pooler.dense", "tanh"),
     **dict.fromkeys(

@@ -234,7 +234,7 @@ class Family(ABC):
         """
         ours = resolved(cfg)
         kinds = {key: value for key, value in self.fixed.items() if key.endswith("kind")}
-        kinds["residual.kind"] = "plain"
+        kinds.setdefault("residual.kind", "plain")
         if ours.get("recurrent.kind") not in (None, self.recurrent_kind):
             kinds["recurrent.kind"] = self.recurrent_kind
         wrong_kind = [differs(key, ours, kinds) for key in kinds if ours.get(key) != kinds[key]]

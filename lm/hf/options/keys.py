@@ -14,7 +14,8 @@ from lm.schema import Tree
 _NO_EFFECT: dict[str, tuple[str, ...]] = {
     "the file": ("architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "auto_map", "name_or_path", "_*"),
     "tokens": ("*_token_id", "*_token_ids", "prefix", "tokenizer_class"),
-    "training": ("initializer_*", "*dropout*", "*pdrop", "gradient_checkpointing", "pretraining_tp", "*loss_coef", "*_aux_loss*"),
+    "training": ("initializer_*", "init_std", "*dropout*", "*pdrop", "gradient_checkpointing", "pretraining_tp", "*loss_coef",
+                 "*_aux_loss*"),
     "outputs": ("use_cache", "output_*", "return_dict", "chunk_size_feed_forward", "is_decoder", "is_encoder_decoder"),
     "decoding": ("cache_implementation", *SAMPLING),
     "heads of other tasks": ("id2label", "label2id", "problem_type", "task_specific_params", "finetuning_task"),

@@ -138,7 +138,7 @@ def _layers(model: LM, decay: float) -> dict[int, float]:
     found: dict[int, float] = {}
     for stack in model.stacks() if decay != 1 else []:
         n = len(stack.blocks)
-        for part in (model.embed, stack.ngrams, stack.position, stack.segment, stack.embed_norm, stack.smear, stack.per_layer):
+        for part in (model.embed, stack.ngrams, stack.position, stack.segment, stack.embed_norm, stack.widen, stack.smear, stack.per_layer):
             found |= {id(p): decay ** (n + 1) for p in (part.parameters() if part is not None else ())}
         for i, block in enumerate(stack.blocks):
             found |= {id(p): decay ** (n - i) for p in block.parameters()}

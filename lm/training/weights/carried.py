@@ -34,7 +34,7 @@ def require_state(model: LM, cfg: TrainConfig) -> None:
             raise ConfigError(f"{said} {what}. Take the same, or leave it out.")
     if before.adapter is not None:
         raise ConfigError(f"{said} the state of an adapter, which this run merges into the weights. Leave it out.")
-    new = model.cfg.head.unlike(model_config(reader.meta["model"]).head)  # begins anew, whatever its shape
+    new = model.cfg.new_in_head(model_config(reader.meta["model"]))  # begins anew, whatever its shape
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     if wrong := [name for name, shape in shapes.items() if name in new or not reader.kinds(name) or reader.shape(name) != shape]:
         raise ConfigError(f"{said} no state for {wrong[0]} as this run has it. Leave it out, or leave out what changes the model.")

@@ -52,7 +52,7 @@ def tokenizer_of(cfg: TrainConfig) -> Tokenizer:
 def _new_head(model: LM, cfg: TrainConfig, source: Path) -> set[str]:
     """Returns the names of the head's weights where it tells other things apart than that of the folder, so that it begins anew. Raises
     ConfigError where an adapter would leave it so."""
-    found = model.cfg.head.unlike(model_config(read_config(source)["model"]).head)
+    found = model.cfg.new_in_head(model_config(read_config(source)["model"]))
     if cfg.adapter is not None and found & dict(model.named_parameters()).keys() - cfg.adapter.own(model).keys():
         raise ConfigError("adapter.whole: the head tells other things apart than that of init_from, and begins anew. Name it: [head].")
     return found

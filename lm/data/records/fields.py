@@ -85,6 +85,11 @@ def not_utf8(where: str, offset: int) -> BadRecord:
     return bad_record(f"{where}: byte {offset} is not UTF-8. Convert the file to UTF-8")
 
 
+def table_not_utf8(where: str, offset: int) -> ConfigError:
+    """Returns the same for a file whose records are no lines, so that none of them can be left out."""
+    return ConfigError(f"{where}: byte {offset} is not UTF-8. Convert the file to UTF-8, or leave it out.")
+
+
 def bad_record(problem: str) -> BadRecord:
     """Returns the error for a broken record.  problem: its last sentence is a remedy, to which skipping is added."""
     return BadRecord(f"{problem}, or set data.on_bad_record=skip.")

@@ -2,7 +2,7 @@
 
 import codecs
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Literal
@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field
 
 from lm.data.records.base import Values
-from lm.data.records.fields import BadRecord, Line, not_utf8
+from lm.data.records.fields import BadRecord, Line, not_utf8, table_not_utf8
 from lm.data.sources.array import elements
 from lm.data.sources.base import Document, Source, Split, document, share
 from lm.data.sources.compressed import PACKED, unpacked
@@ -170,8 +170,9 @@ class LocalFile:
                 yield at, data
                 at += len(data)
 
-    def text(self, chunks: Iterator[tuple[int, bytes]]) -> Iterator[str]:
-        """Yields the text of chunks of the file's bytes, without a byte-order mark. Raises BadRecord for bytes that are not UTF-8."""
+    def text(self, chunks: Iterator[tuple[int, bytes]], broken: Callable[[str, int], ConfigError] = not_utf8) -> Iterator[str]:
+        """Yields the text of chunks of the file's bytes, without a byte-order mark. Raises `broken`, BadRecord, for bytes that are not
+        UTF-8."""
         decoder = codecs.getincrementaldecoder("utf-8")()
         end = 0
         for at, data in chunks:
@@ -179,19 +180,19 @@ class LocalFile:
             try:
                 chunk = decoder.decode(data)
             except UnicodeDecodeError as error:
-                raise not_utf8(str(self.path), at - held + error.start) from None
+                raise broken(str(self.path), at - held + error.start) from None
             yield chunk.removeprefix("\ufeff") if at == 0 else chunk
         if held := len(decoder.getstate()[0]):
-            raise not_utf8(str(self.path), end - held)
+            raise broken(str(self.path), end - held)
 
     def records(self, column: str | None) -> Iterator[tuple[str, Line | Values]]:
         """Yields each line or row with its place; blank lines are skipped.  column: all that is needed of a table; None: all columns."""
         if self.kind == ".json":
-            for number, value in enumerate(elements(self.text(self.content()), str(self.path)), 1):
+            for number, value in enumerate(elements(self.text(self.content(), table_not_utf8), str(self.path)), 1):
                 yield f"{self.path} record {number}", value if isinstance(value, dict) else Line(json.dumps(value).encode(), 1)
             return
         if self.kind in (".csv", ".tsv"):
-            found = rows(self.text(self.content()), str(self.path), tabs=self.kind == ".tsv")
+            found = rows(self.text(self.content(), table_not_utf8), str(self.path), tabs=self.kind == ".tsv")
             yield from ((f"{self.path} row {number}", row) for number, row in enumerate(found, 1))
             return
         if self.kind == ".parquet":

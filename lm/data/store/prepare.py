@@ -213,13 +213,12 @@ def _training_texts(source: Source, done: Callable[[int], None], left: int) -> I
 
 
 def _picked(source: Source, frac: float) -> Iterator[str]:
-    """Yields the texts of the training split, in pieces; with `frac` below 1 only the pieces that a hash picks, of which a short document
-    has one."""
+    """Yields the texts of the training split, in pieces; with `frac` below 1 only the pieces that another hash picks than that of the
+    holding out, which leaves training the documents above its share. A short document has one piece."""
     for document in source.documents():
         if document.split == "train":
             for number, text in enumerate(split_text(document.chunks)):
-                own = document.key + number.to_bytes(8, "big") if number else document.key
-                if frac == 1 or hashed_frac(own) < frac:
+                if frac == 1 or hashed_frac(b"tokenizer" + document.key + number.to_bytes(8, "big")) < frac:
                     yield text
 
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from lm.data.tokenizer.specials import make_special
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.schema import Tree
@@ -33,11 +34,10 @@ def grown(tokenizer: Tokenizer, names: Sequence[str]) -> Tokenizer:
     ConfigError where the library would give a new one the id of another token."""
     if all(tokenizer.special([name]) is not None for name in names):
         return tokenizer
-    from tokenizers import AddedToken
     from tokenizers import Tokenizer as RawTokenizer
 
     raw, before = RawTokenizer.from_str(json.dumps(tokenizer.content())), _tokens(tokenizer)
-    raw.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    make_special(raw, names)
     found = Tokenizer(raw, tokenizer.specials, adds_bos=tokenizer.adds_bos)
     found.templates, found.further_ends = tokenizer.templates, tokenizer.further_ends
     if taken := [name for name in names if name not in before and raw.token_to_id(name) in before.values()]:

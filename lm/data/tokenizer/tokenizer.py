@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from lm.data.tokenizer.bytelevel import is_plain, token_bytes, unknown_token
 from lm.data.tokenizer.panics import encoded, sound
+from lm.data.tokenizer.specials import make_special
 from lm.data.tokenizer.templates import DEFAULT, read_templates, written
 from lm.errors import CheckpointError, ConfigError
 from lm.schema import MOST, Tree
@@ -52,11 +53,9 @@ class Tokenizer:
 
     def __init__(self, raw: "RawTokenizer", specials: Specials, adds_bos: bool = True) -> None:
         """adds_bos: documents begin with bos, if bos and eos are different tokens."""
-        from tokenizers import AddedToken  # imported only when a tokenizer is made: rows and configs just name the type
-
         raw.no_truncation()
         raw.no_padding()
-        raw.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in specials if name])
+        make_special(raw, filter(None, specials))
         raw.encode_special_tokens = True
         self._raw = raw
         self.specials = specials

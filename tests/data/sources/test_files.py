@@ -154,6 +154,16 @@ def test_a_character_cut_off_at_the_end_of_the_file_is_not_utf8(read: Read, tmp_
         read(path, val_files=str(path))
 
 
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.json"])
+@pytest.mark.parametrize("on_bad_record", ["error", "skip"])
+def test_a_table_that_is_not_utf8_cannot_be_skipped_and_says_so(read: Read, tmp_path: Path, name: str, on_bad_record: str) -> None:
+    """Seen to fail: the remedy was on_bad_record=skip, which changed nothing."""
+    content = b'[{"text": "good"}, {"text": "caf\xe9"}]' if name == "a.json" else b"text\ngood\ncaf\xe9\n"
+    told = rf"{name}: byte {content.index(0xE9)} is not UTF-8. Convert the file to UTF-8, or leave it out.$"
+    with pytest.raises(ConfigError, match=told):
+        read(write(tmp_path / name, content), on_bad_record=on_bad_record)
+
+
 @pytest.mark.parametrize("ending", [".gz", ".zst"])
 @pytest.mark.parametrize("kind", ["txt", "jsonl"])
 @pytest.mark.parametrize("lost", [1, 9, 200])

@@ -20,7 +20,7 @@ import pytest
 
 from lm.data.kinds import BPEConfig, BytesConfig, StdlibConfig, TextConfig, TokenizerConfig, TokenizerFileConfig
 from lm.data.sources.fingerprint import changed_files
-from lm.data.store.prepare import Prepared, prepare
+from lm.data.store.prepare import Prepared, _training_texts, prepare
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError, ResourceError
@@ -109,6 +109,17 @@ def test_a_tokenizer_for_a_few_long_texts_is_trained_on_a_part_of_them(
         write(tmp_path / f"{n}.txt", "".join(f"line {n} of the text, {at}\n" for at in range(n_lines)))
     found = prepare_text(tmp_path / "0.txt" if n_files == 1 else tmp_path, BPEConfig(vocab_size=270, max_chars=2000), val_frac=0.2)
     assert found.tokenizer.vocab_size == 270 and len(found.tokenizer.encode("line of the text")) < 8
+
+
+@pytest.mark.parametrize("val_frac", [0.1, 0.5])
+def test_a_tokenizer_is_trained_on_an_even_sample_of_the_documents(tmp_path: Path, val_frac: float) -> None:
+    """Seen to fail while the hash that holds out picked too: of less than val_frac it picked none, and the first documents were read."""
+    lines = (json.dumps({"text": f"document {n}".ljust(1000, ".")}) for n in range(2000))
+    source = TextConfig(files=str(write(tmp_path / "a.jsonl", "\n".join(lines))), val_frac=val_frac).open(tmp_path)
+    assert source.total is not None
+    numbers = [int(text.rstrip(".").split()[1]) for text in _training_texts(source, lambda n: None, source.total // 12)]
+    for fifth in range(5):
+        assert 0.1 < sum(fifth * 400 <= n < fifth * 400 + 400 for n in numbers) / len(numbers) < 0.3, fifth
 
 
 def test_a_second_preparation_reads_the_cache(prepare_text: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from lm.data.kinds import ChatRecord
 from lm.data.sources.base import Document, Turn
 from lm.data.tokenizer.chat import ChatTemplate
+from lm.data.tokenizer.fitting import grown
 from lm.data.tokenizer.together import together
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.generation.text import ids_of
@@ -159,3 +160,18 @@ def test_specials_are_those_that_the_template_writes_and_no_others(flags: dict[s
     assert end is not None
     ids = ids_of(ours, [end, "user said ＜|im_end|＞ here", end])
     assert ids[0] == ids[-1] == end and ids.count(end) == 2
+
+
+def test_special_tokens_that_are_there_keep_what_they_say_of_blanks(tmp_path: Path) -> None:
+    """Seen to fail where bos, eos and pad were added again: eos took in no blanks, here and in transformers behind a save."""
+    raw = byte_level(False)
+    raw.add_special_tokens([AddedToken("</s>", special=True, normalized=False, rstrip=True)])
+    PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="</s>").save_pretrained(tmp_path)
+    theirs: Any = AutoTokenizer.from_pretrained(tmp_path)
+    ours = load_tokenizer(tmp_path, foreign=True)
+    theirs.chat_template = template = LINES.replace("'<|end|>'", "eos_token")
+    found = theirs.apply_chat_template([{"role": turn.role, "content": turn.text} for turn in TURNS], return_dict=True)
+    assert rows_of(ours, TURNS, tmp_path, template)[0] == found["input_ids"]
+    for again in (ours, grown(ours, ["</s>", "<|more|>"])):
+        again.save(tmp_path / "again")
+        assert AutoTokenizer.from_pretrained(tmp_path / "again")("a</s> b").input_ids == theirs("a</s> b").input_ids

@@ -158,11 +158,12 @@ def power(n: int, sd: float, effect: float, alpha: float = ALPHA) -> float:
 
 
 def seeds_needed(sd: float, effect: float, alpha: float = ALPHA, wanted: float = POWER) -> int | None:
-    """Returns how many seeds find an effect with the wanted power; None where more than 999 are needed.  sd: of the differences."""
+    """Returns how many seeds find an effect with the wanted power; None where more than 999 are needed, as for an effect of 0.  sd: of the
+    differences."""
     from scipy import special
 
     if sd <= 0:
-        return 2
+        return 2 if effect else None
     bound = float(special.ndtri(1 - alpha / 2) + special.ndtri(wanted)) * sd  # as if the spread were known, so a lower bound
     if abs(effect) * math.sqrt(MOST_SEEDS) < bound:
         return None

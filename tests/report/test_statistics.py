@@ -198,6 +198,7 @@ def test_two_runs_alike_in_every_seed_are_no_evidence() -> None:
     runs = normal(random.Random(0), 12)
     found = differences(runs, {"x": runs})["x"]
     assert (found.mean, found.interval, found.p, found.permutation_p, found.bootstrap) == (0.0, (0.0, 0.0), 1.0, 1.0, None)
+    assert (found.verdict, found.more_seeds) == ("cannot tell", None), "nor would further ones be"
 
 
 @pytest.mark.slow

@@ -217,6 +217,21 @@ def test_differences_are_told_in_tokens_once_the_baseline_ran_at_other_lengths(s
     assert "read off the baseline's runs at half and at twice its tokens" in said
 
 
+def test_a_variant_with_a_diverged_run_is_told_in_no_tokens_while_branches_are_missing(study: NewStudy) -> None:
+    made = study(seeds=3, exchange=True, variants={ffn: [f"model/ffn={ffn}", "trainer.max_steps=8"] for ffn in ("swiglu", "gelu")})
+    for job in made.missing():
+        if job.name == "gelu-seed-2":
+            made.note_diverged(job)
+        else:
+            end(made, job, {"swiglu": 4.0, "gelu": 3.95}[job.variant] + job.seed / 100)
+    for job in made.missing():
+        if job.seed < 2:
+            end(made, job, {"swiglu@0.5": 4.1, "swiglu@2": 3.9}[job.name.rpartition("-seed-")[0]] + job.seed / 100)
+    found = verdict(made)
+    assert found["variants"]["gelu"]["difference"]["mean"] is None is found["variants"]["gelu"]["worth"]
+    assert "| - |" in report(found) and "1 of 3 runs diverged" in page(found, {})
+
+
 def test_an_option_of_the_baseline_that_a_variant_has_not_is_told(study: NewStudy) -> None:
     lacks = {"full": ["model/attention=mha", "model.attention.qk_norm=head"], "low": ["model/attention=mla"]}
     said = [note for note in verdict(study(seeds=2, variants=lacks, baseline="full"))["warnings"] if "differ in more" in note]

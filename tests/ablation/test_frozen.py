@@ -232,6 +232,17 @@ def test_a_variant_with_a_diverged_run_is_told_in_no_tokens_while_branches_are_m
     assert "| - |" in report(found) and "1 of 3 runs diverged" in page(found, {})
 
 
+def test_branches_of_a_mixture_go_through_all_of_its_phases_and_share_no_step(study: NewStudy, corpus: list[str]) -> None:
+    file = next(each for each in corpus if each.startswith("data.files=")).partition("=")[2]
+    sources = ",".join(f"{{name:{name},data:{{kind:text,files:[{file}]}},weight:1}}" for name in "ab")
+    plain = [each for each in corpus if not each.startswith(("data=", "data.files=", "trainer.max_steps="))]
+    asked = [*plain, "data=mix", f"data.sources=[{sources}]", "data.phases=[{until_step:8,weights:{a:1}}]", "trainer.max_steps=10"]
+    made = study(seeds=2, exchange=True, overrides=asked)
+    ends = {factor: [phase["until_step"] for phase in jobs[0].config.tree()["data"]["phases"]] for factor, jobs in made.branches().items()}
+    assert ends == {0.5: [4], 2.0: [16]}
+    assert {job.trunk for jobs in made.branches().values() for job in jobs} == {None}
+
+
 def test_an_option_of_the_baseline_that_a_variant_has_not_is_told(study: NewStudy) -> None:
     lacks = {"full": ["model/attention=mha", "model.attention.qk_norm=head"], "low": ["model/attention=mla"]}
     said = [note for note in verdict(study(seeds=2, variants=lacks, baseline="full"))["warnings"] if "differ in more" in note]

@@ -151,6 +151,16 @@ def test_tuning_that_has_not_ended_chooses_nothing_and_says_how_far_it_is(study:
     assert {job.variant for job in made.missing()} == {"swiglu"}
 
 
+def test_tuning_tries_no_value_that_the_config_refuses(study: NewStudy, corpus: list[str]) -> None:
+    made = study(seeds=2, tune="model.dropout", overrides=[*corpus, "model.dropout=0.2"])
+    tuned_so_far(made, "gelu", 5)
+    best = made.tuned("gelu")
+    assert best is not None and (best.best, best.at_edge) == (0.8, True), "a dropout of 1.6 is none"
+    assert [job.variant for job in made.missing()] == 5 * ["swiglu"] and verdict(made)["variants"]["gelu"]["tuned"]["at_edge"]
+    with pytest.raises(ConfigError, match=r"tune=model\.dropout: tuning tries 0\.25 to 4 times .*0\.3, and model\.dropout: 1\.2 does"):
+        study(seeds=2, tune="model.dropout", overrides=[*corpus, "model.dropout=0.3"])
+
+
 @pytest.mark.parametrize("steep, best", [(0.0, 1.1), (5.0, 2**-0.25)])
 def test_a_tuned_rate_is_the_best_of_a_parabola_and_near_the_best_that_was_tried(study: NewStudy, steep: float, best: float) -> None:
     """Best at 1.1 times the middle rate; or there, and the rates above it worse by `steep`. Seen to fail: at 0.8 times it."""

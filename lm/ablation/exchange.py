@@ -2,6 +2,7 @@
 
 import shutil
 
+from lm.ablation.matching import moved
 from lm.errors import ConfigError
 from lm.storage.atomic import atomic_folder, listed_files
 from lm.storage.checkpoint import checkpoints, newest_valid
@@ -13,7 +14,7 @@ LENGTHS = (0.5, 2.0)
 
 def branched(cfg: TrainConfig, factor: float) -> TrainConfig:
     """Returns the same training over `factor` times the steps. The warm-up keeps its length, so that both trainings are the same up to the
-    first decay of the rate.
+    first decay of the rate; a mixture's phases keep their share of the steps, so that the tokens are of the same text.
 
     Raises ConfigError where no step is left after the warm-up.
     """
@@ -21,13 +22,14 @@ def branched(cfg: TrainConfig, factor: float) -> TrainConfig:
     if steps <= cfg.schedule.warmup_steps:
         given = f"{factor:g} times trainer.max_steps={cfg.trainer.max_steps} is not above schedule.warmup_steps={cfg.schedule.warmup_steps}"
         raise ConfigError(f"exchange=true: {given}, which all lengths share. Train for more steps, or leave exchange out.")
-    return cfg.replace(trainer=cfg.trainer.replace(max_steps=steps))
+    return moved(cfg, "trainer.max_steps", steps).replace(schedule=cfg.schedule)
 
 
 def leaves(cfg: TrainConfig, factor: float) -> int:
     """Returns the step of the baseline's run after which a branch leaves it; 0: they share no step, and the branch trains from scratch."""
-    steps = branched(cfg, factor).trainer.max_steps
-    return min(cfg.shared_steps(steps), steps - 1)
+    branch = branched(cfg, factor)
+    steps = branch.trainer.max_steps
+    return min(cfg.shared_steps(steps), steps - 1) if branch.data == cfg.data else 0
 
 
 def trunk(cfg: TrainConfig) -> TrainConfig:

@@ -73,7 +73,8 @@ class TunedRuns(Runs):
         return {job.seed: value for job in jobs if (value := self.result(job)) is not None}
 
     def tuning(self, variant: str) -> list[Job]:
-        """Returns the tuning runs: of five values around the variant's own, and of up to two more where the best so far is at an edge."""
+        """Returns the tuning runs: of five values around the variant's own, and of up to two more, as far as the config allows them, where
+        the best so far is at an edge."""
         if self.config.tune is None:
             return []
         values = [self._own(variant) * factor for factor in FACTORS]
@@ -85,7 +86,10 @@ class TunedRuns(Runs):
             edge = min(means, key=lambda value: means[value])
             if edge not in (min(values), max(values)):
                 break
-            values.append(edge * (2 if edge == max(values) else 0.5))
+            further = edge * (2 if edge == max(values) else 0.5)
+            if not self._allows(variant, further):
+                break
+            values.append(further)
         return jobs
 
     def _means(self, jobs: Sequence[Job]) -> dict[float, float] | None:
@@ -105,8 +109,20 @@ class TunedRuns(Runs):
             raise ConfigError(f"tune={self.config.tune}: variant {variant} {rule}. Name one that every variant has, such as optim.lr.")
         return float(value)
 
+    def _allows(self, variant: str, value: float) -> bool:
+        """Whether the variant's config may have this value of the tuned setting, such as a dropout below 1."""
+        try:
+            moved(self.variants[variant], str(self.config.tune), value)
+        except ConfigError:
+            return False
+        return True
+
     def _tuning_job(self, variant: str, value: float, seed: int) -> Job:
-        cfg = moved(self.variants[variant], str(self.config.tune), value)
+        try:
+            cfg = moved(self.variants[variant], str(self.config.tune), value)
+        except ConfigError as error:
+            rule = f"tuning tries {min(FACTORS):g} to {max(FACTORS):g} times the value of {variant}, {self._own(variant):g}"
+            raise ConfigError(f"tune={self.config.tune}: {rule}, and {error.sentence} Start from another value.") from None
         return self._job(f"tune-{variant}-{value:.4g}-seed-{seed}", variant, seed, cfg, value)
 
     def _job(self, name: str, variant: str, seed: int, cfg: TrainConfig, tuned: float | None = None) -> Job:

@@ -151,6 +151,16 @@ def test_tuning_that_has_not_ended_chooses_nothing_and_says_how_far_it_is(study:
     assert {job.variant for job in made.missing()} == {"swiglu"}
 
 
+def test_tuning_tries_no_value_that_the_config_refuses(study: NewStudy, corpus: list[str]) -> None:
+    made = study(seeds=2, tune="model.dropout", overrides=[*corpus, "model.dropout=0.2"])
+    tuned_so_far(made, "gelu", 5)
+    best = made.tuned("gelu")
+    assert best is not None and (best.best, best.at_edge) == (0.8, True), "a dropout of 1.6 is none"
+    assert [job.variant for job in made.missing()] == 5 * ["swiglu"] and verdict(made)["variants"]["gelu"]["tuned"]["at_edge"]
+    with pytest.raises(ConfigError, match=r"tune=model\.dropout: tuning tries 0\.25 to 4 times .*0\.3, and model\.dropout: 1\.2 does"):
+        study(seeds=2, tune="model.dropout", overrides=[*corpus, "model.dropout=0.3"])
+
+
 @pytest.mark.parametrize("steep, best", [(0.0, 1.1), (5.0, 2**-0.25)])
 def test_a_tuned_rate_is_the_best_of_a_parabola_and_near_the_best_that_was_tried(study: NewStudy, steep: float, best: float) -> None:
     """Best at 1.1 times the middle rate; or there, and the rates above it worse by `steep`. Seen to fail: at 0.8 times it."""
@@ -215,6 +225,32 @@ def test_differences_are_told_in_tokens_once_the_baseline_ran_at_other_lengths(s
     said = report(found)
     assert "+41 % [+41 %, +41 %]" in said and "It is worth 41 % more tokens (Holm-corrected 95 % interval +41 % to +41 %)." in said
     assert "read off the baseline's runs at half and at twice its tokens" in said
+
+
+def test_a_variant_with_a_diverged_run_is_told_in_no_tokens_while_branches_are_missing(study: NewStudy) -> None:
+    made = study(seeds=3, exchange=True, variants={ffn: [f"model/ffn={ffn}", "trainer.max_steps=8"] for ffn in ("swiglu", "gelu")})
+    for job in made.missing():
+        if job.name == "gelu-seed-2":
+            made.note_diverged(job)
+        else:
+            end(made, job, {"swiglu": 4.0, "gelu": 3.95}[job.variant] + job.seed / 100)
+    for job in made.missing():
+        if job.seed < 2:
+            end(made, job, {"swiglu@0.5": 4.1, "swiglu@2": 3.9}[job.name.rpartition("-seed-")[0]] + job.seed / 100)
+    found = verdict(made)
+    assert found["variants"]["gelu"]["difference"]["mean"] is None is found["variants"]["gelu"]["worth"]
+    assert "| - |" in report(found) and "1 of 3 runs diverged" in page(found, {})
+
+
+def test_branches_of_a_mixture_go_through_all_of_its_phases_and_share_no_step(study: NewStudy, corpus: list[str]) -> None:
+    file = next(each for each in corpus if each.startswith("data.files=")).partition("=")[2]
+    sources = ",".join(f"{{name:{name},data:{{kind:text,files:[{file}]}},weight:1}}" for name in "ab")
+    plain = [each for each in corpus if not each.startswith(("data=", "data.files=", "trainer.max_steps="))]
+    asked = [*plain, "data=mix", f"data.sources=[{sources}]", "data.phases=[{until_step:8,weights:{a:1}}]", "trainer.max_steps=10"]
+    made = study(seeds=2, exchange=True, overrides=asked)
+    ends = {factor: [phase["until_step"] for phase in jobs[0].config.tree()["data"]["phases"]] for factor, jobs in made.branches().items()}
+    assert ends == {0.5: [4], 2.0: [16]}
+    assert {job.trunk for jobs in made.branches().values() for job in jobs} == {None}
 
 
 def test_an_option_of_the_baseline_that_a_variant_has_not_is_told(study: NewStudy) -> None:

@@ -159,6 +159,8 @@ def test_a_ladder_takes_more_seeds_and_nothing_else(climbed: Climbed, ablate: Ab
     climbed(seeds=2)
     assert "18 runs: 3 sizes x 3 lengths x 2 seeds" in ablate("plan", *CLIMB)[1], "those of the ladder, where the command says none"
     assert "27 runs" in lm("ablate", "plan", "study=ffn", "dir=.", "seeds=3")[1]
+    for place in ("./ffn", "ffn/", str(Path("ffn").absolute()), "ffn/ladder.json"):
+        assert "27 runs" in lm("ablate", "plan", f"study={place}", "seeds=3")[1], place
     for args, said in (
         (["sizes=16,32,48", "tokens=1,2,4"], "its runs have begun, and others are asked now: ladder.sizes"),
         (["study=ffn"], "ladder.overrides was"),

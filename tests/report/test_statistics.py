@@ -2,6 +2,7 @@
 
 import math
 import random
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -28,6 +29,16 @@ def test_one_variant_has_the_interval_and_p_of_the_paired_t_test() -> None:
     assert found.near == pytest.approx(tuple(expected.confidence_interval(0.9)), rel=1e-9)
     signs = [np.mean(np.array(found.pairs) * [1 if k >> i & 1 else -1 for i in range(6)]) for k in range(64)]
     assert found.permutation_p == np.mean(np.abs(signs) >= abs(np.mean(found.pairs)) - 1e-12)
+
+
+def test_the_exact_permutation_test_counts_ties_and_takes_little_memory() -> None:
+    pairs = [-0.1, -0.2, 0.2, -0.1, 0.3, -0.1]  # whose sum is 0 but for rounding, so that no signs give less
+    assert differences(dict.fromkeys(range(6), 0.0), {"x": dict(enumerate(pairs))})["x"].permutation_p == 1.0
+    tracemalloc.start()
+    differences(dict.fromkeys(range(20), 0.0), {"x": normal(random.Random(0), 20)})
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 128 * 2**20, "2^20 sums of 8 bytes, and a few copies"
 
 
 def test_holm_multiplies_the_smallest_p_by_their_number_and_keeps_the_order() -> None:
@@ -187,6 +198,7 @@ def test_two_runs_alike_in_every_seed_are_no_evidence() -> None:
     runs = normal(random.Random(0), 12)
     found = differences(runs, {"x": runs})["x"]
     assert (found.mean, found.interval, found.p, found.permutation_p, found.bootstrap) == (0.0, (0.0, 0.0), 1.0, 1.0, None)
+    assert (found.verdict, found.more_seeds) == ("cannot tell", None), "nor would further ones be"
 
 
 @pytest.mark.slow

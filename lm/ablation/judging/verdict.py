@@ -28,7 +28,7 @@ def verdict(study: Study) -> Tree:
     config, found = study.config, study.differences()
     results = {name: study.results(study.reporting(name)) for name in study.variants}
     lengths = {1.0: results[config.baseline], **{factor: study.results(jobs) for factor, jobs in study.branches().items()}}
-    worths = {name: worth(lengths, results[name], told.level) for name, told in found.items() if len(lengths) > 1}
+    worths = {name: worth(lengths, results[name], told.level) for name, told in found.items() if len(lengths) > 1 and told.mean is not None}
     rows = {name: _row(study, name, results[name], found.get(name), worths.get(name)) for name in study.variants}
     factors = sorted([1.0, *LENGTHS]) if config.exchange else []
     exchange = {f"{factor:g}": _length(study, factor, lengths.get(factor, {})) for factor in factors} or None

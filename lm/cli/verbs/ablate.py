@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
 from pydantic import Field
 
@@ -116,10 +116,11 @@ class Ablate(Verb):
             raise ConfigError(f"{foreign[0]}: there is no cluster that it could be said to. Add cluster=slurm, or leave it out.")
         if self.check and doing != "plan":
             raise ConfigError("check=true: it tries what was planned, and compares nothing. Say lm ablate plan, or leave it out.")
+        at = self._at_ladder()
         if doing == "noise":
             self._noise(overrides)
-        elif self._climbs():
-            self._ladder(doing, overrides)
+        elif at._climbs():
+            at._ladder(doing, overrides)
         else:
             self._study(doing, overrides)
 
@@ -187,6 +188,14 @@ class Ablate(Verb):
             run_missing(each, self._place())
         for line in told(verdict(runs), [self.least_effect] if self.least_effect else [0.02, 0.01, 0.005]):
             say(line)
+
+    def _at_ladder(self) -> Self:
+        """Returns the same with the name and place of a begun ladder, where study= is its folder or ladder.json."""
+        path = Path(os.path.expanduser(self.study or ""))
+        folder = path.parent if path.name == LADDER else path
+        if os.sep not in (self.study or "") or self.model_fields_set & {"name", "dir"} or not (folder / LADDER).is_file():
+            return self
+        return self.model_copy(update={"study": folder.name, "dir": str(folder.parent)})
 
     def _climbs(self) -> bool:
         """Whether a ladder is meant: sizes are given, or the begun study is one. Raises ConfigError for keys that belong to the other."""

@@ -418,6 +418,7 @@ def test_adapters_that_have_no_place_here_are_refused(tmp_path: Path) -> None:
         ({"use_dora": True}, "use_dora and the magnitude of transformer.h.0.attn.c_proj do not fit each other"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save names lm_head, and no tensor is of that"),
         ({"init_lora_weights": "pissa_niter_16"}, "which changes the base as well"),
+        ({"init_lora_weights": "lora_ga"}, "which changes the base as well"),
         ({"alora_invocation_tokens": [1, 2]}, "alora_invocation_tokens is"),
         ({"alpha_pattern": {r"h\.0.*c_proj": 3}}, "alpha_pattern has the regex"),
         ({"peft_type": "LOHA"}, "peft_type is 'LOHA', and LORA is read"),

@@ -32,7 +32,7 @@ from lm.units import counted
 
 _MODULE = re.compile(r"base_model\.model\.(.+)\.lora_(?:([AB])\.weight|magnitude_vector)")
 _UNREAD = {"bias": "none", "target_parameters": None, "layer_replication": None, "alora_invocation_tokens": None}
-_CHANGE_THE_BASE = ("pissa", "olora", "loftq", "corda")  # ways to begin, by what init_lora_weights starts with
+_CHANGE_THE_BASE = ("pissa", "olora", "loftq", "corda", "lora_ga")  # ways to begin, by what init_lora_weights starts with
 
 
 def read_peft(

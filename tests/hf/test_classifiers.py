@@ -220,6 +220,7 @@ def test_a_pair_of_texts_is_read_as_transformers_reads_it(named: str, tmp_path: 
     [
         ({"id2label": {"0": "one", "1": "one", "2": "two"}}, "are not different names"),
         ({"architectures": ["LlamaForTokenClassification"]}, "score"),
+        ({"id2label": None, "num_labels": 1_000_000_000}, "num_labels=1000000000 does not fit"),  # seen to fail: killed, out of memory
     ],
 )
 def test_what_is_no_classifier_is_refused(keys: dict[str, Any], said: str, tmp_path: Path) -> None:

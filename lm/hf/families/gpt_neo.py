@@ -35,10 +35,13 @@ class GPTNeo(GPT2):
     fixed_there = {}
 
     def read(self, hf: Tree) -> Tree:
+        """Returns further options; `attention_layers`, which transformers makes of the types and writes beside them, goes before these."""
         told = hf.get("attention_types") or [[["global", "local"], 12]]
-        types = [_LOCAL.get(name, name) for names, times in told for _ in range(times) for name in names]
-        there = {"num_hidden_layers": hf["num_layers"], "attention_types": told, "sliding_window": hf.get("window_size", 256)}
-        return read_windows(there, types, None, "attention_types")
+        layers = hf.get("attention_layers") or [name for names, times in told for _ in range(times) for name in names]
+        given = {"attention_types": told, "attention_layers": layers}
+        there = {**given, "num_hidden_layers": hf["num_layers"], "sliding_window": hf.get("window_size", 256)}
+        said_by = "attention_layers" if hf.get("attention_layers") else "attention_types"
+        return read_windows(there, [_LOCAL.get(name, name) for name in layers], None, said_by)
 
     def write(self, ours: Tree) -> Tree:
         found = write_windows(ours)

@@ -13,6 +13,7 @@ from lm.schema import Tree
 
 TASK = "ForSequenceClassification"
 _LANGUAGE = re.compile("(ForCausalLM|LMHeadModel|ForMaskedLM)$")
+_MOST = 100_000  # labels, each of which gets a name
 _ONE, _SEVERAL, _NUMBER = "single_label_classification", "multi_label_classification", "regression"
 
 
@@ -81,7 +82,10 @@ class _Classifier(Family):
     head: ClassVar[_Head]
 
     def read(self, hf: Tree) -> Tree:
-        names = hf.get("id2label") or {i: f"LABEL_{i}" for i in range(hf.get("num_labels", 2))}
+        names, n = hf.get("id2label"), hf.get("num_labels", 2)
+        if not names and (type(n) is not int or not 0 < n <= _MOST):
+            raise ConfigError(f"config.json: num_labels={n!r} does not fit; there are 1 to {_MOST:,}. Restore the file.")
+        names = names or {i: f"LABEL_{i}" for i in range(n)}
         if (problem := hf.get("problem_type")) == _NUMBER and len(names) > 1:
             raise ConfigError(f"config.json: problem_type={problem} of {len(names)} numbers, and lm's models tell one. Import another.")
         found = {ours: value for ours, value in self.body.read(self, hf).items() if not _of_tokens(ours) or self._keeps(ours)}

@@ -137,6 +137,13 @@ def _tensors(found: Mapping[str, Low]) -> Iterator[tuple[str, Tensor]]:
             yield f"{PREFIX}{where}.lora_magnitude_vector", each.m.contiguous()
 
 
+def _task(cfg: ModelConfig) -> str | None:
+    """Returns what peft takes the model for: as one that generates it asks for what a classifier does not have."""
+    if cfg.head.labels is not None:
+        return "SEQ_CLS" if cfg.kind == "decoder" else None
+    return _TASKS.get(cfg.kind)
+
+
 def _config(cfg: ModelConfig, adapter: LoRAConfig, found: Mapping[str, Low], known: list[str], base: str) -> Tree:
     """Returns adapter_config.json.  known: paths of all matrices there; where all matrices of one name have an adapter, target_modules has
     this name alone."""
@@ -147,7 +154,7 @@ def _config(cfg: ModelConfig, adapter: LoRAConfig, found: Mapping[str, Low], kno
     times = {path: rank / adapter.rank for path, rank in ranks.items()}
     return {
         "peft_type": "LORA",
-        "task_type": _TASKS.get(cfg.kind),
+        "task_type": _task(cfg),
         "base_model_name_or_path": base,
         "r": adapter.rank,
         "lora_alpha": adapter.alpha,

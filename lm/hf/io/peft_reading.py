@@ -31,8 +31,11 @@ from lm.storage.reading import read_json, refuse_pointer
 from lm.units import counted
 
 _MODULE = re.compile(r"base_model\.model\.(.+)\.lora_(?:([AB])\.weight|magnitude_vector)")
-_UNREAD = {"bias": "none", "target_parameters": None, "layer_replication": None, "alora_invocation_tokens": None}
-_CHANGE_THE_BASE = ("pissa", "olora", "loftq", "corda")  # ways to begin, by what init_lora_weights starts with
+_UNREAD = {
+    "bias": "none", "target_parameters": None, "layer_replication": None, "alora_invocation_tokens": None, "lora_bias": False,
+    "kasa_config": None,
+}  # fmt: skip
+_CHANGE_THE_BASE = ("pissa", "olora", "loftq", "corda", "lora_ga")  # ways to begin, by what init_lora_weights starts with
 
 
 def read_peft(
@@ -71,6 +74,9 @@ def read_peft(
         except RuntimeError:
             raise _other_shapes(folder) from None
         found |= {name.removesuffix("weight"): (a, part, scale) for name, part in zip(pair.ours, parts, strict=True)}
+    if beside := [path for path in theirs if any(re.fullmatch(pattern, f"{path}.weight") for pattern in family.ignored)]:
+        say(f"{WEIGHTS}: left out: {', '.join(beside)[:200]}, which is no part of the model here")
+        theirs = {path: each for path, each in theirs.items() if path not in beside}
     if theirs or not found:
         raise ConfigError(
             f"{folder}: it adapts {next(iter(theirs), 'nothing')}, which is no matrix of the base. Give the base that it is of."
@@ -138,6 +144,8 @@ def _parted(folder: Path, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Low]
             found.setdefault(match[1], {})[match[2] or "M"] = tensor
         else:
             rest[key] = tensor
+    for path in found:
+        rest.pop(f"{PREFIX}{path}.base_layer.weight", None)  # of the base, which peft saves too beside an adapter of the head
     for path, each in found.items():
         sizes = {part: tensor.shape for part, tensor in each.items()}
         a, b = sizes.get("A", ()), sizes.get("B", ())

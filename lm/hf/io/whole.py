@@ -18,6 +18,8 @@ from lm.schema import Tree
 PREFIX = "base_model.model."
 _ROWS = ".token_adapter.trainable_tokens_delta"
 _EMBED, _HEAD = "embed.weight", "head.weight"
+_HEADS = ("classifier", "score")
+"""Names of a classifier's head: peft's modules_to_save has both of them, and a model one."""
 
 
 def pairs_of(family: Family, cfg: ModelConfig) -> Iterator[Pair]:
@@ -76,7 +78,8 @@ def from_modules(
     pairs = [*pairs_of(family, cfg)] if rest else []
     if unknown := (rows.keys() | whole.keys()) - {path for pair in pairs for path in pair.theirs}:
         raise ConfigError(f"{folder}: it has trained {min(unknown)}, which is no weight of the base. Give the base that it is of.")
-    if missing := [name for name in config.get("modules_to_save") or () if not any(_module(path).endswith(name) for path in whole)]:
+    named = [name for name in config.get("modules_to_save") or () if name not in _HEADS or _has(family, cfg, name)]
+    if missing := [name for name in named if not any(_in_module(path, name) for path in whole)]:
         raise ConfigError(f"{folder}: modules_to_save names {missing[0]}, and no tensor is of that. Restore the file.")
     found: dict[str, Tensor] = {}
     apart = [pair for pair in pairs if pair.ours == (_EMBED,) and whole.keys().isdisjoint(pair.theirs)]
@@ -87,7 +90,8 @@ def from_modules(
         if _EMBED in ours and whole and cfg.head.tied and (apart or not torch.equal(ours[_EMBED], found.get(_EMBED, ours[_EMBED]))):
             raise ConfigError(f"{folder}: it has trained embedding and head apart, which are one matrix in the base. Merge it with peft.")
         found |= ours
-    n_rows = {name: len(found.get(name, weights[name])) for name in ROWS if name in weights}
+    of_tokens = [name for name in ROWS if name in weights and (cfg.head.labels is None or not name.startswith("head."))]
+    n_rows = {name: len(found.get(name, weights[name])) for name in of_tokens}
     if len(set(n_rows.values())) > 1:
         told = " and ".join(f"{n} rows of {name}" for name, n in n_rows.items())
         raise ConfigError(f"{folder}: with the base it has {told}, and all should be one number. Merge it with peft.")
@@ -97,6 +101,17 @@ def from_modules(
 def with_rows_of(cfg: ModelConfig, own: Mapping[str, Tensor]) -> ModelConfig:
     """Returns the config with a vocabulary of as many rows as the adapter's embedding has, where it has trained one."""
     return cfg.replace(vocab_size=len(own[_EMBED])) if _EMBED in own else cfg
+
+
+def _has(family: Family, cfg: ModelConfig, name: str) -> bool:
+    """Returns whether the model that transformers builds has weights in a module whose path ends so."""
+    return any(_in_module(path, name) for pair in pairs_of(family, cfg) for path in pair.theirs)
+
+
+def _in_module(path: str, name: str) -> bool:
+    """Returns whether a weight is in a module whose path ends so, or in one within that: RoBERTa's classifier is two."""
+    parts = path.split(".")
+    return any(".".join(parts[:n]).endswith(name) for n in range(1, len(parts)))
 
 
 def _in_rows(folder: Path, config: Tree, path: str, old: Tensor, rows: Tensor) -> Tensor:

@@ -75,3 +75,12 @@ def test_a_config_of_published_sizes_is_understood(name: str) -> None:
 def test_windows_of_another_pattern_or_number_of_layers_are_refused(types: Any) -> None:
     with pytest.raises(ConfigError, match=r"attention_types=\[\[\[.* with sliding_window=7 is not a window in all layers but every n-th"):
         families()["gpt_neo"].config(NEO | {"attention_types": types})
+
+
+def test_the_layers_of_gpt_neo_go_before_their_types() -> None:
+    """As in transformers, which writes both. Seen to fail: the types were read, and the windows stood in the other layers."""
+    told = NEO | {"attention_layers": ["local", "global"] * 2}
+    assert transformers.GPTNeoConfig(**told).attention_layers == told["attention_layers"]
+    swapped = NEO | {"attention_types": [[["local", "global"], 2]]}
+    found, wanted = (families()["gpt_neo"].config(each) for each in (told, swapped))
+    assert found == wanted != families()["gpt_neo"].config(NEO)

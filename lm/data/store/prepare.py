@@ -1,6 +1,6 @@
 """From a data config to token stores, through a cache that is keyed by everything that decides the tokens."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
@@ -8,17 +8,18 @@ from typing import Literal
 
 from lm.data.config import DataConfig, SourceConfig
 from lm.data.records.base import text_passages
-from lm.data.sources.base import SPLITS, Source, Split, hashed_frac
+from lm.data.sources.base import SPLITS, Source, Split
 from lm.data.sources.fingerprint import short_hash
 from lm.data.store.cache import Log, cache_root, code_version
 from lm.data.store.contamination import Contamination
 from lm.data.store.finished import complete_tokens, finish_tokens
+from lm.data.store.sample import training_texts
 from lm.data.store.shards import TokenStore, read_index
 from lm.data.store.shared import Checked, is_json, shared_once
 from lm.data.store.tokenise import tokenise
 from lm.data.tokenizer.config import TokenizerConfig
 from lm.data.tokenizer.templates import for_tools
-from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer, split_text
+from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import ConfigError, LmError
 from lm.progress import progress
 from lm.schema import Tree
@@ -173,7 +174,7 @@ def _trained(
 
     def build(half: Path) -> None:
         with progress("Training a tokenizer" + (f" of {size:,} tokens" if (size := cfg.size()) else ""), total) as done:
-            texts = chain(*(_training_texts(source, done, cfg.n_chars() // len(sources)) for source in sources.values()))
+            texts = chain(*(training_texts(source, done, cfg.n_chars() // len(sources)) for source in sources.values()))
             cfg.build(texts, specials).save(half)
         (half / _HASH).write_text(load_tokenizer(half).hash)  # of the file as read back, since it rounds a unigram model's scores
 
@@ -196,30 +197,6 @@ def _fits(copy: Path) -> bool:
 
 
 _TOKENIZER: Checked = {"tokenizer.json": is_json, "tokenizer_config.json": is_json, _HASH: _fits}
-
-
-def _training_texts(source: Source, done: Callable[[int], None], left: int) -> Iterator[str]:
-    """Yields texts of the training split; of a split larger than `left` characters only those that a hash picks, or the beginning where it
-    picks none."""
-    picked = _picked(source, 1.0 if source.total is None else min(1.0, left / max(1, source.total)))
-    first = next(picked, None)
-    for text in _picked(source, 1.0) if first is None else chain([first], picked):
-        done(source.position())
-        yield text[:left]
-        left -= len(text)
-        if left <= 0:
-            break
-    source.confirm()
-
-
-def _picked(source: Source, frac: float) -> Iterator[str]:
-    """Yields the texts of the training split, in pieces; with `frac` below 1 only the pieces that another hash picks than that of the
-    holding out, which leaves training the documents above its share. A short document has one piece."""
-    for document in source.documents():
-        if document.split == "train":
-            for number, text in enumerate(split_text(document.chunks)):
-                if frac == 1 or hashed_frac(b"tokenizer" + document.key + number.to_bytes(8, "big")) < frac:
-                    yield text
 
 
 def require_documents(documents: Mapping[str, int], looked_at: str, n_skipped: int, test_frac: float) -> None:

@@ -73,7 +73,8 @@ class TrainedConfig(FurtherSpecials):
     pattern: Pattern = "gpt2"
     """How text is cut into words before: as by the tokenizers of these models; own: GPT-4's way, with whole indentations."""
     max_chars: int = Field(1 << 28, gt=0)
-    """Characters to train on; of a larger corpus an even sample of its documents."""
+    """Characters to train on; of a larger corpus an even sample of its documents, or, of one whose size is not known (data=hub), the
+    first."""
 
     def build(self, texts: Iterable[str] = (), extra: Sequence[str] = ()) -> "Tokenizer":
         from lm.data.tokenizer.train import train_tokenizer

@@ -1,7 +1,9 @@
+import gzip
 import hashlib
 import json
 import multiprocessing
 import os
+import random
 import re
 import resource
 import signal
@@ -20,7 +22,8 @@ import pytest
 
 from lm.data.kinds import BPEConfig, BytesConfig, StdlibConfig, TextConfig, TokenizerConfig, TokenizerFileConfig
 from lm.data.sources.fingerprint import changed_files
-from lm.data.store.prepare import Prepared, _training_texts, prepare
+from lm.data.store.prepare import Prepared, prepare
+from lm.data.store.sample import training_texts
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError, ResourceError
@@ -111,13 +114,20 @@ def test_a_tokenizer_for_a_few_long_texts_is_trained_on_a_part_of_them(
     assert found.tokenizer.vocab_size == 270 and len(found.tokenizer.encode("line of the text")) < 8
 
 
-@pytest.mark.parametrize("val_frac", [0.1, 0.5])
-def test_a_tokenizer_is_trained_on_an_even_sample_of_the_documents(tmp_path: Path, val_frac: float) -> None:
-    """Seen to fail while the hash that holds out picked too: of less than val_frac it picked none, and the first documents were read."""
-    lines = (json.dumps({"text": f"document {n}".ljust(1000, ".")}) for n in range(2000))
-    source = TextConfig(files=str(write(tmp_path / "a.jsonl", "\n".join(lines))), val_frac=val_frac).open(tmp_path)
-    assert source.total is not None
-    numbers = [int(text.rstrip(".").split()[1]) for text in _training_texts(source, lambda n: None, source.total // 12)]
+@pytest.mark.parametrize(("val_frac", "packed"), [(0.1, False), (0.5, False), (0.1, True)])
+def test_a_tokenizer_is_trained_on_an_even_sample_of_the_documents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, val_frac: float, packed: bool
+) -> None:
+    """Seen to fail while the hash that holds out picked too: of less than val_frac it picked none, and the first documents were read; and
+    while a packed file counted as stored, half of its text here."""
+    monkeypatch.setattr("lm.data.store.sample._TRIED", 500_000)
+    lines = "\n".join(json.dumps({"text": f"document {n} {random.Random(n).randbytes(500).hex()}"}) for n in range(2000))
+    path = write(tmp_path / "a.jsonl", lines)
+    if packed:
+        path = tmp_path / "b.jsonl.gz"
+        path.write_bytes(gzip.compress(lines.encode()))
+    source = TextConfig(files=str(path), val_frac=val_frac).open(tmp_path)
+    numbers = [int(text.split()[1]) for text in training_texts(source, lambda n: None, len(lines) // 12)]
     for fifth in range(5):
         assert 0.1 < sum(fifth * 400 <= n < fifth * 400 + 400 for n in numbers) / len(numbers) < 0.3, fifth
 

@@ -26,6 +26,8 @@ _INERT = (
     "seed", "run.", "logger.", "resume.", "checkpoint.", "traceback", "data.cache_dir", "data.remote", "trainer.sample_",
     "trainer.deterministic", "trainer.profile",
 )  # fmt: skip
+# Nor are these: a run is the same with any of them. Apart, since a ledger's hashes are of what `compared` gives.
+_HOW = ("trainer.log_every", "data.workers", "data.verify", "check", "plan", "budget")
 # Decide what val_loss is of.
 _LEARNED = tuple(f"objective.{key}" for key in ("kind", "among", "temperature", "both_ways", "first_dims"))
 # Decide what val_reward is of.
@@ -202,7 +204,7 @@ def _group(runs: list[Run], as_of_today: Callable[[Tree], Tree]) -> list[Row]:
     repeats: Counter[str] = Counter()
     rows: dict[tuple[str, int], Row] = {}
     for run in runs:
-        values = compared(as_of_today(run.config))
+        values = {key: value for key, value in compared(as_of_today(run.config)).items() if not key.startswith(_HOW)}
         config, seed = json.dumps(values, sort_keys=True), _seed(run)
         rows.setdefault((config, repeats[config + seed]), Row([], values)).runs.append(run)
         repeats[config + seed] += 1

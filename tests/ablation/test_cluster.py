@@ -1,6 +1,7 @@
 """Studies by submitit's executor of this machine, and by programs that are called as those of SLURM."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -154,6 +155,15 @@ def test_a_run_that_diverged_while_nobody_waited_is_an_outcome_and_not_submitted
 def test_what_no_cluster_can_do_is_refused_before_anything_runs(args: list[str], said: str, ablate: Ablate, tmp_path: Path) -> None:
     code, _, err = ablate(FFN, *args)
     assert code == 2 and said in err.splitlines()[-1] and not (tmp_path / "ffn").exists(), err
+
+
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="this system does not tell what a process runs")
+def test_a_job_whose_id_another_program_has_by_now_is_done() -> None:
+    """Seen to fail: after a reboot a study waited for whatever had got its job's id."""
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "submitit"]) as job:
+        assert not cluster._Local(job.pid).done() and cluster._Local(os.getpid()).done()
+        job.kill()
+    assert cluster._Local(job.pid).done()
 
 
 def test_without_submitit_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,11 +70,14 @@ def test_seeds_of_before_and_after_an_option_came_about_share_a_row(tmp_path: Pa
     assert [(row["run"], row["model.embed.norm"]) for row in json.loads(out)["rows"]] == [("a +1", False), ("c", True)]
 
 
-def test_seeds_of_which_one_was_profiled_share_a_row(tmp_path: Path, write_run: WriteRun, lm: Lm) -> None:
-    """Seen to fail: two rows, told apart by trainer.profile."""
+@pytest.mark.parametrize(("section", "changes"), [("trainer", {"profile": 3}), ("trainer", {"log_every": 7}), ("data", {"workers": 3})])
+def test_seeds_of_which_one_told_more_share_a_row(
+    tmp_path: Path, write_run: WriteRun, lm: Lm, section: str, changes: dict[str, int]
+) -> None:
+    """Seen to fail: two rows, told apart by an option of how a run goes."""
     today = config("nano").tree()
-    for name, seed, profile in (("a", 0, 3), ("b", 1, None)):
-        tree = today | {"seed": seed, "trainer": today["trainer"] | {"profile": profile}}
+    for name, seed, change in (("a", 0, changes), ("b", 1, {})):
+        tree = today | {"seed": seed, section: today[section] | change}
         (write_run(tmp_path / name) / "config.yaml").write_text(yaml_text(tree))
     code, out, err = lm("compare", *(str(tmp_path / name) for name in "ab"), "out=x", "format=json")
     assert code == 0, err

@@ -1,6 +1,7 @@
 """Adapters: a few weights that are trained beside the weights of a parent, which are frozen."""
 
 import math
+import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
@@ -96,7 +97,8 @@ class LoRAConfig(AdapterConfig):
     of weights that were published so, in int8 with a scale for each output, or in 4 bits with a scale for each 64 inputs (nf4, of QLoRA:
     Dettmers et al. 2023, arXiv:2305.14314). Stacked experts stay as they are."""
     targets: list[str] | None = Field(None, min_length=1)
-    """Matrices by slots or patterns: attention, ffn, experts, attention.q, blocks.0.*. null: all of at least such a rank."""
+    """Matrices by slots or patterns: attention, ffn, experts, attention.q, blocks.0.*; or by name one outside of the blocks, such as
+    head.dense. null: all of the blocks of at least such a rank."""
     whole: list[str] = []
     """Weights that are trained whole, by patterns or parts of names: embed, head, norm. They get no adapter, and are saved with it (peft's
     modules_to_save)."""
@@ -114,7 +116,7 @@ class LoRAConfig(AdapterConfig):
         found = {path: shape for path, shape in known.items() if any(means(target, path) for target in self.targets or SLOTS)}
         for target in self.targets or ():
             if not any(means(target, path) for path in found):
-                names = dict.fromkeys(path.split("blocks.")[-1].partition(".")[2] for path in known)
+                names = dict.fromkeys(re.sub(r".*\bblocks\.\d+\.", "", path) for path in known)
                 raise ValueError(f"adapter.targets names '{target}', and no matrix is called so. There are {', '.join(names)}.")
         found = {path: shape for path, shape in found.items() if not {path, f"{path}.weight"} & whole}
         if not found:
@@ -209,10 +211,9 @@ class LoRAConfig(AdapterConfig):
 
 
 def _holders(model: LM) -> Iterator[tuple[str, nn.Linear | Experts]]:
-    """Yields names and modules within blocks that hold matrices."""
-    inside = {module for unit in model.units() for module in unit.modules()}
+    """Yields names and modules that hold matrices; a head, which chooses among tokens, has another forward."""
     for path, module in [*model.named_modules()]:
-        if module in inside and (isinstance(module, Experts) or (isinstance(module, nn.Linear) and type(module) in _PLAIN)):
+        if isinstance(module, Experts) or (isinstance(module, nn.Linear) and type(module) in _PLAIN):
             yield path, module
 
 

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from lm.adapters.adapter import LoRAConfig, adapting, hold_bases
 from lm.adapters.held import HELD, Base, multiplied, nf4_levels
 from lm.adapters.lowrank import DoRALinear, LoRAOnHeld, beside
+from lm.losses.tokens import chunked_loss
 from lm.nn.bare import without_adapter
 from lm.nn.batch import Batch
 from lm.nn.model_config import model_config
@@ -298,6 +299,22 @@ def test_targets_name_slots_parts_of_them_and_layers(targets: list[str], found: 
     model = build_model(model_config(BASE | MODELS["experts"]), device="meta")
     LoRAConfig(rank=2, targets=targets).apply(model)
     assert {name.removesuffix("lora_a").rstrip("._") for name in adapting(model) if name.endswith("lora_a")} == found
+
+
+def test_matrices_beside_the_blocks_are_adapted_where_they_are_named() -> None:
+    """As peft's all-linear does; the loss in chunks has the gradients of the head's layers."""
+    narrow = {"embed": {"factorized": {"width": 12}}, "head": {"transform": "gelu", "bias": True}, "kind": "encoder"}
+    cfg = LoRAConfig(rank=3, targets=["head.dense", "widen", "attention"])
+    model = adapted(narrow, cfg)
+    assert {"head.dense.lora_a", "widen.lora_b", "blocks.0.attention.q.lora_a"} <= adapting(model).keys()
+    same(logits(model, False), logits(merged(model, cfg), False))
+    hidden, labels, own = torch.randn(24, 32), tokens(2, 12).flatten(), [model.head.get_parameter(f"dense.lora_{n}") for n in "ab"]
+    chunked, plain = chunked_loss(hidden, labels, model.head, chunk=7).total, F.cross_entropy(model.head(hidden), labels, reduction="sum")
+    for found, right in zip(torch.autograd.grad(chunked, own), torch.autograd.grad(plain, own), strict=True):
+        same(found, right)
+    usual = build_model(model.cfg, device="meta")
+    LoRAConfig(rank=3).apply(usual)
+    assert all(name.startswith("blocks.") for name in adapting(usual))
 
 
 @pytest.mark.parametrize(

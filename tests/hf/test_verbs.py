@@ -217,11 +217,11 @@ def test_how_tokens_are_drawn_stays_with_a_model_that_is_trained_on(tmp_path: Pa
     and the most tokens were lost, so that an export of OPUS-MT wrote 20."""
     drawn = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.05, "no_repeat_ngram_size": 3}
     drawn |= {"num_beams": 4, "length_penalty": 2.0, "early_stopping": "never", "bad_words_ids": [[5], [6, 7]], "max_length": 512}
-    more = {"min_p": "0.1", "max_time": 9, "suppress_tokens": None, "eos_token_id": 257, "_from_model_config": True}
+    more = {"min_p": "0.1", "max_new_tokens": -3, "max_time": 9, "eos_token_id": 257, "suppress_tokens": None, "_from_model_config": True}
     (theirs / "generation_config.json").write_text(json.dumps({**drawn, **more}))
     (theirs / "README.md").write_text("\n".join(["---", *(f"{key}: {value}" for key, value in LICENSE.items()), "---"]))
     done = lm("import", f"from={theirs}", "out=here")
-    assert done.returncode == 0 and "generation_config.json: not kept: min_p='0.1', max_time=9\n" in done.stderr
+    assert done.returncode == 0 and "generation_config.json: not kept: min_p='0.1', max_new_tokens=-3, max_time=9\n" in done.stderr
     options = """'logit_bias={"5": -100}' repetition_penalty=1.05 no_repeat_ngram=3 temperature=0.6 top_k=20 top_p=0.95"""
     assert f"Try it: lm generate from=here prompt=... {options}\n" in done.stdout
     (tmp_path / "text.txt").write_text("some text, some more\n" * 400)

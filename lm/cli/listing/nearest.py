@@ -37,7 +37,7 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
     "launch.context": (
         "context_parallel context_parallel_degree context_parallel_size cp cp_size sequence_parallel sequence_parallel_size sp ulysses"
     ),
-    "launch.devices": "gpus n_gpu n_gpus ngpu nproc nproc_per_node num_gpus num_processes world_size",
+    "launch.devices": "gpus n_gpu n_gpus ngpu nproc nproc_per_node num_gpus num_processes processes world_size",
     "launch.nodes": "machines nnodes",
     "launch.tensor": "tensor_model_parallel_size tensor_parallel tensor_parallel_degree tensor_parallel_size tp tp_size",
     "logger": "report_to",

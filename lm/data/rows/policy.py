@@ -99,6 +99,14 @@ class PolicyConfig(OwnAnswersConfig):
         return self
 
     @model_validator(mode="after")
+    def _rewards_something(self) -> Self:
+        if not any(reward.weight for reward in self.rewards.values()):
+            raise ValueError(
+                f"rewards: {', '.join(self.rewards)} have a weight of 0, so that nothing is learned. Give one of them another."
+            )
+        return self
+
+    @model_validator(mode="after")
     def _has_room_for_another_answer(self) -> Self:
         if self.environment is not None and self.room < 2 * self.max_tokens:
             what = f"environment.room={self.room} is less than two answers of max_tokens={self.max_tokens}"

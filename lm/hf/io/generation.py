@@ -89,4 +89,6 @@ def options_of(drawn: Tree) -> list[str]:
 def _is_setting(key: str, value: Any) -> bool:
     if key in _LISTS:  # of tokens, or of texts of tokens
         return isinstance(value, list) and all(isinstance(i, int) for each in value for i in (each if isinstance(each, list) else [each]))
+    if key.startswith("max_") and (not isinstance(value, int) or value < 1):  # which transformers refuses
+        return False
     return (key == "early_stopping" and value == "never") or (isinstance(value, bool | int | float) and isfinite(value))

@@ -93,6 +93,10 @@ MISTAKES = {
         ["objective=grpo", "init_from=null", "objective.rewards={length:{wieght:2}}"],
         ["objective.rewards.length.wieght: there is no such key in kind 'length'. Did you mean 'weight'?"],
     ),
+    "rewards that weigh nothing": (
+        ["objective=grpo", "init_from=null", "objective.rewards={exact:{weight:0}}"],
+        ["rewards: exact have a weight of 0, so that nothing is learned"],
+    ),
     "an entry set to null": (["objective=grpo", "objective.rewards.exact=null"], ["Write ~objective.rewards.exact to be without it."]),
     "key of a group without an option": (["adapter.rank=4"], ["adapter: it has no kind yet", "Write adapter=lora adapter.rank=..."]),
     "another program's key of a group without an option": (["adapter.r=4"], ["Did you mean 'rank'? Write adapter=lora adapter.rank=..."]),

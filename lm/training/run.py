@@ -18,7 +18,7 @@ from lm.data.loader import train_loader, worker_faults
 from lm.data.rows.build import build_splits
 from lm.data.store.prepare import Prepared, prepare
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from lm.errors import Interrupted, internal
+from lm.errors import ConfigError, Interrupted, internal
 from lm.nn.transformer import build_model
 from lm.ops.defaults import why_not_mac
 from lm.ops.precision import instead_of_bf16
@@ -200,6 +200,8 @@ def _fit(module: "TrainModule", callbacks: Sequence["Callback"]) -> None:
     if number is not None and not run.done(module.step):
         what = f"{signal.Signals(number).name} ended the run after step {module.step:,}, which is saved"
         raise Interrupted(f"{run.folder.path}: {what}. Train again to resume.", number)
+    if run.saved_step < 0:
+        raise ConfigError("callbacks: one set trainer.should_stop before the first step, so that nothing is saved. Set it later.")
 
 
 def _on_device(trainer: TrainerConfig, kind: str) -> Iterator[str]:

@@ -100,6 +100,20 @@ def test_a_callback_that_ends_the_process_is_an_error(configure: Configure) -> N
         train_rank(configure("trainer.max_steps=3"), callbacks=[Exiting()])
 
 
+class Never(Callback):
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        trainer.should_stop = True
+
+
+def test_a_callback_that_ends_a_run_before_its_first_step_is_told(configure: Configure) -> None:
+    """Seen to fail: the error was that a file of a checkpoint is missing, which nobody had asked for. A run that goes on ends as it was."""
+    cfg = configure("trainer.max_steps=4")
+    with pytest.raises(LmError, match=r"callbacks: one set trainer\.should_stop before the first step, so that nothing is saved"):
+        train_rank(cfg, callbacks=[Never()])
+    train_rank(configure("trainer.max_steps=3"))
+    assert train_rank(cfg, callbacks=[Never()])["steps"] == 3
+
+
 STOPPING = """
 from typing import Literal
 from lightning import Callback

@@ -200,7 +200,7 @@ def _fit(module: "TrainModule", callbacks: Sequence["Callback"]) -> None:
     if number is not None and not run.done(module.step):
         what = f"{signal.Signals(number).name} ended the run after step {module.step:,}, which is saved"
         raise Interrupted(f"{run.folder.path}: {what}. Train again to resume.", number)
-    if run.saved_step < 0:
+    if module.step == 0 and run.saved_step < 0:
         raise ConfigError("callbacks: one set trainer.should_stop before the first step, so that nothing is saved. Set it later.")
 
 

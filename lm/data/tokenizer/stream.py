@@ -9,7 +9,7 @@ _BEFORE = 32  # tokens at least that are decoded again with a new one, where its
 
 class Stream:
     """Decodes token by token; the joined results of `push` and `flush` equal the result of `decode`. Of a tokenizer with byte tokens
-    (SentencePiece) they differ where a run of these is no UTF-8: `decode` replaces all of the run, and here its characters have been sent."""
+    (SentencePiece) they differ where a run of these is no UTF-8: `decode` replaces all of it, and here its characters have been sent."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

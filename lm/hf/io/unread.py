@@ -12,7 +12,6 @@ _JOINED = "its decoder reads source and target in one attention, behind one soft
 _STREAMS = "its streams are mixed by gates for each channel, and its attention chooses which tokens it sees"
 _WIDTHS = "each layer reads a projection of the embedding, and heads are wider in layers without a window"
 WHY: dict[str, str] = {
-    "albert": "its embedding is narrower than its layers",
     "axk2": _CHOSEN,
     "bailing_hybrid": "the decay of its states has a least value, and latent attention an output gate",
     "big_bird": _SPARSE,
@@ -25,7 +24,7 @@ WHY: dict[str, str] = {
     "deepseek_v32": _CHOSEN,
     "deepseek_v4": "its layers attend to groups of tokens that are compressed to one key",
     "doge": "its values choose which few tokens others may see",
-    "electra": "its embedding is narrower than its layers",
+    "dory": "its hidden states are kept at length 1, as in nGPT",
     "esm": "it scales its embeddings by how many tokens of a row are masked",
     "embedding_gemma2": _WIDTHS,
     "embedding_gemma2_text": _WIDTHS,
@@ -52,7 +51,7 @@ WHY: dict[str, str] = {
     "phimoe": "its router scores each of a token's experts against those that are left (SparseMixer)",
     "qwen4_exp": _STREAMS,
     "qwen4_exp_text": _STREAMS,
-    "rembert": "its embedding is narrower than its layers",
+    "rembert": "embedding and head have each a width of their own",
     "step3p5": "layers with a window may have other numbers of heads",
     "t5gemma": "its encoder has an embedding and a window of its own",
     "t5gemma2": _JOINED,

@@ -180,7 +180,7 @@ def test_a_tensor_of_the_index_that_its_shard_lacks_is_refused(theirs: Path) -> 
         ({"model_type": "lama"}, "model_type='lama' is not known. Did you mean 'llama'? docs/huggingface.md lists"),
         ({"model_type": "gpt-oss"}, "model_type='gpt-oss' is not known. Did you mean 'gpt_oss'?"),
         ({"model_type": None}, "model_type is missing, which says how the weights are read"),
-        ({"model_type": "rembert"}, "model_type='rembert' has no form in lm: embedding and head have each a width of their own. Import another"),
+        ({"model_type": "rembert"}, "model_type='rembert' has no form in lm: embedding and head have each a width of their own. Import"),
         ({"model_type": "gemma3n", "text_config": {"model_type": "gemma3n_text"}}, "'gemma3n_text' has no form in lm: it has four"),
         ({"model_type": "paligemma", "text_config": {"model_type": "gemma"}}, "'paligemma' has no form in lm: prompts are read in both"),
         ({"model_type": "aria", "text_config": {"model_type": "aria_text"}}, "its text model, 'aria_text'. docs/hugg"),

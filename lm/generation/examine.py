@@ -8,6 +8,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Literal, NotRequired, Self, cast
 
+import torch
 from pydantic import Field
 from torch import nn
 
@@ -38,7 +39,7 @@ from lm.schema import Config, Tree, from_tree
 from lm.spelling import did_you_mean
 from lm.storage.adapted import Adapted, near, place, placed
 from lm.storage.checkpoint import checkpoints, read_meta
-from lm.storage.model_folder import folder_hash, read_config, resolve_model
+from lm.storage.model_folder import folder_hash, number_bytes, read_config, resolve_model
 from lm.storage.run_folder import RunFolder
 from lm.units import counted
 
@@ -212,10 +213,14 @@ def _judged(model: ModelConfig, tokenizer: Tokenizer, data: DataConfig, objectiv
 
 def _reference(parent: str | Path, device: str, folder: Path | None, tokenizer: Tokenizer) -> LM:
     """Returns the parent as reference model, with rows for special tokens that only `tokenizer` has. For a folder that holds an adapter,
-    its weights are rounded as in the adapter's training."""
+    its weights are rounded as in the adapter's training; for one whose weights are bf16, to those that training started from."""
     model = grown_model(*load(parent, device), tokenizer)
-    if folder is not None and (adapted := Adapted.of(folder, read_config(folder))) is not None:
+    if folder is None:
+        return model
+    if (adapted := Adapted.of(folder, read_config(folder))) is not None:
         round_beside(model, adapted.adapter)
+    elif number_bytes(folder) == 2:
+        model = model.to(torch.bfloat16)
     return model
 
 

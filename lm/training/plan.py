@@ -95,7 +95,8 @@ def _start(cfg: TrainSetup, model: ModelConfig) -> list[tuple[ModelConfig, int]]
     if not isinstance(cfg, TrainConfig) or cfg.init_from is None:
         return [(model, 4)]
     itself = cfg.adapter is not None and cfg.adapter.keeps_parent()
-    return [(model, 0 if itself else merged_bytes(resolve_model(cfg.init_from)))]
+    number = 2 if cfg.trainer.precision == "bf16-true" else merged_bytes(resolve_model(cfg.init_from))
+    return [(model, 0 if itself else number)]
 
 
 def _teacher(cfg: TrainSetup) -> list[tuple[ModelConfig, int]]:

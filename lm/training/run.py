@@ -18,7 +18,7 @@ from lm.data.loader import train_loader, worker_faults
 from lm.data.rows.build import build_splits
 from lm.data.store.prepare import Prepared, prepare
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from lm.errors import ConfigError, Interrupted, internal
+from lm.errors import CheckpointError, ConfigError, Interrupted, internal
 from lm.nn.transformer import build_model
 from lm.ops.defaults import why_not_mac
 from lm.ops.precision import instead_of_bf16
@@ -266,7 +266,10 @@ def _finish(module: "TrainModule", command: str | None) -> Tree:
     cfg, run, step, counts, p = module.cfg, module.run, module.step, module.counts, module.run.counters
     best_step = p.best_step if cfg.checkpoint.best else None  # before a resume checkpoint.best may have been set
     handed_on = step if best_step is None else best_step
-    saved = CheckpointReader(step_folder(run.folder.checkpoints, handed_on), verified=True)
+    try:
+        saved = CheckpointReader(step_folder(run.folder.checkpoints, handed_on), verified=handed_on == step)  # the best may be days old
+    except CheckpointError as error:
+        raise CheckpointError(f"{error.sentence} checkpoint.best=false hands the last on.") from None
     export_model(run.folder.model, saved, run.data.tokenizer.save, cfg.run.name)
     if handed_on != step:
         run.journal.console.say(f"{run.folder.model}: of step {handed_on:,}, whose validation was the best")

@@ -128,8 +128,12 @@ class Clock:
 
     def passed(self) -> float:
         """Returns the seconds of the lap so far, without those that it has told before."""
-        before, self._told = self._told, time.perf_counter() - self._at
+        before, self._told = self._told, self.elapsed()
         return self._told - before
+
+    def elapsed(self) -> float:
+        """Returns the seconds of the lap so far."""
+        return time.perf_counter() - self._at
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file
 
 from lm.cli.compose.compose import compose_config
-from lm.errors import ConfigError, LmError
+from lm.errors import CheckpointError, ConfigError, LmError
 from lm.generation.examine import evaluate
 from lm.storage.checkpoint import CheckpointReader, checkpoints, step_folder, step_of
 from lm.training.config import TrainConfig
@@ -58,6 +58,20 @@ def test_a_run_that_was_stopped_behind_its_best_validation_hands_the_same_model_
     stop(configure(*WORSENS), step + 6)
     assert train_rank(configure(*WORSENS))["model_step"] == step
     assert results(tmp_path / "run") == results(tmp_path / "whole")
+
+
+def test_a_best_checkpoint_that_is_damaged_is_not_handed_on(configure: Configure, tmp_path: Path) -> None:
+    """Seen to be handed on with another bit in a weight, in silence."""
+    cfg = configure(*WORSENS)
+    stop(cfg, 14)
+    reader = CheckpointReader(checkpoints(tmp_path / "run" / "checkpoints")[0])
+    file = step_folder(tmp_path / "run" / "checkpoints", reader.meta["counters"]["best_step"]) / "rank-00000.weights.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1000] ^= 64
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"weights\.safetensors: the file is damaged.* checkpoint\.best=false hands the last on"):
+        train_rank(cfg)
+    assert train_rank(cfg.replace(checkpoint=cfg.checkpoint.replace(best=False)))["model_step"] == 20
 
 
 @pytest.mark.slow

@@ -161,6 +161,17 @@ def test_moments_in_another_basis_are_refused(configure: Configure, tmp_path: Pa
         require_state(model, compose_config([*onward, f"optim.{option}"]))
 
 
+def test_a_loss_that_would_compare_with_the_average_of_the_weights_is_refused(configure: Configure, tmp_path: Path) -> None:
+    """Seen to call every answer better at step 0: the model was that of the state, and the one to compare with its average."""
+    train_rank(configure("optim=adamw", "trainer.ema_decay=0.9", "trainer.max_steps=4", "run.name=parent"))
+    where = tmp_path / "parent" / "checkpoints" / "step-00000004"
+    onward = [*child(tmp_path / "parent"), "init_optimizer=true", f"init_from={where}", "optim=adamw"]
+    model = build_model(model_config(CheckpointReader(where).meta["model"]), device="meta")
+    require_state(model, compose_config(settled(*onward)))
+    with pytest.raises(ConfigError, match=r"has averages of its weights, with which objective=dpo would compare.* Leave it out"):
+        require_state(model, compose_config(settled(*onward, "data=preferences", "objective=dpo")))
+
+
 def test_the_state_of_a_head_that_told_other_things_is_refused_whatever_its_shape(configure: Configure, tmp_path: Path) -> None:
     train_rank(configure("model.head.tied=false", "trainer.max_steps=4", "run.name=parent"))
     where = tmp_path / "parent" / "checkpoints" / "step-00000004"

@@ -2,6 +2,7 @@
 
 from lm.training.callbacks.base import RunCallback
 from lm.training.module import TrainModule
+from lm.training.state import Clock
 
 
 class StopOnSignal(RunCallback):
@@ -21,9 +22,17 @@ class TimeBox(RunCallback):
     """Decides how many steps a run of trainer.max_minutes has, at the last logged step before a learning rate depends on that number. From
     then on the run is one of that many trainer.max_steps, so that another machine can repeat it exactly."""
 
+    def begin(self, module: TrainModule) -> None:
+        self._begun, self._first_s = module.step, 0.0
+
     def step_end(self, module: TrainModule) -> None:
         run, step, decided = module.run, module.step, module.run.counters.max_steps is not None
-        if run.cfg.trainer.max_minutes is None or decided or not run.logs(step) or step == 1:  # the first step is not like the others
+        if run.cfg.trainer.max_minutes is None or decided:
+            return
+        if step == self._begun + 1:  # the first step of a process, which may compile, is not like the others
+            self._first_s = run.clock.elapsed()
+            return
+        if not run.logs(step):
             return
         if (length := run.ranks.from_first(lambda: self._length(module))) is not None:
             run.shorten(length)
@@ -35,7 +44,7 @@ class TimeBox(RunCallback):
         assert cfg.trainer.max_minutes is not None
         left_s = cfg.trainer.max_minutes * 60 - run.counters.train_s
         # steps that draw answers take longer than those that learn from them again, and a lap may hold either
-        step_s = run.clock.step_s if run.splits.train.updates == 1 else run.counters.train_s / step
+        step_s = self._pace(run.clock, step) if run.splits.train.updates == 1 else run.counters.train_s / step
         length = max(step + max(0, round(left_s / step_s)), cfg.schedule.warmup_steps + 1)
         next_look = step + cfg.trainer.log_every
         if length >= cfg.trainer.max_steps or (next_look < length and cfg.same_rate(next_look, length)):
@@ -43,3 +52,9 @@ class TimeBox(RunCallback):
         while not cfg.same_rate(step - 1, length):  # the steps so far must have had the same rates in a run of this length
             length += 1
         return length
+
+    def _pace(self, clock: Clock, step: int) -> float:
+        """Returns the seconds of a step in the last lap, without the first step of this process."""
+        if step - clock.steps != self._begun:
+            return clock.step_s
+        return (clock.step_s * clock.steps - self._first_s) / (clock.steps - 1)

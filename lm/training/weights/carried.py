@@ -34,6 +34,9 @@ def require_state(model: LM, cfg: TrainConfig) -> None:
             raise ConfigError(f"{said} {what}. Take the same, or leave it out.")
     if before.adapter is not None:
         raise ConfigError(f"{said} the state of an adapter, which this run merges into the weights. Leave it out.")
+    if cfg.objective.runs_parent() and any("ema" in reader.kinds(name) for name in reader.names()):
+        what = f"averages of its weights, with which objective={cfg.objective.kind} would compare, and not with those that the state is of"
+        raise ConfigError(f"{said} {what}. Leave it out.")
     new = model.cfg.new_in_head(model_config(reader.meta["model"]))  # begins anew, whatever its shape
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     if wrong := [name for name, shape in shapes.items() if name in new or not reader.kinds(name) or reader.shape(name) != shape]:

@@ -113,10 +113,10 @@ def beside(base: Fill, own: Fill) -> Fill:
     return fill
 
 
-def parent(path: str, adapter: AdapterConfig | None, tokenizer: Tokenizer, in_slices: bool = False) -> LM:
+def parent(path: str, adapter: AdapterConfig | None, tokenizer: Tokenizer, in_slices: bool = False, bf16: bool = False) -> LM:
     """Returns the frozen model that a run started from, on the CPU at first; all callers share one instance.  adapter: where given, the
     matrices are rounded as they are in training beside this adapter.  tokenizer: may have more special tokens than the folder's.
-    in_slices: without an adapter it is `sliced` over the ranks, instead."""
+    in_slices: without an adapter it is `sliced` over the ranks, instead.  bf16: its weights are rounded as those of bf16-true are."""
     in_slices = in_slices and adapter is None
 
     def make() -> LM:
@@ -126,21 +126,23 @@ def parent(path: str, adapter: AdapterConfig | None, tokenizer: Tokenizer, in_sl
             bare, old, weights = unfilled(folder := resolve_model(path))
             weights = grown_weights(weights, old, tokenizer)
             wider = build_model(bare.cfg.replace(vocab_size=len(weights["embed.weight"])), device="meta")
-            return sliced(wider.to(bare.embed.weight.dtype), weights, str(folder))
+            return sliced(wider.to(torch.bfloat16 if bf16 else bare.embed.weight.dtype), weights, str(folder))
         own, before = load(path, "cpu")
         model = grown_model(own, before, tokenizer)
+        if bf16:
+            model = model.to(torch.bfloat16)
         if adapter is not None:
             round_beside(model, adapter)
         return model
 
-    return teacher.shared(f"{path} {adapter} {tokenizer.hash}", make, in_slices)
+    return teacher.shared(f"{path} {adapter} {tokenizer.hash} {bf16}", make, in_slices)
 
 
 def start_of(cfg: TrainConfig) -> Start:
     """Returns the model that a run started from, for its loss to compare with."""
     itself = cfg.adapter is not None and cfg.adapter.keeps_parent()
-    in_slices = cfg.strategy.slices_weights
-    return Start(None if itself else lambda: parent(str(cfg.init_from), cfg.adapter, tokenizer_of(cfg), in_slices))
+    how = cfg.strategy.slices_weights, cfg.trainer.precision == "bf16-true"
+    return Start(None if itself else lambda: parent(str(cfg.init_from), cfg.adapter, tokenizer_of(cfg), *how))
 
 
 def require_teacher(cfg: TrainConfig, tokenizer: Tokenizer | TokenizerConfig) -> None:

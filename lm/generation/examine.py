@@ -137,7 +137,8 @@ def evaluate(
     parts = [(rows, spread(len(rows), data.val_rows)) for rows in split_rows(objective, data, prepared, splits, lm.cfg, seed, short=True)]
     whole = reduce(operator.add, [evaluator.totals(rows, ids, closely=True) for rows, ids in parts])
     assert whole.curves is not None
-    more = further(evaluator, wanted, objective, data, prepared, splits) | (held_out_rewards(evaluator, objective, parts) if judged else {})
+    more = further(evaluator, wanted, objective, data, prepared, splits, seed)
+    more |= held_out_rewards(evaluator, objective, parts) if judged else {}
     more |= by_source(evaluator, [rows for rows, _ in parts], data.val_rows)
     curves = {"reliability": whole.curves.reliability(), "loss_by_place": whole.curves.by_place()}
     found = cast(Examination, {**whole.figures(), **more, **curves})

@@ -75,7 +75,7 @@ class Examined(Config):
             log(f"data.remote={remote} of the run is left aside, since anybody may have written its config. Give it again to use it.")
         try:
             seed = tree.get("seed", 0)
-            drawn = {"seed": seed["data"] if isinstance(seed, dict) else seed}
+            drawn = {"seed": seed.get("data", 0) if isinstance(seed, dict) else seed}
             return from_tree(cls, {key: tree[key] for key in cls.model_fields if key in tree} | drawn)
         except ConfigError as error:
             plugins.require(tree, run.config_file)

@@ -76,7 +76,7 @@ class Examined(Config):
             log(f"data.remote={remote} of the run is left aside, since anybody may have written its config. Give it again to use it.")
         try:
             seed = tree.get("seed", 0)
-            drawn = {"seed": seed["data"] if isinstance(seed, dict) else seed}
+            drawn = {"seed": seed.get("data", 0) if isinstance(seed, dict) else seed}
             return from_tree(cls, {key: tree[key] for key in cls.model_fields if key in tree} | drawn)
         except ConfigError as error:
             plugins.require(tree, run.config_file)
@@ -138,7 +138,8 @@ def evaluate(
     parts = [(rows, spread(len(rows), data.val_rows)) for rows in split_rows(objective, data, prepared, splits, lm.cfg, seed, short=True)]
     whole = reduce(operator.add, [evaluator.totals(rows, ids, closely=True) for rows, ids in parts])
     assert whole.curves is not None
-    more = further(evaluator, wanted, objective, data, prepared, splits) | (held_out_rewards(evaluator, objective, parts) if judged else {})
+    more = further(evaluator, wanted, objective, data, prepared, splits, seed)
+    more |= held_out_rewards(evaluator, objective, parts) if judged else {}
     more |= by_source(evaluator, [rows for rows, _ in parts], data.val_rows)
     curves = {"reliability": whole.curves.reliability(), "loss_by_place": whole.curves.by_place()}
     found = cast(Examination, {**whole.figures(), **more, **curves})

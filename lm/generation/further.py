@@ -20,31 +20,37 @@ from lm.schema import Tree
 
 
 def further(
-    evaluator: Evaluator, wanted: EvalConfig, objective: ObjectiveConfig, data: DataConfig, prepared: Prepared, splits: Sequence[Split]
+    evaluator: Evaluator,
+    wanted: EvalConfig,
+    objective: ObjectiveConfig,
+    data: DataConfig,
+    prepared: Prepared,
+    splits: Sequence[Split],
+    seed: int,
 ) -> Tree:
     """Returns the wanted figures, such as val_loss/512 and val_exposure, of as much text as data.val_rows rows hold; {} where none is
-    wanted."""
+    wanted.  seed: of what the objective draws of its rows."""
     found: Tree = {}
     model = evaluator.model.cfg
     for seq_len in wanted.seq_len:
         sized = replace(evaluator, micro_batch=max(1, evaluator.micro_batch * data.seq_len // seq_len))
         n = None if data.val_rows is None else max(1, data.val_rows * data.seq_len // seq_len)
-        each = _rows_of(seq_len, objective, data, prepared, splits, model)
+        each = _rows_of(seq_len, objective, data, prepared, splits, model, seed)
         parts = [sized.totals(rows, spread(len(rows), n), closely=True) for rows in each]
         figures = reduce(operator.add, parts).figures()
         found |= {f"{name}/{seq_len}": value for name, value in figures.items() if name.startswith("val_")}
     if wanted.own_tokens is not None:
-        read = [(rows, spread(len(rows), data.val_rows)) for rows in split_rows(objective, data, prepared, splits, model)]
+        read = [(rows, spread(len(rows), data.val_rows)) for rows in split_rows(objective, data, prepared, splits, model, seed)]
         found |= exposure(evaluator, read, wanted.own_tokens)
     return found
 
 
 def _rows_of(
-    seq_len: int, objective: ObjectiveConfig, data: DataConfig, prepared: Prepared, splits: Sequence[Split], model: ModelConfig
+    seq_len: int, objective: ObjectiveConfig, data: DataConfig, prepared: Prepared, splits: Sequence[Split], model: ModelConfig, seed: int
 ) -> list[Rows]:
     """Returns rows of another length. Raises ConfigError where the text does not fill one, whose figures would be those of a shorter."""
     try:
-        return split_rows(objective, data.replace(seq_len=seq_len), prepared, splits, model)
+        return split_rows(objective, data.replace(seq_len=seq_len), prepared, splits, model, seed)
     except ConfigError as error:
         raise ConfigError(error.sentence.replace("data.seq_len", "eval.seq_len")) from None
 
@@ -60,11 +66,17 @@ def by_source(evaluator: Evaluator, splits: Sequence[Rows], n: int | None) -> Tr
 
 
 def require_further(
-    wanted: EvalConfig, objective: ObjectiveConfig, data: DataConfig, prepared: Prepared, splits: Sequence[Split], model: ModelConfig
+    wanted: EvalConfig,
+    objective: ObjectiveConfig,
+    data: DataConfig,
+    prepared: Prepared,
+    splits: Sequence[Split],
+    model: ModelConfig,
+    seed: int,
 ) -> None:
     """Raises ConfigError where the text does not have the rows that `further` reads."""
     for seq_len in wanted.seq_len:
-        _rows_of(seq_len, objective, data, prepared, splits, model)
+        _rows_of(seq_len, objective, data, prepared, splits, model, seed)
     if wanted.own_tokens is not None:
-        read = [(rows, spread(len(rows), data.val_rows)) for rows in split_rows(objective, data, prepared, splits, model)]
+        read = [(rows, spread(len(rows), data.val_rows)) for rows in split_rows(objective, data, prepared, splits, model, seed)]
         require_filled(read, micro_batch=8)

@@ -126,6 +126,8 @@ class Harness(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         return [found[i] for i in range(len(pairs))]
 
     def _pair(self, context: list[int], continuation: list[int]) -> _Pair:
+        if not continuation:
+            raise ConfigError("tasks: an answer has no tokens, and none would be likelier than it. Give it text in the task.")
         most = self._model.max_seq_len
         if self.backend == "seq2seq":
             labels = continuation[-most:]

@@ -71,8 +71,8 @@ def remodel(
     Weights of the same name and shape are copied. Each expert of a mixture begins as the feed-forward that it replaces (sparse upcycling:
     Komatsuzaki et al. 2022, arXiv:2212.05055). Heads of keys and values that become fewer are means of those that they replace (Ainslie et
     al. 2023, arXiv:2305.13245, section 2.1), or copies where they become more. A head of its own begins as the embedding that it was tied
-    to. A recurrent mixer of another kind takes no weights of the old one. All else is drawn as at the start of a training, from `seed`; of
-    that, what writes to the residual stream is 0 at first.
+    to, times the matrix that narrowed what it read, if any. A recurrent mixer of another kind takes no weights of the old one. All else is
+    drawn as at the start of a training, from `seed`; of that, what writes to the residual stream is 0 at first.
 
     cfg: of the same kind, width and vocabulary; None: the old one. layers: the old layer, from 0, that each new one begins as, and by whose
     slot it is mixed where cfg has the old pattern; None: each stays (Kim et al. 2023, arXiv:2312.15166: [*range(24), *range(8, 32)] of 32).
@@ -156,6 +156,11 @@ class _Carried:
 
     @torch.no_grad()
     def _fill(self, name: str, module: nn.Module, local: str, p: nn.Parameter, head_dim: int | None) -> None:
+        if name == "head.weight" and (narrow := self.own.get("head.narrow.weight")) is not None and self.model.head.narrow is None:
+            p.copy_(self.own["embed.weight"].float() @ narrow.float())  # (v, width) (width, d) -> (v, d)
+            self.used.add("head.narrow.weight")
+            self.made += p.numel()
+            return
         alike = self.recurs_alike or ".recurrent." not in name  # weights of one name mean something else in another kind
         for source in (name, *self._of_source(name), *_others(name, module, local)) if alike else ():
             if source not in self.own:

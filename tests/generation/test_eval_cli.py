@@ -132,6 +132,18 @@ def test_mistake_is_answered_with_one_sentence(lm: Lm, model_folder: Path, args:
     assert all(part in err.splitlines()[-1] for part in parts), err
 
 
+def test_a_run_whose_config_names_another_seed_alone_has_that_of_data_at_0(lm: Lm, model_folder: Path, text: Path) -> None:
+    """Seen to end with a KeyError."""
+    data = f"data: {{kind: text, files: {text}, seq_len: 24, val_frac: 0.5, cache_dir: {model_folder.parent / 'cache'}}}\n"
+    told = []
+    for seed in ("{init: 3}", "0"):
+        (model_folder.parent / "config.yaml").write_text(f"{data}seed: {seed}\n")
+        code, out, err = lm("eval", f"from={model_folder.parent}", "format=json")
+        assert code == 0, err
+        told.append(out)
+    assert told[0] == told[1]
+
+
 def test_damaged_config_of_a_run_is_named(lm: Lm, model_folder: Path) -> None:
     (model_folder.parent / "config.yaml").write_text("data: {kind: text}")
     code, _, err = lm("eval", f"from={model_folder.parent}")

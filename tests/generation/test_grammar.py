@@ -14,6 +14,8 @@ from lm.generation.drafting.model import DraftModel
 from lm.generation.writer import Writer
 from lm.nn.transformer import DecoderLM
 from lm.schema import from_tree
+from tests.conftest import Lm
+from tests.generation.conftest import Save
 from tests.nn.models import config, redrawn
 
 SCHEMA = {
@@ -39,6 +41,13 @@ def model() -> DecoderLM:
     return redrawn(config(vocab_size=320))
 
 
+@pytest.fixture(name="run")
+def verb(request: pytest.FixtureRequest) -> Lm:
+    """The fixture lm, whose name is the package's here."""
+    found: Lm = request.getfixturevalue("lm")
+    return found
+
+
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_what_is_written_fits_the_schema(model: DecoderLM, tokenizer: Tokenizer, way: dict[str, Any]) -> None:
     found = lm.complete(model, tokenizer, ["ab", "c"], json_schema=json.dumps(SCHEMA), max_tokens=120, **way)
@@ -56,6 +65,17 @@ def test_beams_are_no_more_than_there_are_texts(model: DecoderLM, tokenizer: Tok
     found = lm.complete(model, tokenizer, "x", regex=regex, max_tokens=12, beams=4, n=4)
     assert len({each.text for each in found}) == len(found) == n
     assert all(re.fullmatch(regex, each.text) and each.finish == "stop" for each in found)
+
+
+def test_fewer_texts_than_were_asked_for_are_printed_with_their_own_prompts(run: Lm, save: Save) -> None:
+    """Seen to end with an internal error, and in JSON to name the first prompt with a text of the second."""
+    asked = "generate", f"from={save('small', 0)}", "prompt=a", "prompt=b", "beams=4", "n=4", "regex=yes|no", "max_tokens=9"
+    code, out, err = run(*asked)
+    assert (code, err) == (0, "")
+    assert re.fullmatch(r"(--- [1-4] of 4 ---\n[ab](yes|no)\n){4}", out)
+    code, out, err = run(*asked, "format=json")
+    assert (code, err) == (0, "")
+    assert [each["prompt"] for each in json.loads(out)] == ["a", "a", "b", "b"]
 
 
 @pytest.mark.parametrize("way", [{"temperature": 1.5, "n": 4}, {"lookup": 1, "n": 4}, {"beams": 3, "n": 3}], ids=str)

@@ -190,6 +190,14 @@ def test_a_head_of_its_own(save: Save) -> None:
     assert not found.agrees and list(found.left) == ["head.weight"] and "head.weight" not in new
 
 
+@pytest.mark.parametrize("width", [12, 32])
+def test_a_head_of_its_own_behind_a_narrow_embedding(save: Save, width: int) -> None:
+    """Seen to be refused for the shape of the embedding, and where that is as wide as the model to compute something else."""
+    found, new, old = made(save("a", 1, embed={"factorized": {"width": width}}), "model.head.tied=false")
+    assert found.agrees and not found.drawn and not found.left and found.made == new["head.weight"].numel()
+    torch.testing.assert_close(new["head.weight"], old["embed.weight"] @ old["head.narrow.weight"])
+
+
 def test_what_is_saved_can_be_read_and_is_of_the_dtype(save: Save, tokenizer: Tokenizer) -> None:
     model, folder = redrawn(config(vocab_size=320), 1).bfloat16(), save("a", 1)
     save_model(folder, model.cfg.tree(), dict(model.named_parameters()), tokenizer.save, {"sampling": {"top_p": 0.9}, "family": "llama"})

@@ -9,6 +9,7 @@ import pytest
 
 from lm.data.kinds import BytesConfig
 from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.errors import ConfigError
 from lm.generation.text import chat_template
 from lm.hf.io.export import export
 from lm.nn.transformer import LM
@@ -162,6 +163,14 @@ def test_a_text_ends_at_each_of_the_tokenizers_ends() -> None:
     model.head.bias.data[ord("a")] = 1000.0
     asked = Instance("generate_until", {}, ("?", {"max_gen_toks": 5}), 0)
     assert Harness(model, tokenizer, 1).generate_until([asked]) == [""]
+
+
+def test_an_answer_without_tokens_is_refused(plain: Tokenizer) -> None:
+    """Nothing would be likelier; seen to end with an error of torch."""
+    from lm.generation.harness import Harness
+
+    with pytest.raises(ConfigError, match=r"tasks: an answer has no tokens, .* Give it text in the task\."):
+        Harness(redrawn(config(vocab_size=320)), plain, rows=2)._loglikelihood_tokens([(None, [5], [6]), (None, [5], [])])
 
 
 def test_the_verb_prints_metrics_and_says_what_is_fetched(lm: Lm, tmp_path: Path, tasks: list[str], plain: Tokenizer) -> None:

@@ -166,26 +166,31 @@ class Generate(Decoding, GenerateConfig):
         encoded = [writer.ids(prompt) for prompt in prompts]
         writer.rows(encoded)  # raises for too long a prompt, say, before anything is printed
         self._note_beginnings(prompts, writer.tokenizer)
-        shown = [("" if answers else prompt) for prompt in prompts for _ in range(self.n)]
-        if self.format == "json":
-            found = writer.continued(encoded)
-            answer(json.dumps([{"prompt": prompts[i // self.n], **asdict(each)} for i, each in enumerate(found)]))
-            return
-        if len(shown) == 1 and self.beams == 1:
-            raw(shown[0])
+        if len(prompts) * self.n == 1 and self.beams == 1 and self.format == "text":
+            raw("" if answers else prompts[0])
             with quiet():
                 found = writer.continued(encoded, lambda row, piece: raw(piece))
             raw("\n")
-        else:
-            found = writer.continued(encoded)
-            for n, (prompt, completion) in enumerate(zip(shown, found, strict=True), 1):
-                raw(f"--- {n} of {len(shown)} ---\n" if len(shown) > 1 else "")
-                raw(f"{prompt}{completion.text}\n")
-        for n, completion in enumerate(found, 1):
+            self._note_completions(found, writer)
+            return
+        each: dict[int, list[Completion]] = {}  # of each prompt; fewer than n where beams find fewer texts of a grammar
+        writer.continued(encoded, on_done=each.__setitem__)
+        pairs = [(prompt, one) for i, prompt in enumerate(prompts) for one in each[i]]
+        if self.format == "json":
+            answer(json.dumps([{"prompt": prompt, **asdict(one)} for prompt, one in pairs]))
+            return
+        for number, (prompt, one) in enumerate(pairs, 1):
+            raw(f"--- {number} of {len(pairs)} ---\n" if len(pairs) > 1 else "")
+            raw(f"{'' if answers else prompt}{one.text}\n")
+        self._note_completions([one for _, one in pairs], writer)
+
+    def _note_completions(self, found: "Sequence[Completion]", writer: "Writer") -> None:
+        """Prints notes on texts: what is told of their tokens, and where the context has limited them."""
+        for number, completion in enumerate(found, 1):
             for each in completion.logprobs:
                 told = [(each.token, each.logprob), *each.top]
                 note("  ".join(f"{logprob:.4f} {writer.tokenizer.decode([token])!r}" for token, logprob in told))
-            which = f"{'prompt' if self.n == 1 else 'text'} {n}: " if len(shown) > 1 else ""
+            which = f"{'prompt' if self.n == 1 else 'text'} {number}: " if len(found) > 1 else ""
             self._note_limits(completion, writer.model.max_seq_len, which)
 
     def _converse(self, writer: "Writer") -> None:

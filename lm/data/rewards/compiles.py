@@ -9,7 +9,8 @@ from pydantic import Field
 
 from lm.data.rewards.base import Answer, RewardConfig
 
-_FENCE = re.compile(r"```(?:python|py)?\n(.*?)```", re.DOTALL)
+_FENCE = re.compile(r"```(?:([\w+#.-]+)[^\n`]*|[ \t\r]*)\n(.*?)```", re.DOTALL)  # of any language, so that its end begins none
+_PYTHON = ("", "python", "python3", "py")
 _PROGRAM = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_CPU, (2, 2))
@@ -23,14 +24,16 @@ compile(sys.stdin.read(), "answer", "exec", dont_inherit=True)
 
 
 class CompilesReward(RewardConfig):
-    """1 where the answer, or the last fenced block of it, is Python that compiles and says something; else 0."""
+    """1 where the answer, or the last of its fenced blocks that name Python or no language, is Python that compiles and says something;
+    else 0."""
 
     kind: Literal["compiles"] = "compiles"
     timeout_s: float = Field(5.0, gt=0, le=60)
     """After so many seconds it does not compile."""
 
     def score(self, answer: Answer) -> float:
-        code = (_FENCE.findall(answer.text) or [answer.text])[-1]
+        blocks = [block for language, block in _FENCE.findall(answer.text) if language.lower() in _PYTHON]
+        code = (blocks or [answer.text])[-1]
         if not code.strip():
             return 0.0
         try:

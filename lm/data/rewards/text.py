@@ -8,7 +8,8 @@ from pydantic import Field, field_validator, model_validator
 
 from lm.data.rewards.base import Answer, RewardConfig
 
-_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+_MINUS = "\N{MINUS SIGN}"
+_NUMBER = re.compile(rf"(?:(?<![\w)])[-{_MINUS}])?\d[\d,]*(?:\.\d+)?")  # behind a letter or a digit it is a hyphen, or takes away
 
 
 class ExactReward(RewardConfig):
@@ -86,4 +87,4 @@ class LengthReward(RewardConfig):
 def last_number(text: str) -> Decimal | None:
     """Returns the last decimal number of a text, ignoring commas between digits; None where there is none."""
     found = _NUMBER.findall(text)
-    return Decimal(found[-1].replace(",", "")) if found else None
+    return Decimal(found[-1].replace(",", "").replace(_MINUS, "-")) if found else None

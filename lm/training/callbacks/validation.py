@@ -33,7 +33,7 @@ class Validation(RunCallback):
                 raise ConfigError(
                     "eval: it is asked of the test, and data.test_frac=0 sets no text aside for one. Raise it, such as to 0.5."
                 )
-            require_further(cfg.eval, cfg.objective, cfg.data, run.data, ["test"], module.model.cfg)
+            require_further(cfg.eval, cfg.objective, cfg.data, run.data, ["test"], module.model.cfg, cfg.seeds.data)
 
     def look_at_parent(self, module: TrainModule) -> None:
         self.validate(module)
@@ -103,7 +103,7 @@ class Validation(RunCallback):
                 told |= held_out_rewards(evaluator, cfg.objective, [(rows, ids)], in_step=cfg.strategy.slices_weights)
                 found |= {f"{name}{suffix}": value for name, value in told.items()}
             if closely:
-                found |= further(evaluator, cfg.eval, cfg.objective, cfg.data, run.data, ["test"])
+                found |= further(evaluator, cfg.eval, cfg.objective, cfg.data, run.data, ["test"], cfg.seeds.data)
         return found
 
     def _held_out(self, module: TrainModule) -> list[HeldOut]:

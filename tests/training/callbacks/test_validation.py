@@ -96,6 +96,14 @@ def test_what_a_test_is_asked_is_what_eval_tells_of_its_model(configure: Configu
     assert (plain["val_loss"], plain["tokens"]) == (pytest.approx(told["test_loss/64"], rel=1e-5), 64)
 
 
+def test_what_is_drawn_of_rows_of_another_length_is_of_the_same_seed(configure: Configure, tmp_path: Path) -> None:
+    """Seen to be of seed 0, whatever the run's was, so that rows as long as the run's had another loss."""
+    summary = train_rank(configure("data.test_frac=0.5", "objective=fim", "eval.seq_len=[32]", "seed=5"))
+    found = dict(library.evaluate(tmp_path / "run", split="test", wanted=EvalConfig(seq_len=[32])))
+    assert summary["test_loss"] == pytest.approx(summary["test_loss/32"], rel=1e-6)
+    assert found["val_loss"] == pytest.approx(found["val_loss/32"], rel=1e-6)
+
+
 @pytest.mark.parametrize(
     ("asked", "said"),
     [

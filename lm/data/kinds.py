@@ -54,6 +54,13 @@ class RowsOf(Corpus):
 
     model: ModelConfig
     init_from: str | None = None
+    seed: int | dict[str, int] = 0
+    """Of what an objective draws of its rows; of several seeds, that of the data."""
+
+    @property
+    def drawn_by(self) -> int:
+        """Returns that seed."""
+        return self.seed if isinstance(self.seed, int) else self.seed.get("data", 0)
 
     def reader(self) -> ModelConfig | None:
         """Returns the model where the rows are told for it: the one that training starts from, an encoder-decoder, or a classifier. None

@@ -86,11 +86,11 @@ class TrainSetup(Config):
                 return f"trainer.{name}=true is for CPUs and CUDA. Leave it out"
         trainer = self.trainer.recompute
         again = {f"trainer.recompute={trainer}": trainer != "none", "objective.recompute=true": self.objective.reads_again}
-        if (on := next((name for name, does in again.items() if does), None)) and (draws := self._draws()) is not None:
+        if (on := next((name for name, does in again.items() if does), None)) and (draws := self.draws()) is not None:
             return f"{on} would draw anew for {draws}, and torch cannot repeat draws there. Set {draws.split('=')[0]}=0, or drop {on}"
         return None
 
-    def _draws(self) -> str | None:
+    def draws(self) -> str | None:
         """Returns the first option, as key=value, for which a forward in training draws random numbers."""
         trees = {"model": self.model.tree(), "adapter": self.adapter.tree() if self.adapter is not None else {}}
         drawn = ("dropout", "jitter", "noise")
@@ -263,7 +263,7 @@ class TrainConfig(TrainSetup):
             raise ValueError(f"objective={self.objective.kind} compares with the model that training starts from. Set init_from.")
         if self.objective.own_answers and self.init_from is None:
             raise ValueError(f"objective={self.objective.kind} learns from what the model answers, and a new one cannot. Set init_from.")
-        if self.objective.own_answers and (drawn := self._draws()) is not None:
+        if self.objective.own_answers and (drawn := self.draws()) is not None:
             raise ValueError(
                 f"objective={self.objective.kind} learns from what the model itself has drawn, and {drawn} makes it another model in"
                 f" each step. Set {drawn.partition('=')[0]}=0."

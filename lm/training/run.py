@@ -43,7 +43,7 @@ from lm.training.state import Counters, RunState, Saved
 from lm.training.trainer_config import TrainerConfig
 from lm.training.weights.carried import require_state
 from lm.training.weights.export import export_model
-from lm.training.weights.initial import given_tokenizer, require_fit, require_teacher
+from lm.training.weights.initial import given_tokenizer, on_noise, require_fit, require_teacher
 from lm.units import counted, si
 
 if TYPE_CHECKING:
@@ -194,6 +194,8 @@ def _fit(module: "TrainModule", callbacks: Sequence["Callback"]) -> None:
             try:
                 trainer.fit(module, train_dataloaders=loader)
             except SystemExit as error:  # a plugin's: the process would end as if all were done
+                if isinstance(error.__context__, KeyboardInterrupt):  # of which Lightning makes one
+                    raise error.__context__ from None
                 raise internal(error) from error
     run.saver.wait()
     number = run.stopped_by
@@ -243,7 +245,7 @@ def _describe(module: "TrainModule", rows: str) -> None:
         f" {run.data.n_tokens('train'):,} train and {run.data.n_tokens('val'):,} validation tokens, {fewer}{cfg.data.global_batch}{texts} x"
         f" {cfg.data.seq_len} tokens a step ({rows}), {counted(run.max_steps, 'step')}, {epochs:.3g} epochs of {counted(n_rows, 'row')}"
     )
-    for remark in _on_length(cfg, run.max_steps, epochs):
+    for remark in filter(None, [*_on_length(cfg, run.max_steps, epochs), on_noise(cfg)]):
         run.journal.console.say(remark)
     if cfg.init_from is None and (idle := idle_rows(module.model.cfg.vocab_size or 0, run.data.tokenizer.vocab_size)):
         run.journal.console.say(idle)

@@ -20,7 +20,7 @@ class Seeds(Config):
     data: Seed
     """Order of the rows, and what is masked, cut or drawn in them."""
     dropout: Seed
-    """Dropout, and scheduled sampling."""
+    """Dropout, scheduled sampling, and answers that are learned from."""
 
 
 class RunConfig(Config):

@@ -128,12 +128,21 @@ class Clock:
 
     def passed(self) -> float:
         """Returns the seconds of the lap so far, without those that it has told before."""
-        before, self._told = self._told, self.elapsed()
-        return self._told - before
+        found = self.untold()
+        self._told += found
+        return found
 
     def elapsed(self) -> float:
         """Returns the seconds of the lap so far."""
         return time.perf_counter() - self._at
+
+    def untold(self) -> float:
+        """Returns what `passed` would."""
+        return self.elapsed() - self._told
+
+    def under_way(self, step: int) -> tuple[int, float] | None:
+        """Returns the steps of the lap so far, and their seconds; None where it has none."""
+        return (step - self._step, self.elapsed()) if step > self._step else None
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -48,7 +48,7 @@ class Data(Verb):
         from lm.data.store.prepare import prepare
 
         prepared = prepare(corpus.data, corpus.tokenizer, log=note, specials=corpus.objective.specials())
-        splits = build_splits(corpus.objective, corpus.data, prepared, model, seed=0)
+        splits = build_splits(corpus.objective, corpus.data, prepared, model, corpus.drawn_by)
         rows = {"train": splits.train, "val": splits.val, "test": splits.test}[self.split]
         assert rows is not None
         for line in rows.describe().splitlines():

@@ -145,6 +145,16 @@ def start_of(cfg: TrainConfig) -> Start:
     return Start(None if itself else lambda: parent(str(cfg.init_from), cfg.adapter, tokenizer_of(cfg), *how))
 
 
+def on_noise(cfg: TrainConfig) -> str | None:
+    """Returns, as a remark, what makes the model another one in each step than the start that its loss compares with; None: nothing."""
+    if not cfg.objective.runs_parent() or (drawn := cfg.draws()) is None:
+        return None
+    what = (
+        f"{drawn} is drawn for the model, and not for its start, so that what objective={cfg.objective.kind} compares differs by that too"
+    )
+    return f"{what}; {drawn.partition('=')[0]}=0 takes it out"
+
+
 def require_teacher(cfg: TrainConfig, tokenizer: Tokenizer | TokenizerConfig) -> None:
     """As that of lm.generation.teacher, for a run."""
     teacher.require_teacher(cfg.objective, cfg.model, cfg.data.seq_len, tokenizer, anew=cfg.init_from is None)

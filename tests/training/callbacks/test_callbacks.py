@@ -90,14 +90,20 @@ def test_lightnings_timer_ends_a_run_with_all_saved_and_it_goes_on_from_there(co
 
 
 class Exiting(Callback):
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
     def on_train_batch_end(self, *args: Any) -> None:
-        raise SystemExit(0)
+        raise self.error
 
 
 def test_a_callback_that_ends_the_process_is_an_error(configure: Configure) -> None:
-    """Seen: exit code 0 in the middle of a run; and of two ranks the other was told that 'its own error says why', and there was none."""
+    """Seen: exit code 0 in the middle of a run; and of two ranks the other was told that 'its own error says why', and there was none; and
+    as the same error an interrupt, of which Lightning makes an exit."""
     with pytest.raises(LmError, match=r"SystemExit: 0\."):
-        train_rank(configure("trainer.max_steps=3"), callbacks=[Exiting()])
+        train_rank(configure("trainer.max_steps=3"), callbacks=[Exiting(SystemExit(0))])
+    with pytest.raises(KeyboardInterrupt):
+        train_rank(configure("trainer.max_steps=3"), callbacks=[Exiting(KeyboardInterrupt())])
 
 
 class Never(Callback):

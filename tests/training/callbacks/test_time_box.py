@@ -116,3 +116,22 @@ def test_the_first_step_of_a_process_is_not_taken_for_the_pace(configure: Config
     stop(cfg, 4)
     summary = train_rank(cfg)
     assert (summary["steps"], summary["train_s"]) == (91, 120.0)
+
+
+@pytest.mark.parametrize("again", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_few_steps_that_fill_the_time_are_not_too_many(
+    configure: Configure, stop: Stop, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    """Of a second each, where a line comes every 40. Seen to fail: 20 seconds became 77."""
+    at, own = [0.0], TrainModule.training_step
+
+    def stepped(module: TrainModule, *args: Any) -> Tensor:
+        at[0] += 1.0
+        return own(module, *args)
+
+    monkeypatch.setattr("lm.training.state.time", SimpleNamespace(perf_counter=lambda: at[0]))
+    monkeypatch.setattr(TrainModule, "training_step", stepped)
+    cfg = configure(*MANY, "schedule=wsd", "trainer.log_every=40", f"trainer.max_minutes={20 / 60}")
+    if again:
+        stop(cfg, 4)
+    assert train_rank(cfg)["steps"] == 20

@@ -36,7 +36,7 @@ def generate(
 
     chat: the prompt is a user's message, and the template is put around it.  continue_final_message: the last of the messages, the
     assistant's, is gone on with instead.  options: the fields of GenerateConfig (max_tokens, temperature, seed, stop, ...); with n=4 a list
-    of four texts of each prompt in turn.
+    of four texts of each prompt in turn; beams with a grammar that allows fewer give fewer, so ask one prompt at a time there.
     """
     found = complete(model, tokenizer, prompt, chat=chat, continue_final_message=continue_final_message, **options)
     texts = [completion.text for completion in found]

@@ -28,7 +28,7 @@ SHAPES = {
     "transformer_base": "model.max_seq_len=256",
 }  # left to tokenizer and data
 OBJECTIVES = {
-    **dict.fromkeys(("bert_base", "bert_large", "bert_tiny"), "objective=mlm"),
+    **dict.fromkeys(("albert_base", "bert_base", "bert_large", "bert_tiny"), "objective=mlm"),
     **dict.fromkeys(
         ("t5_tiny", "transformer_base", "t5_small", "t5_1_1_base", "bart_base", "switch_base_8"), "objective=seq2seq data=stdlib_docstrings"
     ),
@@ -83,6 +83,7 @@ NEMOTRON_H = "M-M-M-M" + "*-M-M-M-M-M" * 4 + "-"
 LLAMA = UNBIASED | {"mlp_bias": False}
 T5, SWITCH = "T5ForConditionalGeneration", "SwitchTransformersForConditionalGeneration"
 PUBLISHED: dict[str, Published] = {  # class, and the sizes in config.json of the release
+    "albert_base": ("AlbertForMaskedLM", bert(768, 12, 12)[1] | {"vocab_size": 30000, "embedding_size": 128}),
     "bert_base": bert(768, 12, 12),
     "bert_large": bert(1024, 24, 16),
     "gpt2": gpt2(768, 12, 12),
@@ -246,6 +247,7 @@ TINY = {
     "bert_tiny": "model.ffn.hidden=64",
     "t5_tiny": "model.ffn.hidden=64",
     "transformer_base": "model.attention.n_heads=4 model.ffn.hidden=64 model.embed.scale=5.66",
+    "albert_base": "model.attention.n_heads=4 model.ffn.hidden=64 model.residual.times=2 model.embed.factorized.width=12",
     "bert_base": "model.attention.n_heads=4 model.ffn.hidden=64",
     "bert_large": "model.attention.n_heads=4 model.ffn.hidden=64",
     **dict.fromkeys(("gpt2", "gpt2_medium", "gpt2_xl"), "model.attention.n_heads=4"),

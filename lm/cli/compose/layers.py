@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from lm import plugins, printing
 from lm.cli.compose.choices import Choices
+from lm.cli.compose.keys import at
 from lm.cli.compose.lengths import KEPT, WARMUP, WHOLE, beginning, in_steps, placed, spelled
 from lm.cli.listing import known
 from lm.errors import ConfigError, LmError
-from lm.schema import C, Tree, entry_type, flatten, from_tree, kind_from_key, nest, variants
+from lm.schema import C, Config, Tree, entry_type, find_field, flatten, from_tree, kind_from_key, nest, variants
 from lm.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -45,6 +46,14 @@ class Composition:
     def tree(self) -> Tree:
         """The merged values of all layers."""
         return merged(self.layers)
+
+    def chosen(self, group: str) -> str:
+        """Returns the option of a group; where none is chosen, the kind that a file names or the class has, or null."""
+        path = group.split("/")
+        _, field = find_field(known.root(), self.tree, path)
+        usual = None if field is None or field.is_required() else field.get_default(call_default_factory=True)
+        held = at(self.tree, path) or (usual.tree() if isinstance(usual, Config) else None)
+        return self.choices.get(group) or (str(held["kind"]) if isinstance(held, dict) and "kind" in held else "null")
 
     def stated(self, path: str) -> list[tuple[Layer, Any]]:
         """Returns (layer, value) for each layer that sets this path, weakest first: the last one wins."""

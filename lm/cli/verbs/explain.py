@@ -113,7 +113,7 @@ def _section(composition: Composition, path: str, cls: type[Config]) -> str:
     group = path.replace(".", "/")
     lines = [path, f"  {' '.join((cls.__doc__ or '').split())}"] if path else []
     if group in catalog.groups():
-        lines.append(f"  {group}={composition.choices.get(group)}; options: {', '.join(catalog.groups()[group])}")
+        lines.append(f"  {group}={composition.chosen(group)}; options: {', '.join(catalog.groups()[group])}")
     tree = composition.tree
     section = at(tree, path.split(".")) if path else tree
     rows = []

@@ -69,7 +69,7 @@ class Train(Verb):
             value = value_text(said[-1][1]) if said else default_text(field)
             sections.setdefault(path.rpartition(".")[0], []).append((path, f"{type_text(field)} [{value}]", sentence(field)))
         recipes = [(f"recipes={name}", "", catalog.headline("recipes", name)) for name in catalog.groups()["recipes"]]
-        groups = [(f"{group}=", f"[{composition.choices.get(group)}]", ", ".join(options)) for group, options in catalog.groups().items()]
+        groups = [(f"{group}=", f"[{composition.chosen(group)}]", ", ".join(options)) for group, options in catalog.groups().items()]
         parts = [super().help_text(rest), f"recipes:\n{entries(recipes)}"]
         parts.append(f"groups, with the option chosen:\n{entries(row for row in sorted(groups) if row[0] != 'recipes=')}")
         parts += [f"{section or 'options, with type and value, of these groups'}:\n{entries(rows)}" for section, rows in sections.items()]

@@ -77,7 +77,7 @@ MISTAKES = {
     "kind set by hand": (["optim.kind=sgd"], ["optim.kind", "optim=sgd"]),
     "kind of stack set by hand": (
         ["model.kind=encoder"],
-        ["model.kind: the kind comes with the option", "model=bert_base or bert_large or bert_tiny"],
+        ["model.kind: the kind comes with the option", "model=albert_base or bert_base or bert_large or bert_tiny"],
     ),
     "key of a section that is null": (
         ["model.position.interleaved=1", "model/position=alibi"],

@@ -79,6 +79,14 @@ def test_a_section_lists_its_options_and_every_field(lm: Lm) -> None:
         assert field in out
 
 
+@pytest.mark.parametrize(("given", "kind"), [([], "plain"), (["model=albert_base"], "loop"), (["model/residual=x0"], "x0")])
+def test_where_no_option_is_chosen_the_kind_is_told_that_holds(lm: Lm, given: list[str], kind: str) -> None:
+    """A preset may name one, as ALBERT's does."""
+    assert f"  model/residual={kind}; options: dense, " in lm("explain", "model.residual", *given)[1]
+    lines = lm("train", "--help", *given)[1].splitlines()
+    assert f"  model/residual=  [{kind}]" in lines and "  model/recurrent=  [null]" in lines
+
+
 def test_a_value_that_must_be_set_is_said_to_be_missing(lm: Lm) -> None:
     code, out, _ = lm("explain", "data.files", "data=text")
     assert code == 0

@@ -49,11 +49,15 @@ class Composition:
 
     def chosen(self, group: str) -> str:
         """Returns the option of a group; where none is chosen, the kind that a file names or the class has, or null."""
-        path = group.split("/")
-        _, field = find_field(known.root(), self.tree, path)
-        usual = None if field is None or field.is_required() else field.get_default(call_default_factory=True)
-        held = at(self.tree, path) or (usual.tree() if isinstance(usual, Config) else None)
+        held = self.section(group.replace("/", "."))
         return self.choices.get(group) or (str(held["kind"]) if isinstance(held, dict) and "kind" in held else "null")
+
+    def section(self, path: str) -> Any:
+        """Returns the values of a section, or those of the class where nothing states any; None where it has none."""
+        _, field = find_field(known.root(), self.tree, path.split("."))
+        usual = None if field is None or field.is_required() else field.get_default(call_default_factory=True)
+        stated = at(self.tree, path.split("."))
+        return usual.tree() if stated is None and isinstance(usual, Config) else stated
 
     def stated(self, path: str) -> list[tuple[Layer, Any]]:
         """Returns (layer, value) for each layer that sets this path, weakest first: the last one wins."""

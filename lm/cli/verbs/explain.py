@@ -46,7 +46,7 @@ class Explain(Verb):
             answer(_section(composition, "", known.root()))
             return
         field = check_key(path, composition.tree)
-        value = at(composition.tree, path.split("."))
+        value = composition.section(path)
         section = None if isinstance(value, int) else variant(field.annotation, value)
         answer(_section(composition, path, section) if section else _setting(composition, path, field))
 

@@ -3,7 +3,7 @@
 import math
 import re
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Literal
 
@@ -22,6 +22,7 @@ from lm.spelling import means
 
 SLOTS = ("attention", "cross", "recurrent", "ffn")
 """Parts of a block that hold matrices."""
+_IN_BLOCK = re.compile(r"\b(blocks|mtp)\.\d+\.")
 _PLAIN = (*PLAIN, AskedLinear)  # classes whose forward is known; a router, which chooses experts, has another
 
 
@@ -97,8 +98,8 @@ class LoRAConfig(AdapterConfig):
     of weights that were published so, in int8 with a scale for each output, or in 4 bits with a scale for each 64 inputs (nf4, of QLoRA:
     Dettmers et al. 2023, arXiv:2305.14314). Stacked experts stay as they are."""
     targets: list[str] | None = Field(None, min_length=1)
-    """Matrices by slots or patterns: attention, ffn, experts, attention.q, blocks.0.*; or by name one outside of the blocks, such as
-    head.dense. null: all of the blocks of at least such a rank."""
+    """Matrices by slots or patterns: attention, ffn, experts, attention.q, blocks.0.*; or one outside of the blocks by what means
+    none in them, such as head.dense. null: all of the blocks of at least such a rank."""
     whole: list[str] = []
     """Weights that are trained whole, by patterns or parts of names: embed, head, norm. They get no adapter, and are saved with it (peft's
     modules_to_save)."""
@@ -113,11 +114,12 @@ class LoRAConfig(AdapterConfig):
 
     def apply(self, model: LM) -> None:
         known, whole = dict(_matrices(model)), self._whole(model)
-        found = {path: shape for path, shape in known.items() if any(means(target, path) for target in self.targets or SLOTS)}
+        meant = {target: _meant(target, known) for target in self.targets or SLOTS}
         for target in self.targets or ():
-            if not any(means(target, path) for path in found):
+            if not meant[target]:
                 names = dict.fromkeys(re.sub(r".*\bblocks\.\d+\.", "", path) for path in known)
                 raise ValueError(f"adapter.targets names '{target}', and no matrix is called so. There are {', '.join(names)}.")
+        found = {path: shape for path, shape in known.items() if any(path in paths for paths in meant.values())}
         found = {path: shape for path, shape in found.items() if not {path, f"{path}.weight"} & whole}
         if not found:
             raise ValueError("adapter.whole names all matrices of adapter.targets, so that nothing is of low rank. Set adapter=null.")
@@ -215,6 +217,12 @@ def _holders(model: LM) -> Iterator[tuple[str, nn.Linear | Experts]]:
     for path, module in [*model.named_modules()]:
         if isinstance(module, Experts) or (isinstance(module, nn.Linear) and type(module) in _PLAIN):
             yield path, module
+
+
+def _meant(target: str, known: Iterable[str]) -> list[str]:
+    """Returns the names that a target means: those in blocks, or, where it means none of them, those beside the blocks."""
+    found = [path for path in known if means(target, path)]
+    return [path for path in found if _IN_BLOCK.search(path)] or found
 
 
 def _own_matrices(module: nn.Module) -> list[str]:

@@ -312,9 +312,13 @@ def test_matrices_beside_the_blocks_are_adapted_where_they_are_named() -> None:
     chunked, plain = chunked_loss(hidden, labels, model.head, chunk=7).total, F.cross_entropy(model.head(hidden), labels, reduction="sum")
     for found, right in zip(torch.autograd.grad(chunked, own), torch.autograd.grad(plain, own), strict=True):
         same(found, right)
-    usual = build_model(model.cfg, device="meta")
-    LoRAConfig(rank=3).apply(usual)
-    assert all(name.startswith("blocks.") for name in adapting(usual))
+    for targets in (None, ["*"], ["*d*", "o"], ["ffn", "attention"]):  # seen to fail for patterns: a run begun before was refused
+        usual = build_model(model.cfg, device="meta")
+        LoRAConfig(rank=3, targets=targets).apply(usual)
+        assert all(name.startswith("blocks.") for name in adapting(usual)), targets
+    for targets in (["head.*"], ["dense"]):
+        LoRAConfig(rank=3, targets=targets).apply(beside := build_model(model.cfg, device="meta"))
+        assert adapting(beside).keys() == {"head.dense.lora_a", "head.dense.lora_b"}
 
 
 @pytest.mark.parametrize(

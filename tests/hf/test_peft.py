@@ -405,7 +405,7 @@ def test_an_adapter_beside_the_blocks(name: str, targets: list[str], tmp_path: P
 @pytest.mark.slow
 def test_what_was_trained_whole_and_has_no_place_is_refused(tmp_path: Path) -> None:
     """In peft: a bias beside an adapted matrix, experts, an embedding that several modules read. Here: an embedding that was trained apart
-    from the head, which it is."""
+    from the head, which it is, and one with A and B: seen to be told that the base is another."""
     for preset, whole, said in (
         (
             "gpt2",
@@ -427,6 +427,10 @@ def test_what_was_trained_whole_and_has_no_place_is_refused(tmp_path: Path) -> N
         (
             tensors | {"base_model.model.lm_hed.weight": tensors[head].clone()},
             r"it has trained lm_hed\.weight, which is no weight of the base",
+        ),
+        (
+            tensors | {f"base_model.model.wte.{part}": tensors[head].clone() for part in ("base_layer.weight", "lora_embedding_A")},
+            r"it adapts wte, and lm's adapters have no form for embeddings\. Merge it with peft",
         ),
     ):
         save_file(change, tmp_path / "out" / WEIGHTS)

@@ -17,6 +17,7 @@ from lm.schema import Tree
 
 PREFIX = "base_model.model."
 _ROWS = ".token_adapter.trainable_tokens_delta"
+_LOW_ROWS = ".lora_embedding_"
 _EMBED, _HEAD = "embed.weight", "head.weight"
 _HEADS = ("classifier", "score")
 """Names of a classifier's head: peft's modules_to_save has both of them, and a model one."""
@@ -75,6 +76,8 @@ def from_modules(
     """
     rows = {key.removeprefix(PREFIX).removesuffix(_ROWS) + ".weight": tensor for key, tensor in rest.items() if key.endswith(_ROWS)}
     whole = {key.removeprefix(PREFIX): tensor for key, tensor in rest.items() if not key.endswith(_ROWS)}
+    if low := next((key.removeprefix(PREFIX).partition(_LOW_ROWS)[0] for key in rest if _LOW_ROWS in key), None):
+        raise ConfigError(f"{folder}: it adapts {low}, and lm's adapters have no form for embeddings. Merge it with peft.")
     pairs = [*pairs_of(family, cfg)] if rest else []
     if unknown := (rows.keys() | whole.keys()) - {path for pair in pairs for path in pair.theirs}:
         raise ConfigError(f"{folder}: it has trained {min(unknown)}, which is no weight of the base. Give the base that it is of.")

@@ -57,7 +57,7 @@ def read_peft(
     found: dict[str, tuple[Tensor, Tensor, float]] = {}
     grown: dict[str, Tensor] = {}
     alpha_of, rslora = config.get("alpha_pattern") or {}, config.get("use_rslora")
-    built = family.built_pairs(resolved(cfg))
+    built = [*family.built_pairs(resolved(cfg))]
     for pair in modules([pair for pair in built if pair.ours[0] in rows and not isinstance(pair.transform, Copies)]):
         mine = {path: theirs.pop(path) for path in pair.theirs if path in theirs}
         if not mine:
@@ -77,6 +77,8 @@ def read_peft(
     if beside := [path for path in theirs if any(re.fullmatch(pattern, f"{path}.weight") for pattern in family.ignored)]:
         say(f"{WEIGHTS}: left out: {', '.join(beside)[:200]}, which is no part of the model here")
         theirs = {path: each for path, each in theirs.items() if path not in beside}
+    if head := next((path for pair in modules(built) if pair.ours == ("head.weight",) for path in pair.theirs if path in theirs), None):
+        raise ConfigError(f"{folder}: it adapts {head}, which is the embedding in the base, and has no adapter here. Merge it with peft.")
     if theirs or not found:
         raise ConfigError(
             f"{folder}: it adapts {next(iter(theirs), 'nothing')}, which is no matrix of the base. Give the base that it is of."

@@ -1,6 +1,7 @@
 """Adapters whose head is not the parent's, in peft."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,8 +10,10 @@ import transformers
 from lm.adapters.adapter import LoRAConfig
 from lm.data.rows.labelled import with_labels
 from lm.data.tokenizer.config import BytesConfig
+from lm.errors import ConfigError
 from lm.generation.load import load
 from lm.hf.io.export import export, export_adapter
+from lm.hf.io.import_ import import_adapter, import_model
 from lm.nn.batch import Batch
 from lm.nn.model_config import model_config
 from lm.nn.transformer import build_model
@@ -44,3 +47,17 @@ def test_the_adapter_of_a_new_head_goes_to_peft(preset: str, tmp_path: Path) -> 
     ours = load(tmp_path / "new", "cpu")[0](Batch(ids), read=lambda hidden, head, ctx: head(hidden[:, at]))
     there = peft.PeftModel.from_pretrained(base, tmp_path / "out").eval()(ids).logits
     torch.testing.assert_close(ours, there.detach(), rtol=0.0, atol=2e-5)
+
+
+def test_an_adapter_of_a_classifier_is_refused_on_a_base_that_predicts_tokens(tmp_path: Path) -> None:
+    """The message says how to make the base that it wants. Seen to fail: 'Give the base that it is of', which was given."""
+    peft = pytest.importorskip("peft")
+    sizes: dict[str, Any] = {"vocab_size": 320, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 1}
+    language = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_attention_heads=4))
+    language.save_pretrained(tmp_path / "theirs")
+    BytesConfig().build().save(tmp_path / "theirs")
+    import_model(tmp_path / "theirs", tmp_path / "parent")
+    base = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "theirs", num_labels=3)
+    peft.get_peft_model(base, peft.LoraConfig(task_type="SEQ_CLS")).save_pretrained(tmp_path / "peft")
+    with pytest.raises(ConfigError, match=r"trained score\.weight.*predicts tokens: make a base by AutoModelForSequenceClassification"):
+        import_adapter(tmp_path / "peft", tmp_path / "back", base=tmp_path / "parent")

@@ -193,7 +193,9 @@ def export_adapter(
         drop_mtp(found)
     parent = adapted.source(source)
     about = read_config(parent)
-    if (other := _not_of(model_config(about["model"], f"{parent}: model"), found.cfg)) is not None and base is None:
+    before_cfg = model_config(about["model"], f"{parent}: model")
+    new_head = found.cfg.head.unlike(before_cfg.head) if found.cfg.head.labels is not None else set()
+    if (other := _not_of(before_cfg.replace(head=found.cfg.head) if new_head else before_cfg, found.cfg)) is not None and base is None:
         raise ConfigError(
             f"format=peft: an adapter brings no options of a model, and {other} for that of {parent}. Use format=hf, which merges it, or"
             " name as base= an export with this option."
@@ -203,6 +205,9 @@ def export_adapter(
     named = base or str((about.get("parent") if "parent_hash" not in about else None) or adapted.parent)  # an import's parent is its source
     before = load_tokenizer(parent)
     weights = grown_weights(read_merged(parent)[1], before, tokenizer)
+    if new_head:  # which is not of the parent, and was trained whole
+        trained = {name: weight for name, weight in adapted.adapter.whole_of(own).items() if name in new_head}
+        weights = {name: weight for name, weight in weights.items() if name not in new_head} | trained
     adapted.adapter.round(weights, own)
     with out_folder(folder, overwrite, sum(tensor.nbytes for tensor in own.values())) as half:
         write_peft(half, home, found.cfg, adapted.adapter, own, weights, named)
@@ -220,6 +225,10 @@ def export_adapter(
         if new := len(new_ids(before, tokenizer)):
             more = f"it has {counted(new, 'token')} more than the base's: before peft loads it, call"
             say(f"tokenizer: {more} model.resize_token_embeddings({found.vocab_size})")
+        if new_head:
+            names = dict(enumerate(found.cfg.head.labels or []))
+            call = f"{home.auto}.from_pretrained({named!r}, id2label={names})"
+            say(f"its head is new to the base: before peft loads it, make the base by {call}")
         left_out = theirs.why_not(home, "peft") if check else "check=false"
         if left_out is None:
             with TemporaryDirectory() as beside:

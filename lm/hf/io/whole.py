@@ -80,7 +80,10 @@ def from_modules(
         raise ConfigError(f"{folder}: it adapts {low}, and lm's adapters have no form for embeddings. Merge it with peft.")
     pairs = [*pairs_of(family, cfg)] if rest else []
     if unknown := (rows.keys() | whole.keys()) - {path for pair in pairs for path in pair.theirs}:
-        raise ConfigError(f"{folder}: it has trained {min(unknown)}, which is no weight of the base. Give the base that it is of.")
+        headless = cfg.head.labels is None and any(_in_module(path, name) for path in unknown for name in _HEADS)
+        made = "AutoModelForSequenceClassification.from_pretrained(..., num_labels=...), save that, and import it"
+        remedy = f"It tells texts apart, and the base predicts tokens: make a base by {made}" if headless else "Give the base that it is of"
+        raise ConfigError(f"{folder}: it has trained {min(unknown)}, which is no weight of the base. {remedy}.")
     named = [name for name in config.get("modules_to_save") or () if name not in _HEADS or _has(family, cfg, name)]
     if missing := [name for name in named if not any(_in_module(path, name) for path in whole)]:
         raise ConfigError(f"{folder}: modules_to_save names {missing[0]}, and no tensor is of that. Restore the file.")

@@ -1,0 +1,63 @@
+"""Adapters whose head is not the parent's, in peft."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from lm.adapters.adapter import LoRAConfig
+from lm.data.rows.labelled import with_labels
+from lm.data.tokenizer.config import BytesConfig
+from lm.errors import ConfigError
+from lm.generation.load import load
+from lm.hf.io.export import export, export_adapter
+from lm.hf.io.import_ import import_adapter, import_model
+from lm.nn.batch import Batch
+from lm.nn.model_config import model_config
+from lm.nn.transformer import build_model
+from lm.storage.model_folder import folder_hash, read_model, save_model
+from lm.testing.models import redraw
+from tests.hf.test_peft import adapted
+
+
+@pytest.mark.parametrize("preset", ["bert_base", "llama3_8b"])
+def test_the_adapter_of_a_new_head_goes_to_peft(preset: str, tmp_path: Path) -> None:
+    """Its parent predicts tokens, and peft adds it to a classifier made of that. Seen to fail: with the KeyError 'head.weight', with a
+    RuntimeError of transformers where the parent has a matrix of that name, and refused without base= as of other options."""
+    peft = pytest.importorskip("peft")
+    cfg = LoRAConfig(rank=2, whole=["head"])
+    adapted(preset, cfg, tmp_path)
+    parent, labels = tmp_path / "parent", ["calm", "wild", "neither"]
+    model = build_model(with_labels(model_config(read_model(parent)[0]["model"], "parent"), labels), seed=0)
+    cfg.apply(model)
+    redraw(model, seed=1)
+    about = {"adapter": cfg.tree(), "parent": str(parent), "parent_hash": folder_hash(parent)}
+    own = {name: 0.15 * p for name, p in cfg.own(model).items()}
+    save_model(tmp_path / "new", model.cfg.tree(), own, BytesConfig().build().save, about)
+    told: list[str] = []
+    found = export_adapter(tmp_path / "new", tmp_path / "out", say=told.append)
+    assert found.check is not None and found.check.difference <= 2e-5 * max(1.0, found.check.spread)
+    names = dict(enumerate(labels))
+    assert any(f"AutoModelForSequenceClassification.from_pretrained({str(parent)!r}, id2label={names})" in line for line in told)
+    export(parent, tmp_path / "base")
+    base = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "base", id2label=names)
+    ids, at = torch.tensor([[3, 7, 9, 2, 7, 11, 3]]), 0 if preset == "bert_base" else -1
+    ours = load(tmp_path / "new", "cpu")[0](Batch(ids), read=lambda hidden, head, ctx: head(hidden[:, at]))
+    there = peft.PeftModel.from_pretrained(base, tmp_path / "out").eval()(ids).logits
+    torch.testing.assert_close(ours, there.detach(), rtol=0.0, atol=2e-5)
+
+
+def test_an_adapter_of_a_classifier_is_refused_on_a_base_that_predicts_tokens(tmp_path: Path) -> None:
+    """The message says how to make the base that it wants. Seen to fail: 'Give the base that it is of', which was given."""
+    peft = pytest.importorskip("peft")
+    sizes: dict[str, Any] = {"vocab_size": 320, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 1}
+    language = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_attention_heads=4))
+    language.save_pretrained(tmp_path / "theirs")
+    BytesConfig().build().save(tmp_path / "theirs")
+    import_model(tmp_path / "theirs", tmp_path / "parent")
+    base = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "theirs", num_labels=3)
+    peft.get_peft_model(base, peft.LoraConfig(task_type="SEQ_CLS")).save_pretrained(tmp_path / "peft")
+    with pytest.raises(ConfigError, match=r"trained score\.weight.*predicts tokens: make a base by AutoModelForSequenceClassification"):
+        import_adapter(tmp_path / "peft", tmp_path / "back", base=tmp_path / "parent")

@@ -108,8 +108,12 @@ class ModelConfig(Slot):
         return False
 
     def narrowed(self) -> int | None:
-        """Returns to how many numbers the head narrows hidden states, since its matrix is the embedding; None: it does not."""
-        return None if self.embed.factorized is None or not self.head.tied else self.embed.factorized.width
+        """Returns to how many numbers the head narrows hidden states, as its matrix is the embedding, or has labels in its place, and no
+        transform stands before them; None: it does not."""
+        narrow = self.embed.factorized
+        if narrow is None or not (self.head.tied or (self.head.labels is not None and self.head.transform is None)):
+            return None
+        return narrow.width
 
     def new_in_head(self, before: "ModelConfig") -> set[str]:
         """Returns the names of the head's weights that have another meaning in this model, which tells other things apart than the one

@@ -175,8 +175,8 @@ def test_a_trained_tokenizer_sees_every_source(mixed: Mixed, tmp_path: Path) -> 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "twice": ({"sources": [{"name": "a", "data": {"kind": "stdlib"}}] * 2}, "the names a, a are not all different"),
     "kinds": (
-        {"sources": [{"name": "a", "data": {"kind": "stdlib"}}, {"name": "b", "data": {"kind": "stdlib_docstrings"}}]},
-        "their records are of the kinds pair, text",
+        {"sources": [{"name": "a", "data": {"kind": "arithmetic"}}, {"name": "b", "data": {"kind": "stdlib_docstrings"}}]},
+        "their records are of the kinds chat, pair",
     ),
     "some": (
         {"sources": [{"name": "a", "data": {"kind": "stdlib"}, "weight": 1.0}, {"name": "b", "data": {"kind": "stdlib"}}]},

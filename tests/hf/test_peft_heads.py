@@ -5,21 +5,22 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
-from lm.adapters.adapter import LoRAConfig
-from lm.data.rows.labelled import with_labels
-from lm.data.tokenizer.config import BytesConfig
-from lm.errors import ConfigError
-from lm.generation.load import load
-from lm.hf.io.export import export, export_adapter
-from lm.hf.io.import_ import import_adapter, import_model
-from lm.nn.batch import Batch
-from lm.nn.model_config import model_config
-from lm.nn.transformer import build_model
-from lm.storage.model_folder import folder_hash, read_model, save_model
-from lm.testing.models import redraw
-from tests.hf.test_peft import adapted
+transformers = pytest.importorskip("transformers")
+
+from lm.adapters.adapter import LoRAConfig  # noqa: E402
+from lm.data.rows.labelled import with_labels  # noqa: E402
+from lm.data.tokenizer.config import BytesConfig  # noqa: E402
+from lm.errors import ConfigError  # noqa: E402
+from lm.generation.load import load  # noqa: E402
+from lm.hf.io.export import export, export_adapter  # noqa: E402
+from lm.hf.io.import_ import import_adapter, import_model  # noqa: E402
+from lm.nn.batch import Batch  # noqa: E402
+from lm.nn.model_config import model_config  # noqa: E402
+from lm.nn.transformer import build_model  # noqa: E402
+from lm.storage.model_folder import folder_hash, read_model, save_model  # noqa: E402
+from lm.testing.models import redraw  # noqa: E402
+from tests.hf.test_peft import adapted  # noqa: E402
 
 
 @pytest.mark.parametrize("preset", ["bert_base", "llama3_8b"])

@@ -205,7 +205,8 @@ def test_what_ends_an_answer_there_ends_it_here(tmp_path: Path, lm: Run, theirs:
     tree["added_tokens"].append(tree["added_tokens"][-1] | {"id": plain, "content": "<|im_end|>", "special": False})
     (theirs / "tokenizer.json").write_text(json.dumps(tree))
     (theirs / "generation_config.json").write_text(json.dumps({"eos_token_id": [tokenizer.eos, special[0], plain, 65]}))
-    assert lm("import", f"from={theirs}", "out=here").returncode == 0
+    done = lm("import", f"from={theirs}", "out=here")
+    assert done.returncode == 0 and "eos_token_id: 65 is no added token of the tokenizer, and ends no text here" in done.stderr
     assert set(ends_of(load(tmp_path / "here")[1])) == {tokenizer.eos, special[0], plain}
     assert lm("export", "from=here", "format=hf", "out=again", "check=false").returncode == 0
     assert json.loads((tmp_path / "again/generation_config.json").read_text())["eos_token_id"] == [tokenizer.eos, special[0], plain]

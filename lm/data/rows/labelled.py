@@ -27,9 +27,10 @@ _OTHER = {r"\[": ", or set objective=multi_label for several at once", r"-?\d*\.
 
 def with_labels(model: ModelConfig, labels: list[str], several: bool = False) -> ModelConfig:
     """Returns the model with a new head for these labels, as `ClassifyConfig.labels` tells it."""
-    head = model.head
+    head, embed = model.head, model.embed
     if head.transform not in (None, "tanh", "relu") and head.transform_bias and head.transform_norm:  # ModernBERT's has no bias
-        head = head.replace(transform="relu" if model.embed.segments is None else "tanh", transform_norm=False)
+        act = "gelu" if embed.factorized is not None and model.residual.kind == "plain" else "tanh"  # ELECTRA, and BERT or ALBERT
+        head = head.replace(transform="relu" if embed.segments is None else act, transform_norm=False)  # DistilBERT has no segments
     return model.replace(head=head.telling(labels, bias=model.kind == "encoder", several=several))
 
 

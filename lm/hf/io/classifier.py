@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from lm.errors import ConfigError
 from lm.hf.io.bodies import BODIES, bodies
-from lm.hf.io.family import Family, Pair, families, module
+from lm.hf.io.family import Family, Pair, families, module, without
 from lm.nn.model_config import ModelConfig
 from lm.schema import Tree
 
@@ -88,7 +88,8 @@ class _Classifier(Family):
         names = names or {i: f"LABEL_{i}" for i in range(n)}
         if (problem := hf.get("problem_type")) == _NUMBER and len(names) > 1:
             raise ConfigError(f"config.json: problem_type={problem} of {len(names)} numbers, and lm's models tell one. Import another.")
-        found = {ours: value for ours, value in self.body.read(self, hf).items() if not _of_tokens(ours) or self._keeps(ours)}
+        read = self.body.read(self, without(hf, "tie_word_embeddings"))  # of a head of tokens
+        found = {ours: value for ours, value in read.items() if not _of_tokens(ours) or self._keeps(ours)}
         before: Tree = {"head.transform": self.head.act, "head.transform_norm": False} if self.head.act is not None else {}
         if "classifier_pooling" in self.further:
             before["head.pooling"] = "mean" if hf.get("classifier_pooling", "cls") == "mean" else "token"
@@ -116,7 +117,7 @@ class _Classifier(Family):
 
     def _keeps(self, name: str) -> bool:
         """Whether an option or a weight is of what stands before the matrix here as it does before tokens."""
-        return self.head.dense is None and name.startswith(("head.transform", "head.dense", "head.norm"))
+        return self.head.dense is None and name.startswith(("head.transform", "head.dense", "head.norm", "head.narrow"))
 
 
 def known_task(hf: Tree) -> dict[str, Family]:

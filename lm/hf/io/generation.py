@@ -36,12 +36,13 @@ def ends(tokenizer: Tokenizer) -> int | list[int] | None:
     return found if len(found) > 1 else next(iter(found), None)
 
 
-def further_ends(folder: Path, tokenizer: Tokenizer) -> list[int]:
-    """Returns the added tokens, special or not, that end a text besides eos, by a folder's generation_config.json or else its
-    config.json."""
+def further_ends(folder: Path, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """Returns the tokens that end a text besides eos, by a folder's generation_config.json or else its config.json: those that are added
+    ones, special or not; and others of a list, which end none here: a text may hold them, and one alone is often a class's default."""
     said = _said(folder, "eos_token_id")
-    given = said if isinstance(said, list) else [said]
-    return [i for i in given if isinstance(i, int) and i != tokenizer.eos and i in tokenizer.added_names]
+    given = [i for i in (said if isinstance(said, list) else [said]) if isinstance(i, int) and i != tokenizer.eos]
+    others = [i for i in given if i not in tokenizer.added_names]
+    return [i for i in given if i not in others], others if isinstance(said, list) else []
 
 
 def with_first(cfg: ModelConfig, folder: Path) -> ModelConfig:

@@ -67,7 +67,9 @@ def import_model(
         names = f"{', '.join(beyond[:5])}{', ...' if len(beyond) > 5 else ''}"
         say(f"tokenizer.json: left out: {counted(len(beyond), 'token')} for which the embedding has no row: {names}")
     require_fit(own, found.config.vocab_size, str(folder / "tokenizer.json"))
-    own.further_ends = further_ends(folder, own)
+    own.further_ends, plain = further_ends(folder, own)
+    if plain:
+        say(f"eos_token_id: {', '.join(map(str, plain[:5]))} is no added token of the tokenizer, and ends no text here")
     drawn, not_kept = sampling(folder)
     if not_kept:
         say(f"{GENERATION}: not kept: {', '.join(not_kept)[:300]}")

@@ -139,9 +139,7 @@ def _tensors(found: Mapping[str, Low]) -> Iterator[tuple[str, Tensor]]:
 
 def _task(cfg: ModelConfig) -> str | None:
     """Returns what peft takes the model for: as one that generates it asks for what a classifier does not have."""
-    if cfg.head.labels is not None:
-        return "SEQ_CLS" if cfg.kind == "decoder" else None
-    return _TASKS.get(cfg.kind)
+    return "SEQ_CLS" if cfg.head.labels is not None else _TASKS.get(cfg.kind)
 
 
 def _config(cfg: ModelConfig, adapter: LoRAConfig, found: Mapping[str, Low], known: list[str], base: str) -> Tree:

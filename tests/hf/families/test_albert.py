@@ -7,11 +7,15 @@ import pytest
 
 transformers = pytest.importorskip("transformers")
 
+from lm.data.rows.labelled import with_labels  # noqa: E402
 from lm.errors import ConfigError  # noqa: E402
-from lm.hf.io.family import families  # noqa: E402
-from lm.hf.io.writing import family_for  # noqa: E402
+from lm.hf.io.check import compare  # noqa: E402
+from lm.hf.io.family import families, resolved  # noqa: E402
+from lm.hf.io.reading import read_hf  # noqa: E402
+from lm.hf.io.writing import family_for, write_hf  # noqa: E402
 from lm.hf.options.keys import unheard  # noqa: E402
-from tests.hf.harness import LENGTH, VOCAB, cases, verify  # noqa: E402
+from lm.testing.models import random_model  # noqa: E402
+from tests.hf.harness import LENGTH, VOCAB, cases, change, verify  # noqa: E402
 
 BERT: dict[str, Any] = {
     "vocab_size": VOCAB, "embedding_size": 20, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -63,6 +67,21 @@ def test_narrow_embeddings(case: str, tmp_path: Path) -> None:
     kind = getattr(transformers, architecture)
     found = verify(kind(kind.config_class(**options)), tmp_path, greedy=architecture.startswith("OPT"))
     assert (found.config.embed.factorized is None) == ("as wide, three" in case)
+
+
+@pytest.mark.parametrize(("name", "options"), [("albert", BERT), ("electra", BERT), ("opt", OPT)])
+def test_a_classifier_of_what_training_starts_from_is_transformers_one(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    """Seen to fail: ELECTRA's had BERT's tanh before its labels, and OPT's read hidden states before they were narrowed."""
+    parent = families()[name].config(options)
+    cfg = with_labels(parent, ["a", "b", "c"])
+    assert ("head.narrow.weight" in cfg.new_in_head(parent)) == (name != "opt")
+    family, model = family_for(cfg, imported=name), random_model(cfg, seed=1)
+    assert family.name == name
+    write_hf(tmp_path, family, cfg, {key: p.detach() for key, p in model.named_parameters()}, None)
+    change(tmp_path, pad_token_id=0)
+    found = compare(tmp_path, family, model)
+    assert found.spread > 1e-3 and found.difference < 1e-4 * max(1.0, found.spread)
+    assert resolved(read_hf(tmp_path).config) == resolved(cfg)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

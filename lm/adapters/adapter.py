@@ -98,8 +98,8 @@ class LoRAConfig(AdapterConfig):
     of weights that were published so, in int8 with a scale for each output, or in 4 bits with a scale for each 64 inputs (nf4, of QLoRA:
     Dettmers et al. 2023, arXiv:2305.14314). Stacked experts stay as they are."""
     targets: list[str] | None = Field(None, min_length=1)
-    """Matrices by slots or patterns: attention, ffn, experts, attention.q, blocks.0.*; or one outside of the blocks by what means
-    none in them, such as head.dense. null: all of the blocks of at least such a rank."""
+    """Matrices by slots or patterns: attention, ffn, experts, attention.q, blocks.0.*; or, where that means none in the blocks, those
+    beside them: head.dense. null: all of the blocks of at least such a rank."""
     whole: list[str] = []
     """Weights that are trained whole, by patterns or parts of names: embed, head, norm. They get no adapter, and are saved with it (peft's
     modules_to_save)."""

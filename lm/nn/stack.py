@@ -32,7 +32,6 @@ class Stack(nn.Module):
         self.embed_norm = cfg.norm.build(cfg.embed.sum_width(cfg.d_model)) if cfg.embed.norm else None
         narrow = cfg.embed.factorized
         self.widen = None if narrow is None else Linear(narrow.width, cfg.d_model, bias=narrow.bias)
-        self._widened = None if narrow is None else narrow.widened
         behind = n_layers * cfg.residual.passes()
         self.smear = None if cfg.embed.smear is None else Smear(cfg.embed.smear, cfg.d_model, behind)
         behind += self.smear is not None
@@ -53,7 +52,7 @@ class Stack(nn.Module):
 
     def embedded(self, x: Tensor, ctx: Context, segments: Tensor | None) -> Tensor:
         """Returns the input of the first block, (b, s, d).  x: token embeddings, (b, s, d), or narrower, where they are `factorized`."""
-        x = self.widen(x) if self.widen is not None and self._widened == "tokens" else x
+        x = self._wide(x, "tokens")
         x = x if self.ngrams is None else self.ngrams(x, ctx)
         if self.embed_scale != 1.0:
             x = x * self.embed_scale
@@ -66,8 +65,13 @@ class Stack(nn.Module):
             raise ConfigError("batch.segments was given, and model.embed.segments is null. Leave them out, or use a model that has some.")
         x = self.position.embed(x, ctx.positions)
         x = x if self.embed_norm is None else self.embed_norm(x)
-        x = self.widen(x) if self.widen is not None and self._widened == "sum" else x
+        x = self._wide(x, "sum")
         return self.dropout(x if self.smear is None else self.smear(x, ctx))
+
+    def _wide(self, x: Tensor, what: str) -> Tensor:
+        """Returns what of the embedding it is, widened where that is what is narrow."""
+        narrow = self.cfg.embed.factorized
+        return x if self.widen is None or narrow is None or narrow.widened != what else self.widen(x)
 
     def through_blocks(self, x: Tensor, ctx: Context) -> Tensor:
         """(b, s, d) -> (b, s, d), before the last norm."""

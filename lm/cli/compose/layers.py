@@ -49,15 +49,19 @@ class Composition:
 
     def chosen(self, group: str) -> str:
         """Returns the option of a group; where none is chosen, the kind that a file names or the class has, or null."""
+        if (option := self.choices.get(group)) is not None:
+            return option
         held = self.section(group.replace("/", "."))
-        return self.choices.get(group) or (str(held["kind"]) if isinstance(held, dict) and "kind" in held else "null")
+        return str(held["kind"]) if isinstance(held, dict) and "kind" in held else "null"
 
     def section(self, path: str) -> Any:
         """Returns the values of a section, or those of the class where nothing states any; None where it has none."""
-        _, field = find_field(known.root(), self.tree, path.split("."))
+        tree, parts = self.tree, path.split(".")
+        if (stated := at(tree, parts)) is not None:
+            return stated
+        _, field = find_field(known.root(), tree, parts)
         usual = None if field is None or field.is_required() else field.get_default(call_default_factory=True)
-        stated = at(self.tree, path.split("."))
-        return usual.tree() if stated is None and isinstance(usual, Config) else stated
+        return usual.tree() if isinstance(usual, Config) else None
 
     def stated(self, path: str) -> list[tuple[Layer, Any]]:
         """Returns (layer, value) for each layer that sets this path, weakest first: the last one wins."""

@@ -102,7 +102,7 @@ class PolicyConfig(OwnAnswersConfig):
     def _rewards_something(self) -> Self:
         if not any(reward.weight for reward in self.rewards.values()):
             raise ValueError(
-                f"rewards: {', '.join(self.rewards)} have a weight of 0, so that nothing is learned. Give one of them another."
+                f"rewards: all weights are 0 ({', '.join(self.rewards)}), so that nothing is learned. Give one of them another."
             )
         return self
 

@@ -13,7 +13,7 @@ def make_special(raw: "RawTokenizer", names: Iterable[str]) -> None:
     from tokenizers import AddedToken  # imported only when a tokenizer is made: rows and configs just name the type
 
     there = {token.content: token for token in raw.get_added_tokens_decoder().values()}
-    for name in names:
-        token = there.get(name) or AddedToken(name, normalized=False)
+    tokens = [there.get(name) or AddedToken(name, normalized=False) for name in names]
+    for token in tokens:
         token.special = True
-        raw.add_special_tokens([token])
+    raw.add_special_tokens(tokens)

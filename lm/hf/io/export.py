@@ -194,7 +194,7 @@ def export_adapter(
     parent = adapted.source(source)
     about = read_config(parent)
     before_cfg = model_config(about["model"], f"{parent}: model")
-    new_head = found.cfg.head.unlike(before_cfg.head) if found.cfg.head.labels is not None else set()
+    new_head = found.cfg.new_in_head(before_cfg) if found.cfg.head.labels is not None else set()
     if (other := _not_of(before_cfg.replace(head=found.cfg.head) if new_head else before_cfg, found.cfg)) is not None and base is None:
         raise ConfigError(
             f"format=peft: an adapter brings no options of a model, and {other} for that of {parent}. Use format=hf, which merges it, or"

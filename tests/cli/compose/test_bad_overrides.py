@@ -95,7 +95,7 @@ MISTAKES = {
     ),
     "rewards that weigh nothing": (
         ["objective=grpo", "init_from=null", "objective.rewards={exact:{weight:0}}"],
-        ["rewards: exact have a weight of 0, so that nothing is learned"],
+        ["rewards: all weights are 0 (exact), so that nothing is learned"],
     ),
     "an entry set to null": (["objective=grpo", "objective.rewards.exact=null"], ["Write ~objective.rewards.exact to be without it."]),
     "key of a group without an option": (["adapter.rank=4"], ["adapter: it has no kind yet", "Write adapter=lora adapter.rank=..."]),

@@ -34,6 +34,7 @@ class Setting:
     chunk: int  # tokens whose logits exist at once
     precision: Precision = "fp32"
     states: StateBytes = two_numbers
+    copies: int = 0  # of what is trained, beside it: the first in float32, others as the weights are
     recompute: Recompute = NOTHING
     stage: int = 0  # what is cut into slices: 1 optimizer states, 2 gradients too, 3 weights too (ZeRO; FSDP2 is 3)
     world: int = 1  # ranks that share the slices
@@ -53,6 +54,7 @@ class Memory:
     activations: int  # what autograd saves of a micro-batch
     loss: int  # logits of one chunk, over which their gradient is written, those in float32, the head's gradient while it is summed, and
     # what each loss keeps of it
+    averages: int = 0  # of the weights, with what they are made of
     frozen: int = 0  # weights of the models that the loss compares with, and what a teacher says of a chunk
 
     @property
@@ -61,8 +63,8 @@ class Memory:
         return sum(astuple(self))
 
     def parts(self) -> dict[str, int]:
-        """Returns each by its name; `frozen` only where there are such models."""
-        return {name: size for name, size in asdict(self).items() if size or name != "frozen"}
+        """Returns each by its name; `averages` and `frozen` only where there are such."""
+        return {name: size for name, size in asdict(self).items() if size or name not in ("averages", "frozen")}
 
     def on_device(self, offload: bool) -> int:
         """Returns what of the total is on the device.  offload: the optimizer's state is elsewhere."""
@@ -81,6 +83,8 @@ def memory(model: LM, setting: Setting) -> Memory:
     held = sum(p.numel() * min(size, p.element_size()) for p in model.parameters()) + self_updated * (4 - size)
     matrices = model.matrices()
     states = round(sum(setting.states(p.shape, name in matrices, size) for name, p in model.named_parameters() if p.requires_grad))
+    moved = [4 * (trained + self_updated), *[size * trained + 4 * self_updated] * (setting.copies - 1)]
+    copied = sum(moved[: setting.copies])
     whole = gathered(model, n) * size if cut[0] > 1 else 0
     cast = 2 * multiplied(model) if setting.precision.endswith("-mixed") else 0
     tokens = setting.micro_batch * setting.seq_len // setting.context
@@ -89,6 +93,7 @@ def memory(model: LM, setting: Setting) -> Memory:
         weights=-(-(held + cast) // cut[0]) + whole,
         gradients=-(-trained * size // cut[1]),
         optimizer=-(-states // cut[2]),
+        averages=-(-copied // cut[0]),
         activations=tokens * _activations(model, setting),
         loss=_of_logits(logits, setting)
         + sum(_part(model.head, name, p, n) for name, p in model.head.named_parameters() if p.requires_grad)

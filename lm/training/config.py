@@ -39,6 +39,7 @@ class TrainSetup(Config):
     objective: ObjectiveConfig
     optim: OptimConfig
     trainer: TrainerConfig
+    schedule: ScheduleConfig
     adapter: AdapterConfig | None = None
     """What is trained in place of the weights of init_from, and saved without them. null: the weights themselves."""
     strategy: StrategyConfig = SingleConfig()
@@ -74,6 +75,11 @@ class TrainSetup(Config):
             who = f"{readers} ranks" if self.launch.ranks_per_row == 1 else f"{readers} groups of {self.launch.ranks_per_row} ranks"
             return f"{given} is not a multiple of the {who}. Choose a multiple, or other devices."
         return None
+
+    @property
+    def averaged_by(self) -> str | None:
+        """The option that keeps averages of the weights; None where there is none."""
+        return f"schedule={self.schedule.kind}" if self.schedule.copies else "trainer.ema_decay" if self.trainer.ema_decay else None
 
     def _why_not_mps(self) -> str | None:
         """Returns why this run cannot use the GPU of a Mac, with the remedy; None where it can."""
@@ -151,6 +157,7 @@ class TrainSetup(Config):
             chunk=self.objective.chunk if isinstance(self.objective, TaughtConfig) else CHUNK,
             precision=trainer.precision,
             states=self.optim.state_bytes,
+            copies=self.schedule.copies or (1 if self.trainer.ema_decay else 0),
             recompute=trainer.recomputes(),
             stage=self.strategy.stage,
             world=self.strategy.sharing(self.launch.world),
@@ -168,7 +175,6 @@ class TrainConfig(TrainSetup):
     seed: Seed | Seeds = 0
     """Decides initial weights, data order, dropout and samples; seed.init, seed.data and seed.dropout move one of them alone."""
     tokenizer: TokenizerConfig
-    schedule: ScheduleConfig
     checkpoint: CheckpointConfig = CheckpointConfig()
     numerics: NumericsConfig = NumericsConfig()
     eval: EvalConfig = EvalConfig()
@@ -204,11 +210,7 @@ class TrainConfig(TrainSetup):
         if isinstance(self.objective, ScheduledSamplingConfig) and self.objective.scheduled_sampling:
             return 0
         shorter = min(self.trainer.max_steps, max_steps)
-        return next((step for step in range(0, shorter, every) if not self.same_rate(step, max_steps)), shorter)
-
-    def same_rate(self, step: int, max_steps: int) -> bool:
-        """Says whether a step, counted from 0, has the same rate in a run of another length."""
-        return self.schedule.factor(step, self.trainer.max_steps) == self.schedule.factor(step, max_steps)
+        return next((step for step in range(0, shorter, every) if not self.schedule.same(step, self.trainer.max_steps, max_steps)), shorter)
 
     def _counts_steps(self) -> str | None:
         """Returns the option that is for steps of equally many rows; None where there is none."""
@@ -237,6 +239,8 @@ class TrainConfig(TrainSetup):
             )
         if (refused := self.why_not()) is not None:
             raise ValueError(refused)
+        if self.schedule.copies and (decay := self.trainer.ema_decay):
+            raise ValueError(f"trainer.ema_decay={decay} and schedule={self.schedule.kind} both average the weights. Drop one.")
         half = self.trainer.max_steps // 2  # a length that is given as a mere bound may be of any size, so not every step is looked at
         if self.trainer.max_minutes is not None and (shared := self.shared_steps(half, every=1 + half // 10_000)) < half // 4:
             decays_long = self.schedule.kind == "wsd" and shared > 0

@@ -29,8 +29,8 @@ from lm.training.optim.base import set_lr
 from lm.training.plan import counts_of
 from lm.training.state import RunState, Saved
 from lm.training.strategies.base import Strategy
+from lm.training.weights.averages import Averages, averages_of
 from lm.training.weights.carried import state_reader
-from lm.training.weights.ema import EMA
 from lm.training.weights.freeze import freeze_untrained, trainable
 from lm.training.weights.initial import empty, load_pieces
 
@@ -56,7 +56,7 @@ class TrainModule(LightningModule):
     """
 
     run: RunState  # what the callbacks of a run share; a step needs only its length
-    ema: EMA | None = None
+    averages: Averages | None = None  # of the weights
     sharding: ShardedRows | None = None  # of the rows, where several ranks share each
 
     def __init__(self, cfg: TrainConfig, model: LM, strategy: Strategy, fill: Fill, reader: CheckpointReader | None) -> None:
@@ -110,8 +110,8 @@ class TrainModule(LightningModule):
         self.model.train()
         self.sharding = self.strategy.sharding or row_sharding_of(self.cfg.launch)
         self.strategy.ready(self.trainer.optimizers[0])
-        if self.cfg.trainer.ema_decay is not None:
-            self.ema = EMA(self.strategy, self.model, self.weights(), self.cfg.trainer.ema_decay)
+        moved = {*trainable(self.model), *self.model.self_updated()}
+        self.averages = averages_of(self.cfg, self.strategy, self.model, (piece for piece in self.weights() if piece.name in moved))
         if self.reader is not None:
             self.restore(self.reader)
         elif self.cfg.init_optimizer:
@@ -177,6 +177,8 @@ class TrainModule(LightningModule):
             if self.loss_scale is not None:
                 self.loss_scale.unscale(p.grad for p in self.model.parameters() if p.grad is not None)
             self.strategy.clip(self.model, optimizer, self.cfg.optim.clip)
+            if self.averages is not None:
+                self.averages.before()
 
     def judge(self, grad_norm: Tensor) -> Tensor:
         """Returns the optimizer's `found_inf`: 1 where this step must change nothing, else 0.  grad_norm: of the full gradient."""
@@ -196,8 +198,8 @@ class TrainModule(LightningModule):
         if self._complete:
             self.strategy.settle()
             self._balance()
-            if self.ema is not None:
-                self.ema.update()
+            if self.averages is not None:
+                self.averages.update(self.step, self.verdicts.refused)
             self.verdicts.count(self.step)
             if self.loss_scale is not None:
                 self.loss_scale.count()
@@ -231,8 +233,8 @@ class TrainModule(LightningModule):
         """Yields this rank's pieces of a checkpoint: weights, optimizer state, averages and the objective's own."""
         yield from self.weights()
         yield from self._state()
-        if self.ema is not None:
-            yield from self.ema.pieces()
+        if self.averages is not None:
+            yield from self.averages.pieces()
         if isinstance(self.objective, Keeping):
             yield from self.objective.pieces(self.step)
 
@@ -249,8 +251,8 @@ class TrainModule(LightningModule):
             self.strategy.ready(self.trainer.optimizers[0])
         else:
             load_pieces(self._state(), reader)
-        if self.ema is not None:
-            load_pieces(self.ema.pieces(), reader)
+        if self.averages is not None:
+            load_pieces(self.averages.pieces(), reader)
         if isinstance(self.objective, Keeping):
             self.objective.resume(reader)
         self.verdicts.streak = reader.meta["counters"].get("skipped_in_a_row", 0)
@@ -273,7 +275,7 @@ class TrainModule(LightningModule):
     @contextmanager
     def exported_weights(self) -> Iterator[None]:
         """Inside the block the model has the weights that are validated and exported: the averages where the run keeps any."""
-        averaged: AbstractContextManager[None] = self.ema.swapped() if self.ema is not None else nullcontext()
+        averaged: AbstractContextManager[None] = self.averages.swapped() if self.averages is not None else nullcontext()
         with averaged, self.trainer.precision_plugin.forward_context():
             yield
 

@@ -221,7 +221,7 @@ def _same_rates(saved: Tree, cfg: TrainConfig, step: int) -> bool:
         was = from_tree(TrainConfig, saved)
     except ConfigError:
         return False
-    if cfg.trainer.max_minutes is not None:  # whose length, and with it the rate, is not known at first
+    if cfg.trainer.max_minutes is not None or was.schedule.copies or cfg.schedule.copies:  # the length is not known, or a rate not all
         return False
     rates = ([each.schedule.factor(i, each.trainer.max_steps) for i in range(step)] for each in (was, cfg))
     return next(rates) == next(rates)

@@ -20,6 +20,8 @@ from lm.ops.ranks.tensor_parallel import Divisible, TensorParallel
 from lm.ops.ranks.ulysses import Ulysses
 from lm.ops.recompute import Recompute
 from lm.training.config import TrainConfig
+from lm.training.strategies.base import Strategy
+from lm.training.weights.averages import averages_of
 from tests.training.optim.optimizers import begun
 
 SMALL = "model.vocab_size=96 model.d_model=128 model.n_layers=4 model.max_seq_len=64 model.dropout=0 data.seq_len=64"
@@ -298,6 +300,18 @@ def test_weights_and_optimizer_by_formula_are_what_is_allocated(optim: str, dtyp
     assert found.optimizer == held
     assert found.weights == sum(p.nbytes for p in model.parameters())
     assert found.gradients == sum(p.nbytes for p in model.parameters() if p.requires_grad)  # not of a correction bias
+
+
+@pytest.mark.parametrize("option", ["trainer.ema_decay=0.9", "schedule=free", ""])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_averages_by_formula_are_what_is_allocated(option: str, dtype: torch.dtype) -> None:
+    """Seen to fail: they were not counted at all."""
+    cfg = composed("model=deepseek_v3", "model.n_layers=5", "optim=adamw", *filter(None, [option]))
+    model = build_model(cfg.model, device="meta").to(dtype)
+    averages = averages_of(cfg, Strategy(), model, Strategy().weights(model))
+    found = memory(model, replace(cfg.setting(), precision="fp32" if dtype == torch.float32 else "bf16-true"))
+    held = sum(piece.tensor.nbytes for piece in averages.pieces()) if averages is not None else 0
+    assert found.averages == held
 
 
 def test_frozen_weights_are_held_like_others_and_have_no_gradient_and_no_state() -> None:

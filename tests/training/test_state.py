@@ -17,7 +17,7 @@ from lm.training.optim.sgd import SGDConfig
 from lm.training.optim.soap import SoapConfig
 from lm.training.run_config import CheckpointConfig
 from lm.training.strategies.base import Strategy
-from lm.training.weights.ema import EMA
+from lm.training.weights.averages import EMA
 from lm.training.weights.initial import load_pieces
 from tests.conftest import on_linux
 from tests.runs import save_checkpoint
@@ -55,7 +55,7 @@ def train(model: Tied, optimizer: torch.optim.Optimizer, steps: range, ema: EMA 
         nn.functional.cross_entropy(model(tokens).float(), tokens.roll(1)).backward()
         optimizer.step()
         if ema is not None:
-            ema.update()
+            ema.update(0, torch.tensor(False))
 
 
 def prepared(cfg: OptimConfig, model: Tied) -> tuple[torch.optim.Optimizer, EMA]:

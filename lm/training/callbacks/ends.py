@@ -54,9 +54,10 @@ class TimeBox(RunCallback):
         step_s = self._pace(run.clock, step) if run.splits.train.updates == 1 else spent_s / step
         length = max(step + max(0, round(left_s / step_s)), cfg.schedule.warmup_steps + 1)
         next_look = next(later for later in count(step + 1) if self._looks(module, later))
-        if length >= cfg.trainer.max_steps or (next_look < length and cfg.same_rate(next_look, length)):
+        rates, longest = cfg.schedule, cfg.trainer.max_steps
+        if length >= longest or (next_look < length and rates.same(next_look, longest, length)):
             return None
-        while not cfg.same_rate(step - 1, length):  # the steps so far must have had the same rates in a run of this length
+        while not rates.same(step - 1, longest, length):  # the steps so far must have had the same rates in a run of this length
             length += 1
         return length
 

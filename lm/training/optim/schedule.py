@@ -22,6 +22,8 @@ class ScheduleConfig(Slot, group="schedule"):
 
     of_length: ClassVar[bool] = True
     """Whether the rate of a step depends on how long the run is."""
+    copies: ClassVar[int] = 0
+    """How many copies of the weights it keeps, since it averages these."""
 
     warmup_steps: int = Field(0, ge=0)
     """Steps of linear rise to the peak; a text such as 3% is a share of the run."""
@@ -29,6 +31,10 @@ class ScheduleConfig(Slot, group="schedule"):
     def factor(self, step: int, max_steps: int) -> float:
         """Returns the learning rate of a step, counted from 0, as a part of the peak. Warm-up is (step + 1) / warmup_steps."""
         return (step + 1) / self.warmup_steps if step < self.warmup_steps else self.after_warmup(step, max_steps)
+
+    def same(self, step: int, max_steps: int, other: int) -> bool:
+        """Says whether a step, counted from 0, has the same rate in runs of two lengths."""
+        return self.factor(step, max_steps) == self.factor(step, other)
 
     @abstractmethod
     def after_warmup(self, step: int, max_steps: int) -> float:
@@ -44,6 +50,27 @@ class ConstantConfig(ScheduleConfig):
 
     def after_warmup(self, step: int, max_steps: int) -> float:
         return 1.0
+
+
+class FreeConfig(ScheduleConfig):
+    """Warm-up, then the peak to the end, as the weights are averaged instead: gradients are those at a point between the optimizer's
+    weights and their average, which is validated and exported (Schedule-Free, Defazio et al. 2024, arXiv:2405.15682)."""
+
+    of_length = False
+    copies = 2
+
+    kind: Literal["free"] = "free"
+    beta: float = Field(0.9, ge=0, lt=1)
+    """How far that point is on the way to the average; it takes the place of a momentum. 0: gradients are those at the weights."""
+
+    def after_warmup(self, step: int, max_steps: int) -> float:
+        return 1.0
+
+    def share(self, step: int) -> float:
+        """Returns what part of the average is of the weights after a step, counted from 0: each counts by its rate squared."""
+        rising = min(step + 1, self.warmup_steps)
+        squares = rising * (rising + 1) * (2 * rising + 1) / 6 / max(self.warmup_steps, 1) ** 2  # of the rates while they rise
+        return self.factor(step, 0) ** 2 / (squares + step + 1 - rising)
 
 
 class InverseSqrtConfig(ScheduleConfig):

@@ -66,8 +66,8 @@ class ZeroConfig(StrategyConfig):
         return None
 
     def why_not(self, cfg: "TrainSetup") -> str | None:
-        if cfg.trainer.ema_decay is not None:
-            return "trainer.ema_decay needs weights that the engine keeps to itself. Leave it out, or use strategy=fsdp or ddp."
+        if cfg.averaged_by is not None:
+            return f"{cfg.averaged_by} needs weights that the engine keeps to itself. Leave it out, or use strategy=fsdp or ddp."
         if cfg.trainer.precision == "fp16-mixed":
             return (
                 "float16 needs a loss scale, which DeepSpeed's engine would not know. Set trainer.precision=bf16-mixed, or strategy=fsdp."

@@ -70,7 +70,7 @@ def copied(cfg: TrainConfig, tokenizer: Tokenizer) -> Fill:
     source, own = resolve_model(str(cfg.init_from)), drawn(cfg.seeds.init)
     if cfg.init_optimizer:
         reader = CheckpointReader(source)
-        weights = {name: reader.read(name) for name in reader.names()}
+        weights = {name: reader.read(name, "iterate" if "iterate" in reader.kinds(name) else "weight") for name in reader.names()}
     else:
         weights = grown_weights(read_merged(source)[1], load_tokenizer(source), tokenizer)
     fits = False

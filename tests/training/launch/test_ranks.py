@@ -27,6 +27,8 @@ EXACT = [
     pytest.param("ddp", 2, ["launch.context=2"], marks=pytest.mark.slow),
     pytest.param("fsdp", 2, ["launch.context=2", "trainer.ema_decay=0.9"], marks=pytest.mark.slow),
     pytest.param("fsdp", 2, ["trainer.ema_decay=0.9"], marks=pytest.mark.slow),
+    pytest.param("fsdp", 3, ["schedule=free", "optim=muon", "data.global_batch=12"], marks=pytest.mark.slow),
+    pytest.param("fsdp", 2, ["schedule=free", "launch.tensor=2"], marks=pytest.mark.slow),
     pytest.param("ddp", 3, ["optim=muon", "data.global_batch=12"], marks=pytest.mark.slow),
     pytest.param("ddp", 2, ["optim=soap", "optim.precondition_frequency=2"], marks=pytest.mark.slow),
     pytest.param("ddp", 2, ["optim=adafactor"], marks=pytest.mark.slow),

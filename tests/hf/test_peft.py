@@ -17,7 +17,8 @@ from lm.data.tokenizer.config import BytesConfig
 from lm.data.tokenizer.tokenizer import load_tokenizer
 from lm.errors import CheckpointError, ConfigError
 from lm.generation.load import load
-from lm.hf.io.export import export, export_adapter
+from lm.hf.io.export import export
+from lm.hf.io.export_adapter import export_adapter
 from lm.hf.io.import_ import import_adapter, import_model
 from lm.hf.io.peft import CONFIG, WEIGHTS
 from lm.hf.io.transforms import Halves
@@ -32,8 +33,7 @@ from tests.test_presets import SMALL, TINY, composed
 PRESETS = (
     *("llama3_8b", "gpt2", "gpt_neox_20b", "phi3_mini", "bloom_560m", "olmo2_1b", "starcoder2_3b", "mixtral_8x7b", "moe_tiny"),
     *("deepseek_v3", "gpt_oss_20b", "t5_small", "t5_1_1_base", "switch_base_8", "bart_base", "bert_base", "olmo_hybrid_7b"),
-    "nanochat_d20",
-    "jamba_v0_1",
+    *("nanochat_d20", "jamba_v0_1"),
 )
 FUSED = LoRAConfig(rank=3, alpha=5.0, rslora=True)
 PARTS = {

@@ -13,7 +13,8 @@ from lm.data.rows.labelled import with_labels  # noqa: E402
 from lm.data.tokenizer.config import BytesConfig  # noqa: E402
 from lm.errors import ConfigError  # noqa: E402
 from lm.generation.load import load  # noqa: E402
-from lm.hf.io.export import export, export_adapter  # noqa: E402
+from lm.hf.io.export import export  # noqa: E402
+from lm.hf.io.export_adapter import export_adapter  # noqa: E402
 from lm.hf.io.import_ import import_adapter, import_model  # noqa: E402
 from lm.nn.batch import Batch  # noqa: E402
 from lm.nn.model_config import model_config  # noqa: E402

@@ -14,7 +14,8 @@ from lm.data.tokenizer.tokenizer import load_tokenizer
 from lm.errors import ConfigError
 from lm.generation.load import load
 from lm.generation.merging import merge
-from lm.hf.io.export import export, export_adapter
+from lm.hf.io.export import export
+from lm.hf.io.export_adapter import export_adapter
 from lm.hf.io.import_ import import_adapter
 from lm.nn.mixers.token_values import TABLE
 from lm.nn.per_layer import LAYERS_TABLE

@@ -52,7 +52,8 @@ class Export(Writer):
         """Prints on stdout what was written, how it compares, and what each program does with it."""
         self.refuse(rest)
         resolve_model(self.from_)  # a mistyped path is told before anything heavy is imported
-        from lm.hf.io.export import export, export_adapter
+        from lm.hf.io.export import export
+        from lm.hf.io.export_adapter import export_adapter
 
         if self.merge is not None and self.merge != (self.format != "peft"):
             other = "hf" if self.format == "peft" else "peft"

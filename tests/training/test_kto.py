@@ -1,5 +1,6 @@
 """objective=kto: answers that are rated as good or bad, each on its own."""
 
+import csv
 import json
 import random
 from collections.abc import Callable
@@ -225,3 +226,15 @@ def test_what_is_not_rated_is_refused(of_rated: Made, tmp_path: Path) -> None:
         (tmp_path / "rated.jsonl").write_text(json.dumps({"prompt": "a", "completion": "b", "label": True} | change) + "\n")
         with pytest.raises(ConfigError, match=said):
             lm.batches(of_rated())
+
+
+@pytest.mark.parametrize(("good", "bad"), [("True", "False"), ("1", "0")])
+def test_a_table_of_texts_tells_what_is_good(of_rated: Made, tmp_path: Path, good: str, bad: str) -> None:
+    """Seen to fail: every csv file was refused, whose labels can be nothing but texts."""
+    with (tmp_path / "rated.csv").open("w", newline="") as file:
+        table = csv.DictWriter(file, ["prompt", "completion", "label"])
+        table.writeheader()
+        table.writerows(line | {"label": good if line["label"] else bad} for line in rated())
+    lines, read = (lm.batches(of_rated(f"data.files={tmp_path / name}")).train for name in ("rated.jsonl", "rated.csv"))
+    ids = np.arange(len(lines))
+    assert len(read) == len(lines) and torch.equal(read.batch(ids).answers, lines.batch(ids).answers)

@@ -22,8 +22,11 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
         " save_strategy"
     ),
     "checkpoint.keep_last": "keep max_to_keep save_total_limit save_top_k",
+    "data.field": "dataset_text_field text_column text_field",
     "data.files": "corpus data_dir data_path dataset_path file input input_file path text text_file train_data train_file train_files",
-    "data.global_batch": "batch batch_size bs global_batch_size train_batch_size",
+    "data.global_batch": (
+        "accumulate_grad_batches accumulation batch batch_size bs global_batch_size grad_accum gradient_accumulation_steps train_batch_size"
+    ),
     "data.packing": "sample_packing",
     "data.ramp": "batch_ramp batch_size_rampup batch_size_schedule batch_size_warmup batch_warmup ramp_up rampup rampup_batch_size",
     "data.record.template": "chat_template chat_template_path",
@@ -32,6 +35,7 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
         " sequence_length"
     ),
     "data.val_frac": "eval_split test_size val_ratio val_size validation_split",
+    "data.val_rows": "eval_iters limit_val_batches max_eval_samples",
     "data.workers": "dataloader_num_workers n_workers num_workers",
     "init_from": "base base_model checkpoint_path ckpt ckpt_path from load_from model_name_or_path parent pretrained resume_from",
     "launch.context": (
@@ -100,6 +104,7 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
     "objective.environment": "environment_factory",
     "objective.kl": "init_kl_coef kl_beta kl_coef kl_loss_coef objective.beta",
     "objective.learn_cut": "mask_truncated_completions overlong_filter",
+    "objective.margin": "simpo_gamma",
     "objective.max_tokens": "max_completion_length max_response_length",
     "objective.minibatches": "mini_batch_size num_mini_batches ppo_mini_batch_size steps_per_generation",
     "objective.n_answers": "group_size n_samples_per_prompt num_generations rollout_n",
@@ -144,8 +149,7 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
     "trainer.max_steps=10Mtokens": "max_tokens token_budget tokens train_tokens",
     "trainer.max_steps=3epochs": "epochs max_epochs num_epochs num_train_epochs",
     "trainer.micro_batch": (
-        "accumulation batch batch_size device_batch_size device_train_microbatch_size grad_accum gradient_accumulation_steps"
-        " local_batch_size micro_batch_size per_device_train_batch_size"
+        "batch batch_size device_batch_size device_train_microbatch_size local_batch_size micro_batch_size per_device_train_batch_size"
     ),
     "trainer.precision": "dtype torch_dtype",
     "trainer.precision=bf16-mixed": "amp bf16 bfloat16 mixed_precision",
@@ -153,9 +157,9 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
     "trainer.profile": "enable_profiling profile profiler profiler.enabled profile_freq profiling profiling.enable_profiling",
     "trainer.recompute": "activation_checkpointing checkpoint_blocks gradient_checkpointing",
     "trainer.recompute_every": "checkpoint_blocks",
+    "trainer.sample_prompts": "log_completions",
     "trainer.val_every": (
-        "eval_every eval_freq eval_interval eval_iters eval_steps eval_strategy evaluation_strategy val_check_interval"
-        " val_interval validation.freq"
+        "eval_every eval_freq eval_interval eval_steps eval_strategy evaluation_strategy val_check_interval val_interval validation.freq"
     ),
     "trainer=gpu": "cuda gpu",
 }

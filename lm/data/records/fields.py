@@ -75,6 +75,13 @@ def listed(value: Any) -> Any:
     return value
 
 
+def truth(value: Any) -> bool | None:
+    """Returns what true, false, 1 or 0 say, also as the texts that a csv file has of them; None for any other value."""
+    if isinstance(value, str):
+        return {"true": True, "1": True, "false": False, "0": False}.get(value.strip().lower())
+    return bool(value) if value in (0, 1) else None
+
+
 def shown(value: Any) -> str:
     """Returns the beginning of a value, for an error message."""
     return json.dumps(value, default=str)[:40]

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from lm.data.records.base import OTHER, Values
 from lm.data.records.chat import ConversationRecord
-from lm.data.records.fields import bad_record, shown, value_of
+from lm.data.records.fields import bad_record, shown, truth, value_of
 from lm.data.records.messages import last_learned
 from lm.data.sources.base import ASSISTANT, Turn
 
@@ -20,7 +20,7 @@ class RatedRecord(ConversationRecord):
 
     kind: Literal["rated"] = "rated"
     label: str = "label"
-    """Field that says so: true or false, 1 or 0."""
+    """Field that says so: true or false, 1 or 0, in a csv file as text."""
 
     def recognised(self, values: Values, where: str) -> tuple[Self, str]:
         named, told = super().recognised(values, where)
@@ -31,10 +31,10 @@ class RatedRecord(ConversationRecord):
 
     def turns(self, values: Values, where: str) -> list[Turn]:
         """Returns the messages, the last one as the chosen or the rejected answer."""
-        good, turns = value_of(values, self.label, "data.record.label", where), self.said(values, where)
-        if good not in (0, 1):
+        label, turns = value_of(values, self.label, "data.record.label", where), self.said(values, where)
+        if (good := truth(label)) is None:
             raise bad_record(
-                f"{where}: field '{self.label}' holds {shown(good)}, and an answer is good or not: true or false. Fix the record"
+                f"{where}: field '{self.label}' holds {shown(label)}, and an answer is good or not: true or false. Fix the record"
             )
         if turns[-1].role != ASSISTANT:
             raise bad_record(f"{where}: the last message is not the assistant's, so no answer is rated. Fix the record")

@@ -55,6 +55,14 @@ def test_an_adapter_has_a_rate_of_its_own(parent: str) -> None:
         assert started(parent, *given, "adapter=lora").config().optim.lr == pytest.approx(10 * RATES[kind])
 
 
+def test_answers_that_are_rated_alone_have_the_rate_of_pairs(parent: str) -> None:
+    """Seen to fail: KTO had that of SFT, six times DPO's."""
+    for data in ("preferences", "rated"):
+        for more in ([], ["adapter=lora"]):
+            pairs = started(parent, *PAIRS, *more).config().optim.lr
+            assert started(parent, "objective=kto", f"data={data}", *more).config().optim.lr == pairs
+
+
 def test_what_the_command_line_says_is_had(parent: str) -> None:
     told = started(parent, *TEXT, "optim=muon", "schedule=wsd")
     assert isinstance(told.config().optim, MuonConfig) and told.config().optim.lr == 0.02

@@ -15,7 +15,7 @@ from lm.errors import CheckpointError, LmError
 from lm.plugins import COPIES
 from lm.schema import Tree
 from lm.spelling import nearest
-from lm.storage.atomic import disk_errors, replace_file, verify
+from lm.storage.atomic import MANIFEST, disk_errors, listed_files, replace_file, unlisted_files, verify
 from lm.storage.formats import with_todays_keys
 from lm.storage.lock import LOCK, RunLock
 from lm.storage.reading import never_waiting, parse_json, read_end, read_json, read_lines, read_yaml, yaml_text
@@ -105,6 +105,16 @@ class RunFolder:
         except LmError:
             return None
         return summary
+
+    def require_own_model(self) -> None:
+        """Raises CheckpointError naming a file in the model's folder, which the end of a run replaces, that lm did not write."""
+        try:
+            listed = listed_files(self.model) if os.path.lexists(self.model / MANIFEST) else {}
+        except CheckpointError:  # it is damaged, and what it has listed cannot be told
+            return
+        if others := unlisted_files(self.model, listed):
+            fault = "lm did not write the file, and the end of the run replaces its folder"
+            raise CheckpointError(f"{self.model / others[0]}: {fault}. Move it elsewhere.")
 
     def nothing_to_do(self, summary: Tree) -> str:
         """Returns the message for a run that has ended already."""

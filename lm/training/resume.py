@@ -49,6 +49,7 @@ def open_run(folder: RunFolder, cfg: TrainConfig, say: Say) -> Path | None:
     """
     clean(folder.path)
     clean(folder.checkpoints)
+    folder.require_own_model()
     newest, rejected = newest_valid(folder.checkpoints)
     for reason in rejected:
         say(f"not used: {reason}")

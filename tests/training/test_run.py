@@ -21,7 +21,7 @@ from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.callbacks import LambdaCallback
 
 from lm.cli.main import main
-from lm.errors import Interrupted
+from lm.errors import CheckpointError, Interrupted
 from lm.storage.atomic import verify
 from lm.storage.checkpoint import checkpoints
 from lm.storage.lock import RunLock
@@ -221,3 +221,21 @@ def test_an_average_that_is_mostly_the_first_weights_is_told(configure: Configur
     assert said in capsys.readouterr().out
     train_rank(configure("trainer.ema_decay=0.1", "trainer.max_steps=3", "run.name=other"))
     assert "ema_decay" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("ended", [True, False], ids=["a run that has ended", "no run yet"])
+def test_a_file_of_ones_own_in_the_model_folder_is_not_replaced_with_it(configure: Configure, tmp_path: Path, ended: bool) -> None:
+    """Seen to fail: the same command wrote the model again and removed the file, and a new run of the name whatever was in model/."""
+    if ended:
+        train_rank(configure("trainer.max_steps=4"))
+    card = tmp_path / "run" / "model" / "README.md"
+    card.parent.mkdir(parents=True, exist_ok=True)
+    card.write_text("my own")
+    for steps in (4, 6):
+        with pytest.raises(
+            CheckpointError, match=r"/run/model/README\.md: lm did not write the file, and .* replaces its folder\. Move it"
+        ):
+            train_rank(configure(f"trainer.max_steps={steps}"))
+        assert card.read_text() == "my own"
+    card.unlink()
+    assert train_rank(configure("trainer.max_steps=6"))["steps"] == 6

@@ -39,8 +39,7 @@ def shared_once(
         if remote is not None:
             require_writable(remote)
         build_once(folder, lambda half: _anew(half, build), log, resume)
-    if remote is not None:
-        url = _url(folder, remote)
+    if remote is not None and not _is_there(folder, url := _url(folder, remote)):  # else nothing is written, and a cache may be read-only
         with _alone(folder, lambda: log(f"Another process puts {folder.name} at {url}; waiting for it.")):
             _put(folder, url, files)
     return folder
@@ -93,11 +92,18 @@ def _anew(half: Path, build: Callable[[Path], None]) -> None:
     build(half)
 
 
-def _put(folder: Path, url: str, files: Checked) -> None:
+def _is_there(folder: Path, url: str) -> bool:
+    """Whether the folder is known to be kept at the URL. Raises ConfigError where it is kept at another one."""
     origin = folder / _ORIGIN
-    if origin.is_file():
-        if (other := origin.read_text()) != url:
-            raise ConfigError(f"data.remote: {folder} is a copy of {other}, not of {url}. Use that URL, or another data.cache_dir.")
+    if not origin.is_file():
+        return False
+    if (other := origin.read_text()) != url:
+        raise ConfigError(f"data.remote: {folder} is a copy of {other}, not of {url}. Use that URL, or another data.cache_dir.")
+    return True
+
+
+def _put(folder: Path, url: str, files: Checked) -> None:
+    if _is_there(folder, url):  # by now: another process was faster
         return
     last = folder / _last(files)
     names = [*sorted(path for path in folder.iterdir() if path != last and not _unfinished(path)), last]
@@ -106,7 +112,7 @@ def _put(folder: Path, url: str, files: Checked) -> None:
         for path in names:
             put(path, f"{url}/{path.name}")
             done(sent := sent + path.stat().st_size)
-    replace_file(origin, url)
+    replace_file(folder / _ORIGIN, url)
 
 
 def _last(files: Checked) -> str:

@@ -31,6 +31,7 @@ from lm.data.store.distributed import merge, prepare_part
 from lm.data.store.prepare import Prepared, prepare
 from lm.data.store.shards import ShardWriter, TokenStore
 from lm.errors import ConfigError, LmError, ResourceError
+from tests.conftest import unprivileged
 from tests.data.store.served import served
 
 FORK = multiprocessing.get_context("fork")
@@ -170,6 +171,22 @@ def test_tokens_that_were_here_before_are_put_there(prepared: Prepare, tmp_path:
     assert kept(url) == files(tmp_path / "one")
     with pytest.raises(ConfigError, match=rf"data.remote: .* is a copy of {url}/tokens/\w+, not of {url}2/tokens/\w+. Use that URL"):
         prepared("one", f"{url}2")
+
+
+def test_a_cache_that_can_only_be_read_serves_for_what_is_kept_at_a_url_too(public: Path) -> None:
+    """Seen to fail: refused for the lock of an upload, of which nothing was left to do."""
+    (public / "a.txt").write_text("text " * 500)
+    given: Any = {"files": str(public / "a.txt"), "cache_dir": str(public / "cache"), "remote": f"file://{public}/kept"}
+    made = prepare(TextConfig(**given), BytesConfig(), log=lambda line: None)
+    inside = [public / "cache", *(public / "cache").rglob("*")]
+    for path in inside:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    with unprivileged():
+        assert prepare(TextConfig(**given), BytesConfig(), log=lambda line: None).fingerprint == made.fingerprint
+        with pytest.raises(ConfigError, match=r"data\.remote: .* is a copy of .*/kept/tokens/\w+, not of .*/other/tokens/\w+\. Use that"):
+            prepare(TextConfig(**{**given, "remote": f"file://{public}/other"}), BytesConfig(), log=lambda line: None)
+    for path in inside:
+        path.chmod(0o755)
 
 
 def test_parts_made_on_machines_that_share_a_url_alone_are_joined_to_the_same(prepared: Prepare, tmp_path: Path, url: str) -> None:

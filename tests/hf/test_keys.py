@@ -62,3 +62,27 @@ def test_what_has_no_effect_in_one_family_says_nothing_in_another() -> None:
     hf = {"hidden_size": 1024, "n_head": 16, "n_layer": 24, "vocab_size": 250880, "attention_softmax_in_fp32": True}
     assert "attention_softmax_in_fp32" in known["gpt_bigcode"].known_keys()
     assert unheard("here", hf, known["bloom"], known["bloom"].config(hf)) == ["config.json: not used: attention_softmax_in_fp32=True"]
+
+
+def test_the_longest_row_of_a_tokenizer_is_not_used() -> None:
+    """Of c4ai-command-r-v01. Seen to fail: it was refused, since Kimi Linear has its context under this name."""
+    hf = {
+        "attention_bias": False, "attention_dropout": 0.0, "hidden_act": "silu", "hidden_size": 8192, "intermediate_size": 22528,
+        "layer_norm_eps": 1e-05, "logit_scale": 0.0625, "max_position_embeddings": 8192, "model_max_length": 131072,
+        "num_attention_heads": 64, "num_hidden_layers": 40, "num_key_value_heads": 64, "rope_theta": 8000000.0, "use_qk_norm": False,
+        "vocab_size": 256000,
+    }  # fmt: skip
+    cohere = families()["cohere"]
+    cfg = cohere.config(hf)
+    assert cfg.max_seq_len == 8192 and unheard("here", hf, cohere, cfg) == ["config.json: not used: model_max_length=131072"]
+
+
+@pytest.mark.parametrize("name", families())
+def test_a_number_that_a_file_leaves_out_is_that_of_the_class(name: str) -> None:
+    """Where it follows from others, lm has null. Seen to fail: XLM-RoBERTa-XL had BERT's epsilon, 1e-12."""
+    transformers = pytest.importorskip("transformers")
+    if name not in transformers.CONFIG_MAPPING:
+        pytest.skip("transformers has no class of this name")
+    theirs = transformers.CONFIG_MAPPING[name]().to_dict()
+    numbers = {key: missing for _, key, missing in families()[name].places() if isinstance(missing, int | float) and key in theirs}
+    assert numbers == {key: pytest.approx(theirs[key]) for key in numbers}

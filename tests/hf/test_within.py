@@ -16,7 +16,7 @@ from transformers.models import qwen2_5_omni, qwen3_omni_moe  # noqa: E402
 from lm.data.tokenizer.config import BytesConfig  # noqa: E402
 from lm.errors import CheckpointError  # noqa: E402
 from lm.generation.load import load  # noqa: E402
-from lm.hf.io.family import families, without  # noqa: E402
+from lm.hf.io.family import families, resolved, without  # noqa: E402
 from lm.hf.io.import_ import import_adapter, import_model  # noqa: E402
 from lm.hf.io.reading import read_hf  # noqa: E402
 from lm.hf.io.within import USUAL, text_of  # noqa: E402
@@ -196,6 +196,22 @@ def test_what_a_text_config_of_glm_leaves_out_is_what_its_own_class_takes() -> N
             assert found is not None
             cfgs.append(families()[str(found["model_type"])].config(found))
         assert cfgs[0] == cfgs[1], kind
+
+
+@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl", "qwen2_5_omni_thinker", "qwen3_vl", "qwen3_vl_moe", "qwen3_omni_moe_thinker"])
+def test_what_a_text_config_of_qwen_leaves_out_is_what_its_own_class_takes(kind: str) -> None:
+    """Seen to fail: all turned by the base of the family, 10,000, and the norms of Qwen 2 had its epsilon."""
+    sizes = {"vocab_size": 64, "hidden_size": 1024, "num_hidden_layers": 2, "num_attention_heads": 32, "max_position_embeddings": 64}
+    sizes |= {"intermediate_size": 96} | ({"moe_intermediate_size": 16, "num_experts": 60} if "moe" in kind else {})
+    text = f"{kind.removesuffix('_thinker')}_text"
+    full = transformers.CONFIG_MAPPING[kind](text_config={"model_type": text, **sizes}).text_config.to_dict()
+    assert full["model_type"] == text
+    cfgs = []
+    for said in ({"model_type": text, **sizes}, full):
+        found = text_of({"model_type": kind, "text_config": said, "tie_word_embeddings": False}, families())
+        assert found is not None
+        cfgs.append(resolved(families()[str(found["model_type"])].config(found)))
+    assert cfgs[0] == cfgs[1]
 
 
 def test_experts_are_read_as_transformers_4_has_them_and_another_number_of_them_is_refused(tmp_path: Path) -> None:

@@ -54,4 +54,4 @@ class Albert(Bert):
             yield from module(f"{here}.ffn_residual.norm", f"{there}.full_layer_layer_norm")
 
 
-FAMILY = Albert(even_heads=True)
+FAMILY = Albert()

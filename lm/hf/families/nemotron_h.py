@@ -152,6 +152,9 @@ class NemotronH(Family):
 def _types(hf: Tree) -> list[str]:
     """Returns a name of each layer. Raises ConfigError for unknown ones."""
     told = hf.get("layers_block_type") or hf.get("hybrid_override_pattern") or ["linear_attention", "moe", "full_attention", "mlp"]
+    names = [told] if isinstance(told, str) else told
+    if not isinstance(names, list) or any(not isinstance(name, str) for name in names):
+        raise ConfigError(f"config.json: layers_block_type={told!r} does not fit, which has a name for each layer. Restore the file.")
     types = [_LETTERS.get(name, name) for name in told] if isinstance(told, str) else [_OLDER.get(name, name) for name in told]
     if unknown := [name for name in types if name not in _SLOTS]:
         known = ", ".join([*_SLOTS, *_OLDER])

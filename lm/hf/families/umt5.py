@@ -1,5 +1,7 @@
 """UMT5, and Pile-T5.  Chung et al. 2023, arXiv:2304.09151."""
 
+from collections.abc import Collection
+
 from lm.hf.families.mt5 import MT5
 from lm.hf.io.family import Pair, without
 from lm.hf.io.transforms import Join
@@ -19,6 +21,12 @@ class UMT5(MT5):
     further = (*MT5.further, "scale_decoder_outputs")
     ignored = (r"(encoder|decoder)\.embed_tokens\.weight",)
     fixed = {**without(MT5.fixed, "head.scale"), "position.shared": False}
+
+    def as_stored(self, hf: Tree, names: Collection[str]) -> Tree:
+        """Of a head that has no matrix of its own, the file still says by "untied" that its states are not scaled."""
+        found = super().as_stored(hf, names)
+        unscaled = found["tie_word_embeddings"] and hf.get("tie_word_embeddings") is False
+        return {"scale_decoder_outputs": False, **found} if unscaled else found
 
     def read(self, hf: Tree) -> Tree:
         scaled = hf.get("scale_decoder_outputs", hf.get("tie_word_embeddings", True))

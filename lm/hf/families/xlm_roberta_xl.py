@@ -12,6 +12,11 @@ class XLMRobertaXL(RobertaPreNorm):
     root = Roberta.root
     ignored = Roberta.ignored
     fixed = {**RobertaPreNorm.fixed, "embed.norm": False}
+    fields = {
+        **RobertaPreNorm.fields,
+        "max_seq_len": ("max_position_embeddings", 514),
+        "norm.eps": ("layer_norm_eps", 1e-5),
+    }
     norms = ("attention.self_attn_layer_norm", "LayerNorm", "encoder.LayerNorm")
 
 

@@ -33,7 +33,12 @@ _FUSED: dict[str, Tree] = {"qwen3_vl_moe_text": {"norm_topk_prob": True}}
 _OTHERWISE: dict[str, Tree] = {
     "glm4v_text": {"head_dim": None, "partial_rotary_factor": 1.0, "rms_norm_eps": 1e-5},
     "glm4v_moe_text": {"attention_bias": True},
-    "qwen3_omni_moe_text": {"norm_topk_prob": True},
+    "qwen2_vl_text": {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "num_key_value_heads": 8},
+    "qwen2_5_vl_text": {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "num_key_value_heads": 8},
+    "qwen2_5_omni_text": {"rope_theta": 1e6, "num_key_value_heads": 4},
+    "qwen3_vl_text": {"rope_theta": 5e5},
+    "qwen3_vl_moe_text": {"rope_theta": 5e5, "num_experts_per_tok": 4, "num_key_value_heads": 16},
+    "qwen3_omni_moe_text": {"rope_theta": 1e6, "norm_topk_prob": True},
 }
 """What transformers takes where theirs does not say, and the class of the family takes otherwise."""
 _FLAT = {"qwen2_vl": "qwen2_vl_text", "qwen2_5_vl": "qwen2_5_vl_text"}

@@ -23,6 +23,7 @@ _NO_EFFECT: dict[str, tuple[str, ...]] = {
 """Patterns of keys, by what they are about."""
 
 _FACTORS = ("embedding_multiplier", "residual_multiplier", "logits_scaling")  # 1 changes nothing
+_OF_TOKENIZERS = ("model_max_length",)  # also in config.json of Command R, where nothing is read of it; Kimi Linear has its context there
 
 
 def unheard(where: str, hf: Tree, family: Family, cfg: ModelConfig) -> list[str]:
@@ -47,7 +48,7 @@ def unheard(where: str, hf: Tree, family: Family, cfg: ModelConfig) -> list[str]
                     f"{where}: {key}={value!r} has no place in lm's {family.name}, which has {again[key]!r}."
                     " Import another model, or open an issue."
                 )
-        elif others := [other for other in families().values() if key in other.keys_with_effect()]:
+        elif others := [other for other in families().values() if key in other.keys_with_effect() and key not in _OF_TOKENIZERS]:
             if not any(_neutral(key, value, hf, other, options) for other in others):
                 known = min(others, key=lambda other: other.rare)
                 raise ConfigError(

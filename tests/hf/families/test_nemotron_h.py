@@ -82,6 +82,8 @@ def test_a_config_of_published_sizes_is_understood() -> None:
         ({"hybrid_override_pattern": "*EM-"}, "layers_block_type has mlp behind moe, and in lm dense layers come first"),
         ({"mlp_bias": True}, "mlp_bias is of the shared expert alone"),
         ({"layers_block_type": ["mamba", "conv"]}, "layers_block_type has 'conv', and known are linear_attention, full_"),
+        ({"layers_block_type": 7}, "layers_block_type=7 does not fit, which has a name for each layer. Restore the file."),
+        ({"layers_block_type": ["mamba", ["moe"]]}, "layers_block_type=['mamba', ['moe']] does not fit"),
         ({"hybrid_override_pattern": "M-M-"}, "layers_block_type has no attention, without which transformers does not run"),
         ({"hybrid_override_pattern": "M*M*"}, "block=single has its feed-forwards in layers of their own"),
     ],

@@ -1,5 +1,6 @@
 """UMT5."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,22 @@ def test_a_head_of_its_own_is_read_as_it_was_trained_and_not_written(tmp_path: P
     torch.testing.assert_close(loaded(**inputs).logits * (48**0.5 if scales else 1.0), theirs(**inputs).logits)
     with pytest.raises(ConfigError, match=r"model\.head\.tied=false must be true, since transformers 5.0 to 5.23 scales"):
         family_for(found.config, "umt5")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("said", [{}, {"scale_decoder_outputs": True}])
+def test_an_untied_head_without_a_matrix_is_the_embedding_over_plain_states(said: dict[str, bool], tmp_path: Path) -> None:
+    """Seen to fail: the states were scaled, and transformers from 5.24 on does not."""
+    theirs = transformers.UMT5ForConditionalGeneration(transformers.UMT5Config(**BASE)).eval()
+    if not hasattr(theirs.config, "scale_decoder_outputs"):
+        pytest.skip("before 5.24 all states are scaled")
+    redraw(theirs, embed_gain=8.0 if said else 1.0)
+    theirs.save_pretrained(tmp_path)
+    kept = {key: value for key, value in json.loads((tmp_path / "config.json").read_text()).items() if key != "scale_decoder_outputs"}
+    (tmp_path / "config.json").write_text(json.dumps({**kept, "tie_word_embeddings": False, **said}))
+    found = read_hf(tmp_path)
+    assert found.config.head.tied
+    logits_agree(transformers.UMT5ForConditionalGeneration.from_pretrained(tmp_path).eval(), ours_of(found))
 
 
 @pytest.mark.parametrize("scaled", [True, False])

@@ -14,7 +14,7 @@ import pytest
 from lm.cli.compose import catalog
 from lm.cli.main import main
 from lm.data.kinds import BPEConfig
-from lm.storage.atomic import MANIFEST
+from lm.storage.manifest import MANIFEST
 from tests.training.conftest import TINY, settled, write_text
 
 Prepare = Callable[[Path], list[str]]  # puts what is needed into an empty folder; the arguments of lm

@@ -12,7 +12,7 @@ import pytest
 
 from lm.cli.compose import catalog
 from lm.cli.main import main
-from lm.storage.atomic import MANIFEST
+from lm.storage.manifest import MANIFEST
 from tests.training.conftest import TINY, settled, write_text
 
 Call = Callable[..., tuple[int, str, str]]

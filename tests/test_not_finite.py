@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from lm.cli.main import main
 from lm.data.kinds import BytesConfig
-from lm.storage.atomic import MANIFEST
 from lm.storage.checkpoint import Piece
+from lm.storage.manifest import MANIFEST
 from lm.storage.model_folder import save_model
 from tests.nn.models import config, redrawn
 from tests.runs import save_checkpoint

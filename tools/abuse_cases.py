@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lm.cli.compose.compose import compose_config
 from lm.cli.compose.keys import fields
 from lm.cli.verb import find
-from lm.storage.atomic import MANIFEST
+from lm.storage.manifest import MANIFEST
 from lm.training.config import TrainConfig
 
 ROOT = Path(__file__).resolve().parent.parent

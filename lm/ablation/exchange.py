@@ -4,8 +4,9 @@ import shutil
 
 from lm.ablation.matching import moved
 from lm.errors import ConfigError
-from lm.storage.atomic import atomic_folder, listed_files
+from lm.storage.atomic import atomic_folder
 from lm.storage.checkpoint import checkpoints, newest_valid
+from lm.storage.manifest import listed_files
 from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
 

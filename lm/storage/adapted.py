@@ -12,7 +12,7 @@ from lm.adapters.adapter import AdapterConfig
 from lm.errors import CheckpointError, LmError
 from lm.nn.model_config import model_config
 from lm.schema import Config, Tree
-from lm.storage.atomic import MANIFEST, verify
+from lm.storage.manifest import MANIFEST, verify
 from lm.storage.model_folder import folder_hash, number_bytes, read_config, read_model, resolve_model
 from lm.storage.reading import checked
 

@@ -3,7 +3,6 @@
 import ctypes
 import errno
 import fcntl
-import hashlib
 import json
 import logging
 import os
@@ -12,22 +11,19 @@ import secrets
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 from safetensors import SafetensorError
 
-from lm.errors import CheckpointError, ResourceError
+from lm.errors import ResourceError
 from lm.schema import Tree
-from lm.storage.reading import read_json
+from lm.storage.manifest import MANIFEST, hashes
 
-MANIFEST = "manifest.json"
 TEMPORARY = ".tmp-"  # prefix of what is unfinished or on its way out
 _REPLACED = ".old-"  # prefix of what a folder of the same name is about to replace, where two names cannot be swapped
 _EXCHANGE = 2  # RENAME_EXCHANGE of Linux
-_AT_ONCE = 8  # files to hash
 log = logging.getLogger("lm")
 
 
@@ -150,7 +146,7 @@ def _seal(folder: Path) -> None:
     usual = folder.stat().st_mode & 0o666
     for name in names:
         (folder / name).chmod(usual)  # safetensors lets nobody but the owner read
-    with _hashes(folder, names) as found:  # while the disk is waited for
+    with hashes(folder, names) as found:  # while the disk is waited for
         for name in names:
             sync(folder / name)
         listed = dict(zip(names, found, strict=True))
@@ -219,46 +215,6 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def verify(folder: Path) -> None:
-    """Raises CheckpointError naming the first file that the manifest does not list, or that is missing or not as it was listed."""
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder}: there is no such folder. Check the path.")
-    listed = listed_files(folder)
-    if unlisted := unlisted_files(folder, listed):
-        raise CheckpointError(f"{folder / unlisted[0]}: {MANIFEST} does not list the file, so lm did not write it. Move it elsewhere.")
-    _verify_files(folder, listed)
-
-
-def verify_file(folder: Path, name: str) -> None:
-    """As `verify`, for one file alone."""
-    _verify_files(folder, {name: listed_files(folder).get(name)})
-
-
-def _verify_files(folder: Path, listed: Mapping[str, str | None]) -> None:
-    remedy = "Use another checkpoint, or restore this one from a copy."
-    if missing := [name for name in listed if not (folder / name).is_file()]:
-        raise CheckpointError(f"{folder / missing[0]}: the file is missing, but {MANIFEST} lists it. {remedy}")
-    with _hashes(folder, listed) as found:
-        for (name, digest), here in zip(listed.items(), found, strict=True):
-            if here != digest:
-                raise CheckpointError(f"{folder / name}: the file is damaged: its SHA-256 is not the one in {MANIFEST}. {remedy}")
-
-
-def listed_files(folder: Path) -> dict[str, str]:
-    """Returns the manifest: SHA-256 by file name, relative to the folder. Raises CheckpointError where it is no such list."""
-    listed = read_json(folder / MANIFEST)
-    for name, digest in listed.items():
-        if not isinstance(digest, str) or not name.isprintable() or name != os.path.normpath(name) or name.startswith(("/", "..")):
-            raise CheckpointError(f"{folder / MANIFEST}: the file is damaged: it lists {name!r} as {digest!r}. Use another folder.")
-    return listed
-
-
-def unlisted_files(folder: Path, listed: Container[str]) -> list[str]:
-    """Returns the names of files in a folder that are neither its manifest nor listed there."""
-    found = (Path(parent, name).relative_to(folder).as_posix() for parent, _, names in os.walk(folder) for name in names)
-    return sorted(name for name in found if name not in listed and name != MANIFEST)
-
-
 def write_json(path: Path, tree: Tree) -> None:
     """Writes JSON without a newline at the end: a file that lost its last byte must not parse."""
     path.write_text(json.dumps(tree, indent=1, allow_nan=False, ensure_ascii=False), encoding="utf-8", errors="backslashreplace")
@@ -272,20 +228,6 @@ def replace_file(path: Path, text: str | bytes | Iterable[bytes]) -> None:
             file.writelines([content] if isinstance(content, bytes) else content)
         sync(temporary)
         temporary.replace(path)
-
-
-def sha256_of(path: Path) -> str:
-    """Returns the SHA-256 of a file's content, in hexadecimal digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-@contextmanager
-def _hashes(folder: Path, names: Collection[str]) -> Iterator[Iterator[str]]:
-    """Yields an iterator over the files' SHA-256. Several are read at once: one core hashes more slowly than a disk reads. An error in the
-    block, such as Ctrl-C, does not wait for them; and a thread that saves while the program ends may still start them."""
-    with ThreadPool(min(len(names), _AT_ONCE) or 1) as pool:
-        yield pool.imap(lambda name: sha256_of(folder / name), names)
 
 
 def sync(path: Path) -> None:

@@ -16,8 +16,9 @@ from safetensors import SafetensorError, safe_open
 
 from lm.errors import CheckpointError, NumericsError
 from lm.schema import Config, Tree
-from lm.storage.atomic import discard, failpoint, verify, write_json
+from lm.storage.atomic import discard, failpoint, write_json
 from lm.storage.formats import FORMAT, current
+from lm.storage.manifest import verify
 from lm.storage.reading import checked, read_json
 
 if TYPE_CHECKING:

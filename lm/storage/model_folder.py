@@ -14,9 +14,10 @@ from safetensors import SafetensorError
 
 from lm.errors import CheckpointError
 from lm.schema import Tree
-from lm.storage.atomic import MANIFEST, verify, verify_file, write_json
+from lm.storage.atomic import write_json
 from lm.storage.checkpoint import META, CheckpointReader, checkpoints, read_meta, require_finite
 from lm.storage.formats import FORMAT, current
+from lm.storage.manifest import MANIFEST, verify, verify_file
 from lm.storage.out import out_folder
 from lm.storage.reading import read_json, require_open
 from lm.storage.run_folder import RunFolder, nearest_run

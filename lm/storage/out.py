@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lm.errors import CheckpointError, ConfigError, ResourceError, expect
-from lm.storage.atomic import MANIFEST, atomic_folder, listed_files, unlisted_files
+from lm.storage.atomic import atomic_folder
+from lm.storage.manifest import MANIFEST, listed_files, unlisted_files
 from lm.storage.run_folder import RunFolder
 
 

@@ -15,9 +15,10 @@ from lm.errors import CheckpointError, LmError
 from lm.plugins import COPIES
 from lm.schema import Tree
 from lm.spelling import nearest
-from lm.storage.atomic import MANIFEST, disk_errors, listed_files, replace_file, unlisted_files, verify
+from lm.storage.atomic import disk_errors, replace_file
 from lm.storage.formats import with_todays_keys
 from lm.storage.lock import LOCK, RunLock
+from lm.storage.manifest import MANIFEST, listed_files, unlisted_files, verify
 from lm.storage.reading import never_waiting, parse_json, read_end, read_json, read_lines, read_yaml, yaml_text
 
 _NEWEST_MIB = 16  # of samples

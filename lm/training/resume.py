@@ -19,8 +19,9 @@ from lm.nn.transformer import build_model
 from lm.schema import Tree, flatten, from_tree
 from lm.spelling import below
 from lm.storage.adapted import adapters_of, names_paths, near, placed
-from lm.storage.atomic import clean, verify
+from lm.storage.atomic import clean
 from lm.storage.checkpoint import CheckpointReader, newest_valid
+from lm.storage.manifest import verify
 from lm.storage.model_folder import IMPORTED, folder_hash, read_config, require_same_shapes, resolve_model
 from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig

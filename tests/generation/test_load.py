@@ -20,8 +20,8 @@ from lm.nn.batch import Batch
 from lm.nn.transformer import DecoderLM, build_model
 from lm.ops import defaults
 from lm.schema import Tree
-from lm.storage.atomic import MANIFEST
 from lm.storage.checkpoint import Piece
+from lm.storage.manifest import MANIFEST
 from lm.storage.model_folder import copy_weights, save_model
 from tests.nn.models import BIASED, config, redrawn
 from tests.runs import save_checkpoint

@@ -19,9 +19,10 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from lm.errors import CheckpointError, ResourceError
-from lm.storage import atomic
-from lm.storage.atomic import MANIFEST, atomic_folder, clean, discard, disk_errors, require_space, verify
+from lm.storage import atomic, manifest
+from lm.storage.atomic import atomic_folder, clean, discard, disk_errors, require_space
 from lm.storage.lock import RunLock, locked
+from lm.storage.manifest import MANIFEST, verify
 from tests.conftest import on_linux, unprivileged
 
 ROOT = Path(__file__).parents[2]
@@ -62,8 +63,8 @@ def test_what_is_damaged_is_told_without_waiting_for_the_other_files(tmp_path: P
     """Nor does Ctrl-C wait. Seen to fail: it ended lm generate when all of a model had been hashed, after 35 s of 6 GB."""
     write(tmp_path / "x", "one")
     (tmp_path / "x" / "a.txt").write_text("two")
-    own, done = atomic.sha256_of, threading.Event()
-    monkeypatch.setattr(atomic, "sha256_of", lambda path: own(path) if path.name == "a.txt" else str(done.wait(60)))
+    own, done = manifest.sha256_of, threading.Event()
+    monkeypatch.setattr(manifest, "sha256_of", lambda path: own(path) if path.name == "a.txt" else str(done.wait(60)))
     began = time.monotonic()
     with pytest.raises(CheckpointError, match=r"a\.txt: the file is damaged"):
         verify(tmp_path / "x")
@@ -102,6 +103,18 @@ def test_an_error_inside_keeps_the_old_folder_and_no_temporary(tmp_path: Path) -
     verify(tmp_path / "x")
     assert (tmp_path / "x" / "a.txt").read_text() == "one"
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+@pytest.mark.parametrize("name", [".DS_Store", "._a.txt", ".nfs000000000123abcd00000001", "Thumbs.db", "sub/.DS_Store"])
+def test_a_file_that_a_system_leaves_in_folders_is_no_damage(name: str, tmp_path: Path) -> None:
+    """Seen to fail: a checkpoint that had been looked at on a Mac was not used."""
+    write(tmp_path / "x", "one")
+    (tmp_path / "x" / name).parent.mkdir(exist_ok=True)
+    (tmp_path / "x" / name).write_text("of the system's")
+    verify(tmp_path / "x")
+    (tmp_path / "x" / "mine.txt").write_text("mine")
+    with pytest.raises(CheckpointError, match=r"lm did not write it"):
+        verify(tmp_path / "x")
 
 
 def test_a_second_write_replaces_the_first(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lm.errors import CheckpointError, NumericsError, ResourceError
-from lm.storage.atomic import MANIFEST, atomic_folder, clean, verify, write_json
+from lm.storage.atomic import atomic_folder, clean, write_json
 from lm.storage.checkpoint import (
     CheckpointReader,
     Piece,
@@ -28,6 +28,7 @@ from lm.storage.checkpoint import (
     write_pieces,
 )
 from lm.storage.formats import FORMAT
+from lm.storage.manifest import MANIFEST, verify
 from lm.storage.reading import read_json
 from tests.runs import save_checkpoint
 

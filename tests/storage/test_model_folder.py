@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from lm.errors import CheckpointError, NumericsError, ResourceError
-from lm.storage.atomic import verify
 from lm.storage.checkpoint import Piece, step_folder
 from lm.storage.formats import FORMAT
+from lm.storage.manifest import verify
 from lm.storage.model_folder import read_config, read_model, require_same_shapes, resolve_model, save_model
 from lm.storage.run_folder import RunFolder
 from tests.conftest import unprivileged

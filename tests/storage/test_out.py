@@ -9,7 +9,7 @@ import pytest
 
 from lm.cli.main import main
 from lm.data.kinds import BytesConfig
-from lm.storage.atomic import MANIFEST, verify
+from lm.storage.manifest import MANIFEST, verify
 from lm.storage.model_folder import save_model
 from lm.storage.out import require_free
 from tests.nn.models import config, redrawn

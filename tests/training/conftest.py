@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from lm.cli.compose.compose import compose_config
 from lm.errors import CheckpointError, ConfigError, Interrupted, LmError, NumericsError, ResourceError
-from lm.storage.atomic import MANIFEST
+from lm.storage.manifest import MANIFEST
 from lm.storage.run_folder import Metrics
 from lm.training.config import TrainConfig
 from lm.training.module import TrainModule

@@ -25,8 +25,8 @@ from lm.generation.merging import merge
 from lm.nn.transformer import LM, build_model
 from lm.schema import from_tree
 from lm.storage.adapted import adapters_of, read_merged
-from lm.storage.atomic import MANIFEST
 from lm.storage.checkpoint import CheckpointReader
+from lm.storage.manifest import MANIFEST
 from lm.storage.model_folder import read_model
 from lm.storage.reading import read_json, read_yaml
 from lm.training.config import TrainConfig

@@ -21,8 +21,8 @@ from lm.cli.main import main
 from lm.data.order import rows_at
 from lm.errors import Interrupted, LmError, NumericsError, ResourceError
 from lm.report.run import read_run
-from lm.storage.atomic import verify
 from lm.storage.checkpoint import META, CheckpointReader, checkpoints
+from lm.storage.manifest import verify
 from lm.training.callbacks.checkpoints import Checkpoints
 from lm.training.callbacks.validation import Validation
 from lm.training.module import TrainModule

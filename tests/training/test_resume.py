@@ -16,9 +16,9 @@ from lm.generation.examine import evaluate
 from lm.generation.load import load
 from lm.nn.transformer import build_model
 from lm.schema import Tree
-from lm.storage.atomic import MANIFEST, verify
 from lm.storage.checkpoint import META, CheckpointReader, Piece, checkpoints
 from lm.storage.formats import FORMAT
+from lm.storage.manifest import MANIFEST, verify
 from lm.storage.run_folder import RunFolder
 from lm.training import loss_scale
 from lm.training.run import train_rank

@@ -22,9 +22,9 @@ from lightning.pytorch.callbacks import LambdaCallback
 
 from lm.cli.main import main
 from lm.errors import CheckpointError, Interrupted
-from lm.storage.atomic import verify
 from lm.storage.checkpoint import checkpoints
 from lm.storage.lock import RunLock
+from lm.storage.manifest import verify
 from lm.training.run import train_rank
 from tests.server import Process
 from tests.training.conftest import Before, Configure, read, settled

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from lm.errors import ConfigError, ResourceError
-from lm.storage.atomic import replace_file, sha256_of
+from lm.storage.atomic import replace_file
+from lm.storage.manifest import sha256_of
 
 _Stat = tuple[str, int, int, int, int]
 

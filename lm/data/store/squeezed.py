@@ -8,7 +8,7 @@ from pathlib import Path
 from lm.data.store.faults import damaged
 from lm.data.store.shared import brought
 from lm.schema import Tree
-from lm.storage.atomic import sha256_of
+from lm.storage.manifest import sha256_of
 
 _MOST = 1 << 26
 _FILE = "val.texts.jsonl"

@@ -168,7 +168,7 @@ class TokenizerFileConfig(FurtherSpecials):
     def build(self, texts: Iterable[str] = (), extra: Sequence[str] = ()) -> "Tokenizer":
         from lm.data.tokenizer.fitting import grown
         from lm.data.tokenizer.tokenizer import Specials, load_tokenizer, read_tokenizer
-        from lm.storage.atomic import MANIFEST
+        from lm.storage.manifest import MANIFEST
 
         file, named = self._file(), Specials(self.bos, self.eos, self.pad)
         of_model = file.name == "tokenizer.json" and (file.parent / MANIFEST).is_file() and not any(named)

@@ -22,8 +22,8 @@ from lightning.pytorch.callbacks import (
 
 from lm.errors import ConfigError, LmError
 from lm.schema import Tree, from_tree
-from lm.storage.atomic import verify
 from lm.storage.checkpoint import checkpoints
+from lm.storage.manifest import verify
 from lm.training.config import CallbackConfig, MetricConfig, TrainConfig
 from lm.training.launch.start import train
 from lm.training.run import train_rank

@@ -15,9 +15,9 @@ import torch
 from lightning.pytorch.callbacks import LambdaCallback
 
 from lm.errors import NumericsError, ResourceError
-from lm.storage import atomic
-from lm.storage.atomic import verify
+from lm.storage import manifest
 from lm.storage.checkpoint import CheckpointReader, Piece, checkpoints, step_folder
+from lm.storage.manifest import verify
 from lm.training.callbacks import saving
 from lm.training.callbacks.saving import Saver
 from lm.training.launch.ranks import PeerLost, Ranks
@@ -72,13 +72,13 @@ def test_broken_weights_are_refused_at_once(tmp_path: Path) -> None:
 
 def test_what_is_saved_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen to fail: before older checkpoints were removed, the one just written was read and hashed again, while the loop waited."""
-    own, hashed = atomic.sha256_of, list[Path]()
-    monkeypatch.setattr(atomic, "sha256_of", lambda path: (hashed.append(path), own(path))[1])
+    own, hashed = manifest.sha256_of, list[Path]()
+    monkeypatch.setattr(manifest, "sha256_of", lambda path: (hashed.append(path), own(path))[1])
     saving = Saver(tmp_path, CheckpointConfig(keep_last=1), Ranks(), lambda folder: None)
     for step in (1, 2):
         saving.save(step, [Piece.whole("w", "weight", torch.ones(8))], {"step": step})
     assert checkpoints(tmp_path) == [step_folder(tmp_path, 2)]
-    assert len(hashed) == 2 * len(atomic.listed_files(step_folder(tmp_path, 2)))
+    assert len(hashed) == 2 * len(manifest.listed_files(step_folder(tmp_path, 2)))
 
 
 @pytest.mark.slow

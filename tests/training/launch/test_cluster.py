@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from lm.storage.atomic import verify
 from lm.storage.checkpoint import checkpoints
+from lm.storage.manifest import verify
 from lm.storage.run_folder import RunFolder
 from tests.conftest import started
 from tests.server import ROOT

@@ -17,8 +17,8 @@ import pytest
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from lm.errors import Interrupted, LmError, ResourceError
-from lm.storage.atomic import verify
 from lm.storage.checkpoint import checkpoints
+from lm.storage.manifest import verify
 from lm.training.config import TrainConfig
 from lm.training.launch import launcher, outcome
 from lm.training.launch.outcome import Outcome, verdict

@@ -63,3 +63,19 @@ def test_an_adapter_of_a_classifier_is_refused_on_a_base_that_predicts_tokens(tm
     peft.get_peft_model(base, peft.LoraConfig(task_type="SEQ_CLS")).save_pretrained(tmp_path / "peft")
     with pytest.raises(ConfigError, match=r"trained score\.weight.*predicts tokens: make a base by AutoModelForSequenceClassification"):
         import_adapter(tmp_path / "peft", tmp_path / "back", base=tmp_path / "parent")
+
+
+def test_a_base_that_is_another_model_is_refused(tmp_path: Path) -> None:
+    """Seen to be written: peft loads the adapter on any model of these shapes, and computes something else."""
+    folder = adapted("llama3_8b", LoRAConfig(rank=2), tmp_path)
+    export(tmp_path / "parent", tmp_path / "base", dtype="bf16")
+    told: list[str] = []
+    export_adapter(folder, tmp_path / "out", check=False, base=str(tmp_path / "base"), say=told.append)
+    assert not any("base=" in line for line in told)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    with torch.no_grad():
+        theirs.model.layers[0].mlp.up_proj.weight[0, 0] += 1
+    theirs.save_pretrained(tmp_path / "other")
+    said = r"base=.*other: it has other weights than .*parent, beside which the adapter was trained, the first of them blocks\.0\.ffn\.up"
+    with pytest.raises(ConfigError, match=said):
+        export_adapter(folder, tmp_path / "out2", check=False, base=str(tmp_path / "other"))

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import torch
 from torch import Tensor
 
 from lm import printing
@@ -19,6 +20,7 @@ from lm.hf.io import vllm
 from lm.hf.io.export import Say, compared_with_theirs, settle
 from lm.hf.io.family import TRAINING_ONLY, alike, differs, resolved
 from lm.hf.io.peft import highest_rank, write_peft
+from lm.hf.io.reading import CONFIG, read_hf
 from lm.hf.io.tokenizer import save_tokenizer
 from lm.hf.io.writing import drop_mtp, family_for, write_hf
 from lm.hf.io.written import Written
@@ -26,8 +28,9 @@ from lm.hf.options.context import changes_at, settled, with_amplitude
 from lm.nn.model_config import ModelConfig, model_config
 from lm.nn.transformer import LM
 from lm.storage.adapted import Adapted, read_merged
-from lm.storage.model_folder import copy_weights, read_config, read_model, resolve_model
+from lm.storage.model_folder import copy_weights, is_ours, read_config, read_model, resolve_model
 from lm.storage.out import out_folder, require_free
+from lm.storage.reading import read_json
 from lm.units import counted
 
 
@@ -44,7 +47,8 @@ def export_adapter(
     """Writes the adapter that a run has trained as peft loads it on the exported parent: adapter_config.json and safetensors; and the run's
     tokenizer, which may have a chat template that the parent's lacks.
 
-    base: what the config names as the parent's home; None: where the parent was imported from, or else the parent.  check: whether to
+    base: what the config names as the parent's home; None: where the parent was imported from, or else the parent. Of a folder the layers
+    are compared with the parent's.  check: whether to
     compare logits with peft on transformers, where both are installed.  out, family, overwrite, errors: as of `export`.
     """
     folder, source = require_free(out, overwrite, model), resolve_model(str(model))
@@ -71,6 +75,7 @@ def export_adapter(
     if new_head:  # which is not of the parent, and was trained whole
         trained = {name: weight for name, weight in adapter.whole_of(own).items() if name in new_head}
         weights = {name: weight for name, weight in weights.items() if name not in new_head} | trained
+    checked = base is not None and _is_of(base, weights, parent)
     adapter.round(weights, own)
     with out_folder(folder, overwrite, sum(tensor.nbytes for tensor in own.values())) as half:
         write_peft(half, home, found.cfg, adapter, own, weights, named)
@@ -86,10 +91,28 @@ def export_adapter(
                 compared = compared_with_theirs(Path(beside), home, _unrounded(found, adapter, weights, own), say, half)
         else:
             say(f"not compared with peft ({left_out})")
-    if base is not None:
+    if base is not None and not checked:
         said = "" if other is None else f"; {other.split(' must be ')[0]} is an option that it must have"
         say(f"base={base}: its weights were not compared with those of {parent}{said}")
+        imported = about.get("parent") if "parent_hash" not in about else None
+        if imported is not None and Path(imported).name != Path(base).name:
+            say(f"base={base}: the adapter was trained beside {imported}. Beside other weights it computes something else")
     return Written(folder, f"peft adapter of {home.architecture}", sum(tensor.numel() for tensor in own.values()), compared)
+
+
+def _is_of(base: str, weights: Mapping[str, Tensor], parent: Path) -> bool:
+    """Whether a folder of transformers has the parent's layers; False where it is no folder, or cannot be compared since its matrices are
+    held in fewer bits. Raises ConfigError where it has others.  weights: of the parent."""
+    config = Path(os.path.expanduser(base)) / CONFIG
+    if not config.is_file() or is_ours(config.parent) or "quantization_config" in read_json(config, foreign=True):
+        return False
+    there = read_hf(config.parent).weights
+    layers = [name for name in weights if "blocks." in name]  # an embedding may have more rows there, and a head be another
+    for name in layers:
+        if name not in there or not torch.equal(weights[name].to(there[name].dtype), there[name]):
+            what = f"it has other weights than {parent}, beside which the adapter was trained, the first of them {name}"
+            raise ConfigError(f"base={base}: {what}. Give an export of that one, or leave base out.")
+    return True
 
 
 def _to_know(model: LM, adapter: LoRAConfig, rank: int, n_new: int, base: str, new_head: set[str]) -> Iterator[str]:

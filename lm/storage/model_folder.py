@@ -6,6 +6,7 @@ Torch is imported only where weights are handled, not to resolve a path or to re
 import glob
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -141,7 +142,9 @@ def resolve_model(path: str) -> Path:
     require_open(folder)
     if not folder.exists():
         where = "" if folder.is_absolute() else f" in {Path.cwd()}"
-        raise CheckpointError(f"{path}: does not exist{where}, but a run, model or checkpoint folder is needed. {nearest_run(folder)}")
+        of_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", path) is not None and not folder.parent.exists()
+        remedy = f"A model of the hub is imported first: lm import from={path} out=models/{folder.name}." if of_hub else nearest_run(folder)
+        raise CheckpointError(f"{path}: does not exist{where}, but a run, model or checkpoint folder is needed. {remedy}")
     if folder.is_file():
         _refuse_pickles(folder)
         raise CheckpointError(f"{path}: is a file, but a run, model or checkpoint folder is needed. Give {_folder_of(folder)}.")

@@ -131,6 +131,7 @@ def test_a_folder_that_cannot_be_read_is_refused_as_such(public: Path) -> None:
         ("runs/bsae", r"^runs/bsae: does not exist in {here}, but .* Did you mean runs/base\?$"),
         ("base", r"^base: does not exist in {here}, but .* Did you mean runs/base\?$"),
         ("elsewhere", r"^elsewhere: does not exist in {here}, but .* Give a folder that lm train or lm import wrote\.$"),
+        ("Qwen/Qwen3-0.6B", r"needed\. A model of the hub is imported first: lm import from=Qwen/Qwen3-0\.6B out=models/Qwen3-0\.6B\.$"),
         ("{here}/elsewhere", r"^{here}/elsewhere: does not exist, but"),
         ("runs", r"^runs: .* is no run or model folder\. Give one of the runs in it, such as runs/base\.$"),
         ("runs/base", r"^runs/base: the run has no model/ yet; .* newest checkpoint, runs/base/checkpoints/step-00000002\.$"),

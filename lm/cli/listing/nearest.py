@@ -31,8 +31,8 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
     "data.ramp": "batch_ramp batch_size_rampup batch_size_schedule batch_size_warmup batch_warmup ramp_up rampup rampup_batch_size",
     "data.record.template": "chat_template chat_template_path",
     "data.seq_len": (
-        "block_size context context_len context_length ctx_len cutoff_len max_len max_length max_seq_length n_ctx seq_length sequence_len"
-        " sequence_length"
+        "block_size context context_len context_length ctx_len cutoff_len max_len max_length max_prompt_length max_seq_length n_ctx seq_length"
+        " sequence_len sequence_length"
     ),
     "data.val_frac": "eval_split test_size val_ratio val_size validation_split",
     "data.val_rows": "eval_iters limit_val_batches max_eval_samples",
@@ -114,7 +114,7 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
     "objective.reward_model": "reward_model_name_or_path reward_model_path",
     "objective.rewards": "reward_funcs reward_functions reward_weights",
     "objective.scale": "scale_rewards",
-    "objective.sft_weight": "pref_ftx rpo_alpha",
+    "objective.sft_weight": "cpo_alpha pref_ftx rpo_alpha",
     "objective.teacher": "teacher_model teacher_model_name_or_path",
     "objective.teacher_temperature": "distillation_temperature kd_temperature",
     "objective.teacher_weight": "distillation_weight kd_alpha kd_ratio",
@@ -135,8 +135,10 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
     "run.dir": "checkpoint_dir log_dir logdir logging_dir out out_dir output output_dir paths save_dir",
     "run.name": "exp_name experiment run_name task_name",
     "schedule": "lr_decay_style lr_schedule lr_scheduler lr_scheduler_type scheduler",
+    "schedule.decay_frac": "cooldown_frac cooldown_ratio decay_ratio warmdown warmdown_ratio",
     "schedule.final_frac": "final_lr lr_min min_lr min_lr_ratio",
     "schedule.warmup_steps": "lr_warmup_iters lr_warmup_steps num_warmup_steps warmup warmup_iters",
+    "schedule=free": "schedule_free schedulefree",
     "schedule.warmup_steps=3%": "lr_warmup_fraction warmup_fraction warmup_ratio",
     "strategy=ddp": "ddp",
     "strategy=fsdp": "fsdp",
@@ -145,7 +147,9 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
     "tokenizer.vocab_size": "vocab vocab_size vocabulary vocabulary_size",
     "trainer.early_stop": "early_stopping early_stopping_patience patience",
     "trainer.log_every": "log_freq log_interval log_steps metrics.log_freq logging_steps logging_strategy",
-    "trainer.max_steps": "iterations iters max_duration max_iters n_iters n_steps num_steps steps train_iters train_samples train_steps",
+    "trainer.max_steps": (
+        "iterations iters max_duration max_iters n_iters n_steps num_iterations num_steps steps train_iters train_samples train_steps"
+    ),
     "trainer.max_steps=10Mtokens": "max_tokens token_budget tokens train_tokens",
     "trainer.max_steps=3epochs": "epochs max_epochs num_epochs num_train_epochs",
     "trainer.micro_batch": (

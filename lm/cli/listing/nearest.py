@@ -31,8 +31,8 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, TRL, peft, axolotl, LLa
     "data.ramp": "batch_ramp batch_size_rampup batch_size_schedule batch_size_warmup batch_warmup ramp_up rampup rampup_batch_size",
     "data.record.template": "chat_template chat_template_path",
     "data.seq_len": (
-        "block_size context context_len context_length ctx_len cutoff_len max_len max_length max_prompt_length max_seq_length n_ctx seq_length"
-        " sequence_len sequence_length"
+        "block_size context context_len context_length ctx_len cutoff_len max_len max_length max_prompt_length max_seq_length n_ctx"
+        " seq_length sequence_len sequence_length"
     ),
     "data.val_frac": "eval_split test_size val_ratio val_size validation_split",
     "data.val_rows": "eval_iters limit_val_batches max_eval_samples",

@@ -32,6 +32,17 @@ def test_missing_and_unknown_tensors_are_named(theirs: Path) -> None:
     assert said in str(error.value)
 
 
+def test_two_names_of_one_option_that_disagree_are_refused(theirs: Path) -> None:
+    """Seen to fail: the last one in the file was read, which in transformers depends on the class."""
+    model = transformers.BloomForCausalLM(transformers.BloomConfig(vocab_size=64, hidden_size=32, n_head=4, n_layer=1))
+    model.save_pretrained(theirs / "bloom")
+    change(theirs / "bloom", num_attention_heads=4)
+    assert read_hf(theirs / "bloom").config.attention.n_heads == 4
+    change(theirs / "bloom", num_attention_heads=8)
+    with pytest.raises(ConfigError, match=r"num_attention_heads=8 and n_head=4 are two names of one option\. Restore the file"):
+        read_hf(theirs / "bloom")
+
+
 def test_a_model_with_another_head_is_told_by_its_class(theirs: Path) -> None:
     """Seen to fail: 'the config names another model', of a reward model whose config names itself."""
     weights = load_file(theirs / "model.safetensors")

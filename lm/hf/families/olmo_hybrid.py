@@ -49,7 +49,7 @@ class OLMoHybrid(OLMo2):
             "n_heads": values, "n_k_heads": None if keys == values else keys, "k_dim": k_dim, "v_dim": hf.get(_DELTA["v_dim"]) or 2 * k_dim,
             "kernel": hf.get(_DELTA["kernel"], 4), "negative": hf.get(_DELTA["negative"], True),
         }  # fmt: skip
-        rotates = {"rope_theta": 10000.0, **hf, **(hf.get("rope_parameters") or {})}["rope_theta"] is not None
+        rotates = {"rope_theta": 10000.0, **hf, **(hf.get("rope_parameters") or hf.get("rope_scaling") or {})}["rope_theta"] is not None
         position = read_rope(hf) if rotates else {"position.kind": "none"}
         return {"pattern": pattern, **position, **{f"recurrent.{name}": value for name, value in delta.items()}}
 

@@ -49,6 +49,10 @@ def read_hf(folder: Path, max_seq_len: int | None = None) -> Imported:
     hf = whole if text is None else text
     family = _family(folder, hf)
     packing = packing_of(packed, str(folder / CONFIG)) if (packed := hf.pop("quantization_config", None)) else None
+    for key, other in family.renamed.items():
+        if key in hf and other in hf and hf[key] != hf[other]:
+            what = f"{key}={hf[key]!r} and {other}={hf[other]!r} are two names of one option"
+            raise ConfigError(f"{folder}: config.json: {what}. Restore the file.")
     hf = {family.renamed.get(key, key): value for key, value in hf.items()}
     for key in ("rope_parameters", "rope_scaling"):  # which families take apart before they read them
         if not isinstance(hf.get(key), dict | None):

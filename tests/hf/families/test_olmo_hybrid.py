@@ -1,17 +1,21 @@
 """OLMo Hybrid."""
 
+import json
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 transformers = pytest.importorskip("transformers")
 
 from lm.errors import ConfigError  # noqa: E402
 from lm.hf.families.olmo_hybrid import FAMILY  # noqa: E402
+from lm.hf.io.reading import read_hf  # noqa: E402
 from lm.hf.options.keys import unheard  # noqa: E402
 from lm.nn.mixers.gated_delta import GatedDeltaConfig  # noqa: E402
+from lm.nn.transformer import build_model  # noqa: E402
 from tests.hf.harness import VOCAB, cases, verify  # noqa: E402
 
 SIZES: dict[str, Any] = {
@@ -50,3 +54,22 @@ def test_an_olmo_hybrid_of_class_defaults_is_understood() -> None:
         FAMILY.config({**there, "layer_types": ["full_attention"] * 32})
     with pytest.raises(ConfigError, match="hidden_act='gelu' is of the convolutions too"):
         FAMILY.config({**there, "hidden_act": "gelu"})
+
+
+def test_a_base_in_the_older_section_rotates(tmp_path: Path) -> None:
+    """Seen to fail: rope_theta is null beside it, so that nothing was rotated."""
+    case = SIZES | {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}}
+    model = transformers.OlmoHybridForCausalLM(transformers.OlmoHybridConfig(**case))
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    older = {**config, "rope_theta": None, "rope_scaling": config.pop("rope_parameters")}
+    del older["rope_parameters"]
+    (tmp_path / "config.json").write_text(json.dumps(older))
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    ids = torch.arange(2, 40)[None]
+    found = read_hf(tmp_path)
+    ours = build_model(found.config, seed=0).eval()
+    ours.load_state_dict(found.weights, strict=False)
+    with torch.no_grad():
+        expected = again(ids).logits
+        torch.testing.assert_close(ours(ids), expected, atol=1e-4 * float(expected.std()), rtol=0.0)

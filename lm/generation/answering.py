@@ -59,13 +59,18 @@ def _value(data: bytes, where: str) -> Any:
         raise ConfigError(f"{where}: it is not JSON ({error}). Fix the line.") from None
 
 
-def read_lines(path: Path, key: str, parse: Callable[[bytes, str], Any] = _value) -> list[tuple[Any, str]]:
-    """Returns the value of each line of a file of JSON lines, and its place for errors; blank lines are left out. Raises ConfigError for
-    one that is none.  key: the option that names the file.  parse: makes the value of a line and its place, where it is no JSON."""
+def read_file(path: Path, key: str) -> bytes:
+    """Returns what is in a file that an option named `key` names, without a byte-order mark. Raises ConfigError where there is none."""
     if not path.is_file():
         found = "this is no regular file" if path.exists() else "there is no such file"
         raise ConfigError(f"{key}={path}: {found}. Name one of JSON lines.")
-    lines = read_bytes(path, _MOST_MIB).removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    return read_bytes(path, _MOST_MIB).removeprefix(b"\xef\xbb\xbf")
+
+
+def read_lines(path: Path, key: str, parse: Callable[[bytes, str], Any] = _value) -> list[tuple[Any, str]]:
+    """Returns the value of each line of a file of JSON lines, and its place for errors; blank lines are left out. Raises ConfigError for
+    one that is none.  key: the option that names the file.  parse: makes the value of a line and its place, where it is no JSON."""
+    lines = read_file(path, key).split(b"\n")
     return [(parse(data, where), where) for number, data in enumerate(lines, 1) if data.strip() and (where := f"{path}, line {number}")]
 
 

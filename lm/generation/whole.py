@@ -9,8 +9,9 @@ from typing import Any, Generic, TypeVar
 from lm.data.records.fields import BadRecord, value_of
 from lm.data.records.fields import names as fields_of
 from lm.data.rows.reading import Read
+from lm.data.sources.table import rows
 from lm.errors import ConfigError
-from lm.generation.answering import add_line, digest, gone_on_with, read_lines
+from lm.generation.answering import add_line, digest, gone_on_with, read_file, read_lines
 from lm.schema import Tree
 
 _ROWS, _TOKENS = 32, 1 << 14  # of a batch at the most, so that long texts need no more memory than short ones
@@ -83,15 +84,22 @@ def numbered(number: int, n: int) -> str:
 
 def read_texts_file(path: Path) -> list[tuple[Any, str]]:
     """Returns what each line of a file of texts holds, and its place for errors, as `read_lines`; in one that ends in .txt a line is a text
-    as it is."""
+    as it is, and one that ends in .csv or .tsv has a row for each text."""
+    if path.suffix in (".csv", ".tsv"):
+        text = _decoded(read_file(path, "texts"), str(path))
+        return [(row, f"{path}, row {i}") for i, row in enumerate(rows(iter([text]), str(path), tabs=path.suffix == ".tsv"), 1)]
     return read_lines(path, "texts", _plain) if path.suffix == ".txt" else read_lines(path, "texts")
 
 
 def _plain(data: bytes, where: str) -> Tree:
+    return {"text": _decoded(data, where).rstrip("\r")}
+
+
+def _decoded(data: bytes, where: str) -> str:
     try:
-        return {"text": data.decode().rstrip("\r")}
+        return data.decode()
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{where}: it is not UTF-8 ({error}). Fix the line.") from None
+        raise ConfigError(f"{where}: it is not UTF-8 ({error}). Save it as UTF-8.") from None
 
 
 def values_of(line: object, names: Sequence[str], where: str) -> list[object]:

@@ -38,8 +38,8 @@ class Classify(OfTexts):
     text_pair: MaybeEmpty | list[MaybeEmpty] | None = None
     """Of pairs the second text of each `text`. null: there is none."""
     texts: str | None = None
-    """File of JSON lines, each with a text, or .txt of plain ones. The lines go to `out` with `predicted` added: the likeliest label,
-    and all probabilities."""
+    """File of JSON lines, each with a text, .txt of plain ones, or .csv or .tsv. To `out` go JSON lines with `predicted` added: the
+    likeliest label, and all probabilities."""
     chat: bool = False
     """`text` is a user's message and `text_pair` the answer, under the tokenizer's chat template. Lines of a file tell by themselves."""
     field: str | None = None

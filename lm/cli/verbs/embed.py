@@ -39,8 +39,8 @@ class Embed(OfTexts):
     done = "embedded"
 
     texts: str | None = None
-    """File of JSON lines, each with a text, or .txt of plain ones. To `out` go the lines with `embedding` added; to one that ends in .npy
-    the vectors alone."""
+    """File of JSON lines, each with a text, .txt of plain ones, or .csv or .tsv. To `out` go JSON lines with `embedding` added; to one
+    that ends in .npy the vectors alone."""
     prompt: str | None = None
     """Name of a text that is written before each one, as the model has learned it: query, document, or another. null: none."""
     dims: int | None = Field(None, gt=0)

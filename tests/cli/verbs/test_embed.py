@@ -178,6 +178,24 @@ def test_a_file_of_plain_lines_is_one_of_texts(made: str, lm: Lm, tmp_path: Path
     assert "b.txt, line 1: it is not UTF-8" in lm("embed", made, "texts=b.txt", "out=b.jsonl")[2]
 
 
+def test_a_table_has_a_row_for_each_text(made: str, lm: Lm, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b'\xef\xbb\xbfid,said\r\n7,"the sea,\nor not"\r\n8,a line\r\n')
+    (tmp_path / "a.tsv").write_text("id\tsaid\n7\tthe sea\n")
+    vectors = api.embed(*api.load(tmp_path / "made"), ["the sea,\nor not", "a line", "the sea"])
+    for name, rows in (
+        ("a.csv", [{"id": "7", "said": "the sea,\nor not"}, {"id": "8", "said": "a line"}]),
+        ("a.tsv", [{"id": "7", "said": "the sea"}]),
+    ):
+        code, _, err = lm("embed", made, f"texts={name}", "field=said", f"out={name}.jsonl")
+        found = [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
+        assert code == 0 and [{key: line[key] for key in ("id", "said")} for line in found] == rows, err
+        expected = vectors[:2] if name == "a.csv" else vectors[2:]
+        torch.testing.assert_close(torch.tensor([line["embedding"] for line in found]), expected, atol=1e-5, rtol=1e-5)
+    assert "a.csv, row 1: it is no object with a text in text, which has id, said" in lm("embed", made, "texts=a.csv", "out=b.jsonl")[2]
+    (tmp_path / "b.csv").write_bytes(b"text\n\xff\n")
+    assert "b.csv: it is not UTF-8" in lm("embed", made, "texts=b.csv", "out=c.jsonl")[2]
+
+
 def test_a_line_with_other_fields_is_refused_with_their_names(made: str, lm: Lm, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"query": "a", "positive": "b"}\n')
     said = "a.jsonl, line 1: it is no object with a text in text, which has query, positive. Fix the line, or set field."

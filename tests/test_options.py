@@ -28,7 +28,9 @@ PROGRAMS = {
     "gpu_dry_run.py only=model=nan": "only: 'model=nan' is not an option. Did you mean 'model=nano'?",
     "keys.py x": "x: no option is taken",
     "kill_test.py --kills 3": "--kills 3: at least 4 are needed",
+    "mutate.py job=2": "job: there is no such option. Did you mean 'jobs'?",
     "power.py": "0 folders were given. Give 1 or 2.",
+    "same_bits.py before=HEAD": "before, after: both are needed",
     "torch_matrix.py": "versions: none was given",
     "weak_scaling.py her": "'her' is nothing to do. Did you mean 'here'?",
 }

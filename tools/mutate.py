@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import queue
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,10 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tools.options import options, refuse
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -284,14 +289,14 @@ def numbers_in(text: str) -> list[int]:
 
 
 def main(args: list[str]) -> int:
+    given = options(args, __doc__, {"only": f"1-{len(MUTATIONS)}", "jobs": 1})
     if faults := misplaced():
         raise SystemExit("tools/mutate.py: " + "\n".join(faults))
-    given = dict(arg.split("=", 1) for arg in args)
-    numbers = numbers_in(given.pop("only", f"1-{len(MUTATIONS)}"))
-    jobs = int(given.pop("jobs", 1))
-    if given or not all(0 < number <= len(MUTATIONS) for number in numbers):
-        raise SystemExit(f"tools/mutate.py: {' '.join(args)} was given. Options are jobs=N and only=NUMBERS from 1 to {len(MUTATIONS)}.")
-    caught = sum(run(numbers, jobs))
+    written = re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", given["only"])
+    numbers = numbers_in(given["only"]) if written else []
+    if not numbers or not all(0 < number <= len(MUTATIONS) for number in numbers):
+        refuse(f"only: {given['only']!r} was given. Write numbers from 1 to {len(MUTATIONS)}, such as 3,7-12.")
+    caught = sum(run(numbers, given["jobs"]))
     print(json.dumps({"caught": caught, "total": len(numbers)}))
     return 0 if caught == len(numbers) else 1
 

@@ -27,6 +27,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tools.options import options, refuse
+
 ROOT = Path(__file__).parents[1]
 STDLIB = Path(sysconfig.get_paths()["stdlib"])
 NEEDED = ("lm", "conf", "recipes")
@@ -234,11 +238,11 @@ def chosen(only: str) -> list[str]:
 
 
 def main(args: list[str]) -> int:
-    given = dict(arg.partition("=")[::2] for arg in args)
-    sources = [given.pop(side, "") for side in ("before", "after")]
-    names, jobs = chosen(given.pop("only", ",".join(TRAININGS))), int(given.pop("jobs", "1"))
-    if given or not all(sources):
-        raise SystemExit(f"same_bits: {' '.join(args)!r} was given. Options are before=, after= (both needed), only= and jobs=.")
+    given = options(args, __doc__, {"before": "", "after": "", "only": ",".join(TRAININGS), "jobs": 1})
+    sources = [given["before"], given["after"]]
+    if not all(sources):
+        refuse("before, after: both are needed, each a commit or a folder. Write before=COMMIT after=HEAD.")
+    names, jobs = chosen(given["only"]), given["jobs"]
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         before, after = (Tree(source, Path(folder) / side) for source, side in zip(sources, ("before", "after"), strict=True))

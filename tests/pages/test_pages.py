@@ -142,6 +142,13 @@ def test_every_file_and_folder_of_the_repository_that_a_page_names_is_there() ->
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
 
 
+def test_every_option_of_a_group_that_a_page_names_is_there() -> None:
+    """Seen to fail of model/ffn=mlp, which is a kind and no option."""
+    named = {found for page in PAGES for found in re.findall(r"`[^`\n]*?\b(model/\w+)=([a-z]\w*)", page.read_text(encoding="utf-8"))}
+    assert len(named) >= 30
+    assert [f"{group}={name}" for group, name in sorted(named) if not (ROOT / "conf" / group / f"{name}.yaml").exists()] == []
+
+
 def test_every_list_in_the_code_that_contributing_names_is_there() -> None:
     """Seen to fail: the one of optimizers had gone."""
     named = set(re.findall(r"`([A-Z][A-Z_]{3,})`", text("CONTRIBUTING.md")))

@@ -41,6 +41,7 @@ from lm.training.plan import idle_rows
 from lm.training.resume import finished, imported, open_run, parent_hash, require_same_data, require_same_template, teacher_hash
 from lm.training.state import Counters, RunState, Saved
 from lm.training.trainer_config import TrainerConfig
+from lm.training.weights.averages import on_momentum
 from lm.training.weights.carried import require_state
 from lm.training.weights.export import export_model
 from lm.training.weights.initial import given_tokenizer, on_noise, require_fit, require_teacher
@@ -245,7 +246,7 @@ def _describe(module: "TrainModule", rows: str) -> None:
         f" {run.data.n_tokens('train'):,} train and {run.data.n_tokens('val'):,} validation tokens, {fewer}{cfg.data.global_batch}{texts} x"
         f" {cfg.data.seq_len} tokens a step ({rows}), {counted(run.max_steps, 'step')}, {epochs:.3g} epochs of {counted(n_rows, 'row')}"
     )
-    for remark in filter(None, [*_on_length(cfg, run.max_steps, epochs), on_noise(cfg)]):
+    for remark in filter(None, [*_on_length(cfg, run.max_steps, epochs), on_noise(cfg), on_momentum(cfg)]):
         run.journal.console.say(remark)
     if cfg.init_from is None and (idle := idle_rows(module.model.cfg.vocab_size or 0, run.data.tokenizer.vocab_size)):
         run.journal.console.say(idle)

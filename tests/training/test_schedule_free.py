@@ -133,6 +133,13 @@ def test_a_run_from_its_state_begins_at_the_weights_that_the_optimizer_has_moved
     assert not torch.equal(found["embed.weight"], reader.read("embed.weight"))
 
 
+def test_a_momentum_beside_its_own_is_told(configure: Configure, capsys: pytest.CaptureFixture[str]) -> None:
+    for beta1 in ("0.9", "0"):
+        train_rank(configure(*FREE, "optim=adamw", f"optim.beta1={beta1}", "trainer.max_steps=4", f"run.name=b{beta1}"))
+        said = "optim.beta1=0.9: schedule.beta=0.9 takes the place of that momentum; try optim.beta1=0"
+        assert (said in capsys.readouterr().out) == (beta1 == "0.9")
+
+
 def test_two_averages_at_once_are_refused(configure: Configure) -> None:
     with pytest.raises(ConfigError, match=r"trainer\.ema_decay=0\.9 and schedule=free both average the weights\. Drop one\."):
         configure(*FREE, "trainer.ema_decay=0.9")

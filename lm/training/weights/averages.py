@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lm.storage.checkpoint import Piece
 from lm.training.config import TrainConfig
+from lm.training.optim.adamw import AdamWConfig
 from lm.training.optim.schedule import FreeConfig
 from lm.training.strategies.base import Strategy
 
@@ -100,3 +101,10 @@ def averages_of(cfg: TrainConfig, strategy: Strategy, model: nn.Module, weights:
         return ScheduleFree(strategy, model, weights, cfg.schedule)
     decay = cfg.trainer.ema_decay
     return EMA(strategy, model, weights, decay) if decay is not None else None
+
+
+def on_momentum(cfg: TrainConfig) -> str | None:
+    """Returns what to say of a run whose optimizer has a momentum beside the one that the schedule is; None where there is none."""
+    if not (isinstance(cfg.schedule, FreeConfig) and isinstance(cfg.optim, AdamWConfig) and cfg.optim.beta1):
+        return None
+    return f"optim.beta1={cfg.optim.beta1}: schedule.beta={cfg.schedule.beta} takes the place of that momentum; try optim.beta1=0"

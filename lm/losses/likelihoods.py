@@ -63,8 +63,9 @@ def label_likelihoods(
         places, wanted = hidden.flatten(0, -2).index_select(0, first), labels.flatten()[first].clamp(min=0)  # (n, d), (n,)
         parts = [*zip(places.split(chunk), wanted.split(chunk), strict=True)]
         if len(parts) == 1:
-            return likelihoods(*parts[0])[:n]
-        return torch.cat([checkpoint(likelihoods, *part, use_reentrant=False, preserve_rng_state=False) for part in parts])[:n]
+            return likelihoods(*parts[0])[:n].clone()  # FSDP2 warns of a view that it puts its hook on
+        each = [checkpoint(likelihoods, *part, use_reentrant=False, preserve_rng_state=False) for part in parts]
+        return torch.cat(each)[:n].clone()
 
     return read
 
@@ -100,6 +101,6 @@ def row_scores(labels: Tensor) -> Reader:
     def read(hidden: Tensor, head: Head, ctx: Context) -> Tensor:
         at = (labels != IGNORED).byte().argmax(-1)  # (b,)
         logits: Tensor = head(hidden[torch.arange(len(at), device=at.device), at])
-        return logits.squeeze(-1).to(wide_dtype(logits))
+        return logits.squeeze(-1).to(wide_dtype(logits), copy=True)  # no view, as above
 
     return read

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lm.losses.likelihoods import label_likelihoods, row_likelihoods
+from lm.losses.likelihoods import label_likelihoods, row_likelihoods, row_scores
 from lm.nn.batch import IGNORED
 from lm.nn.context import Context
 from lm.nn.head import Head, HeadConfig
@@ -41,6 +41,16 @@ def test_rows_without_a_label_have_no_likelihood_and_a_gradient_of_zero() -> Non
     found = row_likelihoods(torch.full((2, 10), IGNORED))(hidden, head, HERE)
     assert found.tolist() == [0, 0]
     assert not torch.autograd.grad(found.sum(), hidden)[0].any()
+
+
+@pytest.mark.parametrize("chunk", [7, 1000])
+def test_what_an_objective_reads_of_the_model_is_no_view(chunk: int) -> None:
+    """FSDP2 warns of a view that it puts its hook on: an operation in place would lose the hook."""
+    head, labels = Head(HeadConfig(labels=["a"], tied=False), RMSNormConfig(), 16, V), ragged_labels(5, 10, 1)
+    hidden = torch.randn(5, 10, 16, requires_grad=True)
+    for read in (label_likelihoods(labels, chunk), row_likelihoods(labels), row_scores(labels)):
+        found = read(hidden, head, HERE)
+        assert found.requires_grad and found._base is None
 
 
 def test_in_bf16_likelihoods_are_float32_and_their_gradients_as_near_as_torchs() -> None:

@@ -292,7 +292,5 @@ def _finish(module: "TrainModule", command: str | None) -> Tree:
         "commit": commit(), **run.consumed(step), "teacher_hash": run.meta["teacher_hash"],
         "data_fingerprint": run.data.fingerprint, "finished_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }  # fmt: skip
-    if not run.folder.exists():  # somebody has moved it
-        run.folder.write_config(cfg.tree())
     run.folder.write_summary(summary)
     return summary

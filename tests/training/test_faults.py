@@ -199,10 +199,12 @@ def test_a_leap_of_the_loss_is_told_and_takes_the_run_back_where_that_is_wanted(
     assert (counters["rolled_back"], counters["rows_from"]) == ((1, 3) if rollbacks else (0, 0))
 
 
-def test_a_run_whose_folder_is_moved_under_it_ends_whole(configure: Configure, tmp_path: Path) -> None:
+def test_a_run_whose_folder_is_moved_under_it_ends_whole(configure: Configure, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What was saved lies where it was moved to, the rest where the run writes. Seen to fail: that had no config.yaml, and no report."""
     train_rank(configure(), callbacks=[Before(6, lambda module: (tmp_path / "run").rename(tmp_path / "moved"))])
     assert read_run(tmp_path / "run").config == read_run(tmp_path / "moved").config
+    said = f"{tmp_path / 'run'}: it was moved while its run goes on, which writes to a new folder of this name"
+    assert capsys.readouterr().out.count(said) == 1
     assert main(["generate", f"from={tmp_path / 'run'}", "prompt=a", "max_tokens=2"]) == 0
 
 

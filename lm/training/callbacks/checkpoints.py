@@ -7,6 +7,7 @@ from typing import Any
 
 from lightning import Trainer
 
+from lm import plugins
 from lm.schema import Tree
 from lm.storage.checkpoint import checkpoints
 from lm.training.callbacks.base import RunCallback
@@ -70,6 +71,10 @@ class Checkpoints(RunCallback):
             return
         counters.save_s = statistics.median(self._save_s) if self._save_s else counters.save_s
         counters.train_s += run.clock.passed()  # the steps since the last line of metrics too: the next process may go on behind them
+        if run.ranks.first and not run.folder.exists():
+            run.journal.console.say(f"{run.folder.path}: it was moved while its run goes on, which writes to a new folder of this name")
+            run.folder.write_config(module.cfg.tree())
+            run.folder.write_plugins(plugins.files(module.cfg))
         with run.clock.paused(), run.journal.console.during("Saving"):
             begun = time.perf_counter()
             run.saver.save(step, module.pieces(), self._meta(module))

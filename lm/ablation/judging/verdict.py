@@ -185,11 +185,7 @@ def _warnings(study: Study, rows: Tree, found: dict[str, Difference], exchange: 
         if row["failed"]:
             notes.append(f"{name}: a run failed: {row['failed']}")
     for name, difference in found.items():
-        if (
-            difference.mean is not None
-            and difference.near is not None
-            and abs(difference.mean) < (difference.near[1] - difference.near[0]) / 2
-        ):
+        if difference.interval is not None and difference.interval[0] < 0 < difference.interval[1]:
             notes.append(f"{name}: the difference is within the noise of {len(difference.pairs)} seeds.")
     notes += [*lacking(study), *other_texts(study), *unlike(study)]
     notes += short_of(config, exchange, rows)

@@ -433,3 +433,11 @@ def test_a_variant_that_is_called_better_is_not_within_the_noise_too(study: NewS
         name: "better" if less[name] else None for name in less
     }
     assert not any("noise" in warning for warning in found["warnings"])
+
+
+def test_a_variant_of_which_each_run_ends_as_the_baselines_is_told_so(study: NewStudy) -> None:
+    made = study(seeds=2)
+    for job in made.missing():
+        end(made, job, 4.0 + 0.01 * job.seed)
+    said = "gelu: its test_bits_per_byte is that of swiglu to the last digit, for every seed, as if what it changes were never used."
+    assert f"{said} Look whether it is what was meant." in verdict(made)["warnings"]

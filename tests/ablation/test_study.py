@@ -278,6 +278,12 @@ def test_what_a_file_tunes_is_not_tuned_where_the_command_says_null(lm: Lm) -> N
     assert "6 runs: 3 variants x (2 seeds)" in out
 
 
+def test_the_seeds_of_tuning_are_given_on_the_command_line_too(ablate: Ablate) -> None:
+    code, out, err = ablate("plan", FFN, "tune=optim.lr", "tune_seeds=1000,1001")
+    assert code == 0 and "(10 to tune optim.lr + 5 seeds)" in out, err
+    assert "tune_seeds=[4] report as well" in ablate("plan", FFN, "tune=optim.lr", "tune_seeds=4")[2]
+
+
 @pytest.mark.slow
 def test_noise_is_that_of_nine_runs_and_takes_them_once(python: None, ablate: Ablate, tmp_path: Path) -> None:
     code, out, err = ablate("noise", "jobs=2", "least_effect=0.1")

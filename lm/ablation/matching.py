@@ -90,12 +90,15 @@ def _solved(name: str, cfg: TrainConfig, key: str, measure: Callable[[TrainConfi
         except ConfigError:  # an invalid value, such as a width that does not divide
             return None
 
+    def short(value: int) -> bool:  # of the target, as the first valid value from here on
+        return next((found for _, found in _first(at, range(value, min(_MOST, value + _GAP)))), 0) < target
+
     low, high = 1, 1
-    while high < _MOST and (at(high) or 0) < target:
+    while high < _MOST and short(high):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if (at(middle) or 0) < target else (low, middle)
+        low, high = (middle, high) if short(middle) else (low, middle)
     below, above = range(low, max(0, low - _GAP), -1), range(high, min(_MOST, high + _GAP))  # to skip invalid values
     near = dict(found for values in (below, above) for found in _first(at, values))
     best = min(near, key=lambda value: abs(near[value] - target), default=None)

@@ -421,3 +421,23 @@ def test_runs_that_ended_before_an_option_was_added_keep_their_results(study: Ne
     assert made.result(job) == 2.5
     run.write_config(damaged(job.config.tree(), "model.attention.n_heads", 1))
     assert Study(made.folder, made.asked).result(job) is None
+
+
+def test_a_variant_that_is_called_better_is_not_within_the_noise_too(study: NewStudy) -> None:
+    less = {"swiglu": 0.0, "gelu": 1.0, "relu2": 1.0, "geglu": 0.0105}
+    made = study(seeds=5, variants={ffn: [f"model/ffn={ffn}"] for ffn in less})
+    for job in made.missing():
+        end(made, job, 4.0 - less[job.variant] + 0.005 * (job.seed - 2) * (job.variant != "swiglu"))
+    found = verdict(made)
+    assert {name: (row["difference"] or {}).get("verdict") for name, row in found["variants"].items()} == {
+        name: "better" if less[name] else None for name in less
+    }
+    assert not any("noise" in warning for warning in found["warnings"])
+
+
+def test_a_variant_of_which_each_run_ends_as_the_baselines_is_told_so(study: NewStudy) -> None:
+    made = study(seeds=2)
+    for job in made.missing():
+        end(made, job, 4.0 + 0.01 * job.seed)
+    said = "gelu: its test_bits_per_byte is that of swiglu to the last digit, for every seed, as if what it changes were never used."
+    assert f"{said} Look whether it is what was meant." in verdict(made)["warnings"]

@@ -278,6 +278,12 @@ def test_what_a_file_tunes_is_not_tuned_where_the_command_says_null(lm: Lm) -> N
     assert "6 runs: 3 variants x (2 seeds)" in out
 
 
+def test_the_seeds_of_tuning_are_given_on_the_command_line_too(ablate: Ablate) -> None:
+    code, out, err = ablate("plan", FFN, "tune=optim.lr", "tune_seeds=1000,1001")
+    assert code == 0 and "(10 to tune optim.lr + 5 seeds)" in out, err
+    assert "tune_seeds=[4] report as well" in ablate("plan", FFN, "tune=optim.lr", "tune_seeds=4")[2]
+
+
 @pytest.mark.slow
 def test_noise_is_that_of_nine_runs_and_takes_them_once(python: None, ablate: Ablate, tmp_path: Path) -> None:
     code, out, err = ablate("noise", "jobs=2", "least_effect=0.1")
@@ -341,10 +347,12 @@ def test_equal_time_is_measured_once_in_turns_and_frozen(python: None, lm: Lm, c
     assert steps[0] == 2000 and steps[1] < 1000 and "1 takes " in out and " s a step, measured" in out
 
 
-def test_a_knob_that_cannot_have_some_values_is_matched_by_the_nearest_it_can() -> None:
-    widths = {name: compose_config(["model.d_model=104", f"model.ffn.hidden={hidden}"]) for name, hidden in (("a", 257), ("b", 256))}
+@pytest.mark.parametrize(("width", "heads"), [(104, 4), (120, 3), (120, 12)])  # no power of two is a multiple of three
+def test_a_knob_that_cannot_have_some_values_is_matched_by_the_nearest_it_can(width: int, heads: int) -> None:
+    size = ["model/attention=mha", f"model.d_model={width}", f"model.attention.n_heads={heads}"]
+    widths = {name: compose_config([*size, f"model.ffn.hidden={hidden}"]) for name, hidden in (("a", 257), ("b", 256))}
     config = from_tree(StudyConfig, {"variants": {"a": [], "b": []}, "match": "params", "knob": "model.d_model"})
-    assert matched(config, widths, {})["b"].model.d_model == 104
+    assert matched(config, widths, {})["b"].model.d_model == width
 
 
 def test_figures_per_token_of_other_tokenizers_do_not_compare(study: NewStudy, corpus: list[str]) -> None:

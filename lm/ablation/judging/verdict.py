@@ -185,12 +185,11 @@ def _warnings(study: Study, rows: Tree, found: dict[str, Difference], exchange: 
         if row["failed"]:
             notes.append(f"{name}: a run failed: {row['failed']}")
     for name, difference in found.items():
-        if (
-            difference.mean is not None
-            and difference.near is not None
-            and abs(difference.mean) < (difference.near[1] - difference.near[0]) / 2
-        ):
+        if difference.interval is not None and difference.interval[0] < 0 < difference.interval[1]:
             notes.append(f"{name}: the difference is within the noise of {len(difference.pairs)} seeds.")
+        if difference.pairs and not any(difference.pairs):
+            same = f"{config.metric} is that of {config.baseline} to the last digit, for every seed"
+            notes.append(f"{name}: its {same}, as if what it changes were never used. Look whether it is what was meant.")
     notes += [*lacking(study), *other_texts(study), *unlike(study)]
     notes += short_of(config, exchange, rows)
     notes.append(f"Shown at {si(base['parameters'])} parameters and {si(base['tokens'])} tokens; rankings are known to change with both.")

@@ -1,12 +1,13 @@
 """The question of a study: from a recipe's block, a file, the command line, or a study that has begun."""
 
 import os
+import re
 from pathlib import Path
 
 from lm.cli.compose import catalog
 from lm.cli.compose.naming import cut, differing, short, variant_names
 from lm.cli.compose.overrides import expand
-from lm.cli.compose.quoting import path_of
+from lm.cli.compose.quoting import path_of, plain
 from lm.errors import ConfigError
 from lm.schema import Tree
 from lm.spelling import did_you_mean
@@ -39,14 +40,19 @@ def asked(study: str | None, overrides: list[str]) -> tuple[str, Tree | None]:
     if study.endswith((".yaml", ".yml")):
         if not os.path.lexists(study):
             raise ConfigError(f"study={study}: there is no such file. Check the path, or name one of: {', '.join(catalog.studies())}.")
-        return Path(study).stem, extended(catalog.read(Path(study)), [], overrides)
-    name, found = study.replace("/", "-"), catalog.study(study)
+        return _fit(Path(study).stem), extended(catalog.read(Path(study)), [], overrides)
+    found = catalog.study(study)
     if found is None and not overrides and "/" not in study:
-        return name, None
+        return study, None
     if found is None:
         rule = "no recipe of this name has a study, and none has begun in such a folder"
         raise ConfigError(f"study={study}: {rule}. {did_you_mean(study, catalog.studies())}")
-    return name, extended(found, [f"recipes={study}"], overrides)
+    return _fit(study), extended(found, [f"recipes={plain(study)}"], overrides)
+
+
+def _fit(name: str) -> str:
+    """Returns the name of a file, which may have spaces, as one that a folder of runs can have."""
+    return re.sub(r"[^A-Za-z0-9._,=+@-]+", "-", name).strip("-") or name
 
 
 def extended(asked: Tree, before: list[str], behind: list[str]) -> Tree:

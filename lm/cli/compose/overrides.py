@@ -134,7 +134,7 @@ def _given(text: str) -> Given:
     if isinstance(value, dict):
         each = " ".join(f"{path}={one}" for path, one in flatten(value, f"{key.replace('/', '.')}.").items())
         raise ConfigError(f"{key}: a dict was given for an option. Write its keys one by one: {each or 'there are none'}.")
-    option = override.get_value_element_as_str()
+    option = value if isinstance(value, str) else override.get_value_element_as_str()
     if option not in groups[key]:
         _refuse_option(key, option, options)
     return Given(text, key, option, is_group=True)

@@ -75,6 +75,8 @@ class Ablate(Verb):
     """Setting that makes it so."""
     tune: str | None = None
     """Setting tuned for every variant alike, such as optim.lr; null: none. What is not given is as the file says."""
+    tune_seeds: list[int] | None = Field(None, min_length=1)
+    """Seeds of the tuning runs; none of them reports. null: what the file says, or 1000."""
     seeds: int | None = Field(None, ge=1, le=1000)
     """Runs of each variant; more may be asked for later. null: what the file says, or 5, or 1 of sizes."""
     metric: str | None = None

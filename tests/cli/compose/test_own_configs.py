@@ -47,6 +47,16 @@ def test_a_recipe_and_a_model_of_ones_own_are_options_like_others(own: Path, lm:
     assert "it's mine/model/mine.yaml" in said
 
 
+def test_a_recipe_whose_name_has_spaces_is_one_too_and_its_study_gets_a_folder(own: Path, lm: Lm) -> None:
+    study = "study:\n  variants:\n    one: [model.n_layers=1]\n    three: []\n"
+    (own / "recipes/two words.yaml").write_text(RECIPE + study)
+    code, out, err = lm("train", "--config-dir", str(own), "recipes=two words", "--cfg", "job")
+    assert code == 0 and "max_steps: 7" in out and "name: two-words" in out, err
+    code, out, err = lm("ablate", "plan", "--config-dir", str(own), "study=two words")
+    assert code == 0 and "2 variants" in out, err
+    assert "runs/studies/two-words: there is no study here" in lm("ablate", "report", "--config-dir", str(own), "study=two words")[2]
+
+
 def test_the_variable_does_what_the_flag_does(own: Path, lm: Lm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(catalog.OWN, str(own))
     assert "n_layers: 3" in lm("train", "model=mine", "--cfg", "job")[1]

@@ -28,6 +28,7 @@ from tests.report.test_page import Page
 
 LAW = Law(E=1.5, A=30.0, B=20.0, a=0.35, b=0.42)
 CLIMB = ("sizes=16,32,64", "tokens=1,2,4")
+RECIPES = Path(__file__).parents[2] / "recipes"
 SCHEMA = Path(__file__).parents[2] / "docs" / "scaling.schema.json"
 Climbed = Callable[..., Ladder]
 
@@ -208,6 +209,8 @@ def test_a_ladder_that_cannot_be_is_refused_before_anything_is_written(
         (["noise", "flops=1e12"], "flops: lm ablate noise runs every config"),
         (["sizes=16,32,64", "flops=1e20"], "flops=1e+20: runs of"),
         (["sizes=16,32,64", "at=7"], "at=7: this is nothing to ask a law"),
+        (["model/ffn=swiglu,gelu", "basline=swiglu"], "basline: there is no such key. Did you mean 'baseline'?"),
+        ([f"study={RECIPES / 'ablation/ffn.yaml'}"], "Put it into FOLDER/recipes and write --config-dir FOLDER study=ffn."),
         (["report", "sizes=16,32,64"], "there is no ladder here. Start one: lm ablate sizes="),
     ],
 )

@@ -1,6 +1,7 @@
 """`lm ablate`: a comparison of variants that is planned, matched, tuned, repeated over seeds, and judged."""
 
 import os
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
@@ -14,6 +15,7 @@ from lm.cli.compose.compose import compose
 from lm.cli.compose.naming import cut
 from lm.cli.compose.sizes import sizes
 from lm.cli.compose.variants import check, composed
+from lm.cli.listing import known
 from lm.cli.verb import Verb
 from lm.errors import ConfigError
 from lm.printing import answer, note, say, width
@@ -114,6 +116,10 @@ class Ablate(Verb):
             raise ConfigError(
                 f"{inner[0]}: what a study asks has no section on the command line. Write {inner[0].replace('study.', '', 1)}."
             )
+        for key in (each.partition("=")[0].lstrip("+~") for each in overrides):
+            own = get_close_matches(key, type(self).model_fields, n=1, cutoff=0.85) if key not in known.root().model_fields else []
+            if own:
+                raise ConfigError(f"{key}: there is no such key. Did you mean '{own[0]}'?")
         if self.cluster is None and (foreign := sorted(self.model_fields_set & _OF_CLUSTER)):
             raise ConfigError(f"{foreign[0]}: there is no cluster that it could be said to. Add cluster=slurm, or leave it out.")
         if self.check and doing != "plan":

@@ -40,11 +40,11 @@ def asked(study: str | None, overrides: list[str]) -> tuple[str, Tree | None]:
     if study.endswith((".yaml", ".yml")):
         if not os.path.lexists(study):
             raise ConfigError(f"study={study}: there is no such file. Check the path, or name one of: {', '.join(catalog.studies())}.")
-        found = catalog.read(Path(study))
-        if "study" in found:
+        written = catalog.read(Path(study))
+        if "study" in written:
             how = f"Put it into FOLDER/recipes and write --config-dir FOLDER study={Path(study).stem}"
             raise ConfigError(f"study={study}: it is a recipe, of which a study is a part, and a recipe is chosen by its name. {how}.")
-        return _fit(Path(study).stem), extended(found, [], overrides)
+        return _fit(Path(study).stem), extended(written, [], overrides)
     found = catalog.study(study)
     if found is None and not overrides and "/" not in study:
         return study, None

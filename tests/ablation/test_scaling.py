@@ -176,6 +176,7 @@ def test_a_ladder_takes_more_seeds_and_nothing_else(climbed: Climbed, ablate: Ab
         ({"sizes": {"16": [], "32": []}}, {}, "sizes: 2 values cannot show how the loss bends"),
         ({"tokens": [1.0]}, {}, "tokens: 1 value cannot show how the loss bends"),
         ({"tokens": [1.0, 1.0, 2.0]}, {}, "tokens: 1, 1, 2 holds a value twice"),
+        ({"tokens": [1.0, 1.1, 2.0]}, {}, "tokens: 1, 1.1, 2 holds a value twice, or two that are as many steps"),
         ({"tokens": [1.0, 2.0, -3.0]}, {}, "tokens: -3 times 3 steps is no training"),
         ({"tokens": [0.01, 1.0, 2.0]}, {}, "tokens: 0.01 times 3 steps is no training"),
         ({}, {"model.d_model": 32}, "sizes: 32 has .* non-embedding parameters, as 16 has"),

@@ -102,8 +102,8 @@ def new_ladder(folder: Path, config: LadderConfig, sizes: Mapping[str, TrainConf
     }
     lengths = {rung.config.trainer.max_steps for rung in rungs.values() if rung.size == next(iter(plain))}
     if len(lengths) < len(config.tokens):
-        given = ", ".join(f"{times:g}" for times in config.tokens)
-        raise ConfigError(f"tokens: {given} holds a value twice, or two that are as many steps. Give each length once.")
+        each = ", ".join(f"{times:g}" for times in config.tokens)
+        raise ConfigError(f"tokens: {each} holds a value twice, or two that are as many steps. Give each length once.")
     ladder = Ladder(folder, AskedLadder(ladder=config, rungs=rungs))
     ladder.missing()  # raises for a setting that cannot be tuned, before anything is written
     return ladder

@@ -6,6 +6,7 @@ from traceback import walk_tb
 
 from lm.printing import one_line
 
+_FORKS = ("_execute_child", "_launch")  # functions of subprocess and multiprocessing that start a process
 _HEAD, _TAIL = 1000, 900  # characters of a sentence: what was given may be long, and where it stood and the remedy are at its ends
 
 
@@ -76,6 +77,9 @@ def expect(name: str, given: object, wanted: type | tuple[type, ...], remedy: st
 
 def internal(error: BaseException) -> LmError:
     """Returns what is told of an error that should not have come up."""
+    if _no_more_processes(error):
+        found = "the system starts no more threads or processes for this user or job"
+        return ResourceError(f"{found}. Raise the limit (ulimit -u, ulimit -v, pids.max), or lower OMP_NUM_THREADS and data.workers.")
     said = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".: ")
     if place := place_in_plugin(error):
         return LmError(f"{place}: {said}. The plugin raises it; traceback=true shows the way there.")
@@ -84,6 +88,15 @@ def internal(error: BaseException) -> LmError:
         names = ", ".join(map(os.path.basename, plugins))
         remedy = f"If it is about what {names} defines, mend it there (python -m lm.testing tests it). Else report it, with traceback=true"
     return LmError(f"internal error: {said}. {remedy}.")
+
+
+def _no_more_processes(error: BaseException | None) -> bool:
+    """Whether an error, or one that it came up after, says that no thread or process can be started."""
+    if error is None:
+        return False
+    said = str(error).startswith("can't start new thread")  # of threading, a RuntimeError; of fork it is EAGAIN
+    forked = isinstance(error, BlockingIOError) and any(frame.f_code.co_name in _FORKS for frame, _ in walk_tb(error.__traceback__))
+    return said or forked or _no_more_processes(error.__cause__ or error.__context__)
 
 
 def place_in_plugin(error: BaseException) -> str | None:

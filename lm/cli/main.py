@@ -184,7 +184,8 @@ def _unexpected(args: Sequence[str], error: Exception) -> int:
         _require_folder()
     except ConfigError as gone:  # since the command started
         return _fail(args, gone, gone.exit_code)
-    return _fail(args, internal(error), 1)
+    told = internal(error)
+    return _fail(args, told, told.exit_code)
 
 
 def _require_folder() -> None:

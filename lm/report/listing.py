@@ -34,7 +34,8 @@ class Listed:
         """Reads a run. Raises CheckpointError naming a file that is damaged or cannot be read."""
         folder = RunFolder(path)
         config, summary = flatten(folder.config()), folder.summary()
-        told = [*([summary] if summary else []), *reversed(folder.metrics.newest())]
+        newest = folder.metrics.newest('"val_' if summary else "")  # a run that has ended is read for its figures alone, which is quick
+        told = [*([summary] if summary else []), *reversed(newest)]
         sizes = dict(_files(path))
         figures = ((key, line[key]) for key in _FIGURES for line in told if isinstance(line.get(key), int | float))
         metric, value = next(figures, (None, None))

@@ -208,10 +208,12 @@ class Metrics:
         """Yields the same one by one: a million of them take 600 MB."""
         return (record for _, record in self._records()) if os.path.lexists(self.path) else iter(())
 
-    def newest(self) -> list[Tree]:
-        """Returns the records of the file's last MiB; lines that are torn or broken are left out."""
+    def newest(self, having: str = "") -> list[Tree]:
+        """Returns the records of the file's last MiB; lines that are torn or broken are left out, and those without the text `having`."""
         found = []
         for line in read_end(self.path, 1, b"\n").splitlines() if os.path.lexists(self.path) else []:
+            if having not in line:
+                continue
             with contextlib.suppress(ValueError):
                 found.append(_record(line.encode()))
         return found

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -203,6 +204,36 @@ def test_unexpected_errors_end_with_one_sentence(
     assert err.count("\n") == 1
     assert main(["train", "traceback=true"]) == code
     assert "Traceback" in capsys.readouterr().err
+
+
+def threadless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool of threads, under a limit on these. In Python 3.11 its own clean-up fails then, and that was all that was told."""
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: fails(RuntimeError("can't start new thread")))
+    try:
+        threading.Thread().start()
+    except RuntimeError:
+        raise AttributeError("'DummyProcess' object has no attribute 'terminate'")  # noqa: B904
+
+
+def forkless(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "_USE_POSIX_SPAWN", False)
+    monkeypatch.setattr(subprocess, "_USE_VFORK", False)
+    monkeypatch.setattr(subprocess, "_fork_exec", lambda *args: fails(BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))))
+    subprocess.run([sys.executable, "-c", ""], check=True)
+
+
+def fails(error: BaseException) -> None:
+    raise error
+
+
+@pytest.mark.parametrize("limited", [threadless, forkless])
+def test_no_more_threads_or_processes_are_no_bug(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], limited: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    """Under ulimit -u or -v: seen to be told as an internal error, to be reported."""
+    monkeypatch.setattr(main_module, "_dispatch", lambda args: limited(monkeypatch))
+    assert main(["train"]) == 5
+    assert re.fullmatch(r"the system starts no more threads or processes .*Raise the limit .*\n", capsys.readouterr().err)
 
 
 def test_a_current_folder_that_is_deleted_meanwhile_is_no_internal_error(

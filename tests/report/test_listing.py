@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from lm.storage import run_folder
+from lm.storage.reading import parse_json
 from tests.conftest import Lm
 
 WriteRun = Callable[..., Path]
@@ -68,3 +70,14 @@ def test_a_long_log_is_read_from_its_end(runs: Path, lm: Lm) -> None:
     _, out, _ = lm("runs", str(runs / "deeper"), "format=json")
     [found] = json.loads(out)
     assert found["state"].startswith("step 30,000") and (found["metric"], found["value"]) == ("val_loss", 2.5)
+
+
+def test_of_an_ended_run_validations_alone_are_read(tmp_path: Path, write_run: WriteRun, lm: Lm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen to take 22 s for 200 runs of 4,500 lines, as each line was parsed."""
+    run = write_run(tmp_path / "run", val_bits_per_byte=1.5)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.writelines(f'{{"step": {step}, "loss": 1.0}}\n' for step in range(1000))
+        file.write('{"step": 1000, "val_loss": 1.0, "val_reward": 0.75}\n')
+    parsed: list[bytes] = []
+    monkeypatch.setattr(run_folder, "parse_json", lambda text: (parsed.append(text), parse_json(text))[1])
+    assert "0.7500 reward" in lm("runs", str(run))[1] and len(parsed) < 100

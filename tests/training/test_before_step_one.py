@@ -90,9 +90,20 @@ def test_a_file_whose_name_is_not_utf8_is_trained_on_and_resumed(
     assert "resumes at step 4" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("gives", ["5", "{'mine': [1.0]}"])
-def test_a_metric_that_gives_no_numbers_is_told(
-    tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, gives: str
+MARKS = "'event' marks lines of another sort"
+
+
+@pytest.mark.parametrize(
+    ("gives", "told"),
+    [
+        ("5", "numbers by name are needed"),
+        ("{'mine': [1.0]}", "numbers by name are needed"),
+        pytest.param("{'event': 1}", MARKS, id="seen to end with its steps in no table, logger or report"),
+        ("{'mine': 2.0, 'val_loss': 1.0}", MARKS.replace("event", "val_loss")),
+    ],
+)
+def test_a_metric_that_gives_no_numbers_of_its_own_is_told(
+    tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, gives: str, told: str
 ) -> None:
     monkeypatch.setenv(plugins.VARIABLE, "")  # forgotten after the test
     name = f"odd_{abs(hash(gives))}"
@@ -101,7 +112,7 @@ def test_a_metric_that_gives_no_numbers_is_told(
     (tmp_path / f"{name}.py").write_text("\n".join(lines))
     code = main(settled("train", *tiny, f"plugins={tmp_path / name}.py", f"+metrics.{name}={{}}"))
     last = capsys.readouterr().err.splitlines()[-1]
-    assert code == 2 and last.startswith(f"metrics.{name}: it gave ") and "numbers by name are needed" in last
+    assert code == 2 and last.startswith(f"metrics.{name}: ") and told in last
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -85,7 +85,7 @@ def _placed(job: Sequence[str], varied: Sequence[int], mark: str = "") -> list[s
     except ConfigError:
         return list(job)
     run = {item.key: as_text(_field(item.key), item.raw, item.value) for item in given if item.key in _PLACE}
-    told = [given[at] for at in varied if given[at].key not in run]
+    told = [item for item in parse([job[at] for at in varied]) if item.key not in run]  # logger=[a,b] is several of `given`
     if not told:
         return list(job)
     folder, base = run.get("run.dir", _field("run.dir").default), ""

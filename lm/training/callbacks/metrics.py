@@ -23,6 +23,7 @@ from lm.training.objectives.base import Timed
 
 _LOGGED = 2  # logged steps in a row that are told of
 _STARVED = 0.2  # part of the time
+_OTHER_LINES = {"event", "val_loss", "test_loss"}  # keys by which readers of metrics.jsonl tell a line of another sort
 
 Metric = Callable[[Trainer, TrainModule], Tree]
 """Returns numbers for a line, by name. Every rank calls it, at the end of the steps that are logged."""
@@ -52,6 +53,8 @@ class Metrics(RunCallback):
             if not isinstance(numbers, dict) or not all(isinstance(value, int | float) for value in numbers.values()):
                 shown = " ".join(str(numbers).split())[:80]
                 raise ConfigError(f"metrics.{name}: it gave {shown}, and numbers by name are needed. Return {{'name': float(value)}}.")
+            if told := sorted(_OTHER_LINES & numbers.keys()):
+                raise ConfigError(f"metrics.{name}: '{told[0]}' marks lines of another sort in metrics. Give the number another name.")
             if taken := line.keys() & numbers.keys():
                 raise ConfigError(f"metrics.{name}: '{min(taken)}' is in each line of metrics already. Give the number another name.")
             line |= numbers

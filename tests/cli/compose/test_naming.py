@@ -85,6 +85,11 @@ def test_a_name_given_to_a_sweep_is_the_folder_of_its_runs() -> None:
     assert sweep("run.name=mine", "seed=0") == [("run.name=mine seed=0", "runs/mine")]
 
 
+def test_several_loggers_leave_the_names_of_a_sweep_as_they_are() -> None:
+    given = ["model=nano", "seed=0,1", "optim.lr=0.003"]
+    assert sweep("logger=[csv,tensorboard,wandb]", *given) == sweep(*given)
+
+
 @pytest.mark.parametrize(
     "values",
     ["data.files=ä.txt,ö.txt", "data.files=a b.txt,a-b.txt", "trainer.sample_prompts=['" + "x" * 300 + "a'],['" + "x" * 300 + "b']"],

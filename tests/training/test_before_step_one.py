@@ -115,6 +115,15 @@ def test_a_metric_that_gives_no_numbers_of_its_own_is_told(
     assert code == 2 and last.startswith(f"metrics.{name}: ") and told in last
 
 
+def test_a_metric_may_give_numbers_of_numpy(tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(plugins.VARIABLE, "")  # forgotten after the test
+    lines = ["from typing import Literal", "import numpy as np", "from lm.kinds import MetricConfig", "class Ofnumpy(MetricConfig):"]
+    lines += ['    kind: Literal["of_numpy"] = "of_numpy"', "    def build(self): return lambda trainer, module: {'mine': np.float32(1.5)}"]
+    (tmp_path / "of_numpy.py").write_text("\n".join(lines))
+    assert main(settled("train", *tiny, f"plugins={tmp_path / 'of_numpy.py'}", "+metrics.of_numpy={}", "trainer.max_steps=4")) == 0
+    assert {line["mine"] for line in read(tmp_path / "run/metrics.jsonl") if "loss" in line} == {1.5}
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_missing_gpu_is_told_before_the_data_are_prepared(tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(settled("train", *tiny, "trainer.device=cuda")) == 2

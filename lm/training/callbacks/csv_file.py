@@ -21,6 +21,7 @@ class Csv:
         self._run, self._file = run, run.path / "metrics.csv"
         self._columns: list[str] = []  # none: the file is to be made
         self._new: list[Tree] = []  # lines that it lacks
+        self._warned = False
 
     def log(self, record: Tree) -> None:
         if "event" not in record:
@@ -48,7 +49,9 @@ class Csv:
             self._new = []
         except LmError as error:
             self._columns = []  # a part of the lines may be there
-            log.warning("metrics.csv is not written: %s The run goes on; metrics.jsonl has everything.", error)
+            if not self._warned:
+                log.warning("metrics.csv is not written: %s The run goes on; metrics.jsonl has everything.", error)
+            self._warned = True
 
     def _lines(self) -> Iterator[Tree]:
         return (line for line in self._run.metrics.each() if "event" not in line)

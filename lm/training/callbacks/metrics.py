@@ -6,6 +6,7 @@ import re
 import resource
 import sys
 from collections.abc import Callable
+from numbers import Real
 from pathlib import Path
 from typing import cast
 
@@ -50,14 +51,14 @@ class Metrics(RunCallback):
             line |= numbers
         for name, added in self._added.items():
             numbers = added(module.trainer, module)
-            if not isinstance(numbers, dict) or not all(isinstance(value, int | float) for value in numbers.values()):
+            if not isinstance(numbers, dict) or not all(isinstance(value, Real) for value in numbers.values()):
                 shown = " ".join(str(numbers).split())[:80]
                 raise ConfigError(f"metrics.{name}: it gave {shown}, and numbers by name are needed. Return {{'name': float(value)}}.")
             if told := sorted(_OTHER_LINES & numbers.keys()):
                 raise ConfigError(f"metrics.{name}: '{told[0]}' marks lines of another sort in metrics. Give the number another name.")
             if taken := line.keys() & numbers.keys():
                 raise ConfigError(f"metrics.{name}: '{min(taken)}' is in each line of metrics already. Give the number another name.")
-            line |= numbers
+            line |= {key: value if isinstance(value, int) else float(value) for key, value in numbers.items()}
         run.logged = line
         run.journal.record(line)
         self._tell_dead(module, line)

@@ -31,13 +31,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # each kind of stack
 GRID = [f"nn/test_invariants.py::test_the_invariants_hold_for_every_pair_of_slot_values[{start}]" for start in (0, 20)]
 REFERENCES, MASKS, POSITIONS = ["nn/test_references.py"], ["ops/test_masks.py"], ["nn/test_positions.py"]
-PARITY, CACHE, STACKS, MOE, MLA = (
-    [f"hf/families/test_{family}.py" for family in ("llama", "qwen3", "gpt2")],
-    ["ops/test_cache.py"],
-    ["nn/test_stacks.py"],
-    ["nn/test_moe.py"],
-    ["nn/mixers/test_mla.py"],
-)
+PARITY = [f"hf/families/test_{family}.py" for family in ("llama", "qwen3", "gpt2")]
+CACHE, STACKS, MOE, MLA = ["ops/test_cache.py"], ["nn/test_stacks.py"], ["nn/test_moe.py"], ["nn/mixers/test_mla.py"]
 CONV = ["nn/mixers/test_short_conv.py"]
 STATES = ["nn/mixers/test_recurrence.py"]
 CHANNELS = ["nn/mixers/test_rg_lru.py", *CONV]

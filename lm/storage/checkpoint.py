@@ -1,7 +1,6 @@
 """Checkpoints in one neutral form for every strategy: blocks per parameter name and kind, an index of where they lie, and meta data.
 
-Only safetensors and JSON. Each rank writes the pieces that it owns, and any number of ranks reads what it needs. Torch is imported only
-where tensors are handled, not to list or to verify checkpoints.
+Only safetensors and JSON. Each rank writes what it owns, and any number reads what it needs. Torch is imported for tensors alone.
 """
 
 import math
@@ -43,7 +42,7 @@ class Piece:
     """
 
     name: str  # or that of answers, as an objective keeps them
-    kind: str  # weight, exp_avg, exp_avg_sq, momentum, step, ema
+    kind: str  # weight, exp_avg, exp_avg_sq, momentum, step, ema, iterate
     shape: Shape  # of the whole tensor
     offset: Shape
     tensor: "Tensor"

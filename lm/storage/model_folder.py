@@ -30,6 +30,7 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 LATEST = "latest"
 IMPORTED = ("family", "sampling", "card", "prompts")
 """Keys of config.json that stay with what is trained of a model, and say how it is exported, and read."""
+_OURS = ("runs", "models", "checkpoints")  # folders that lm, or its documentation, makes
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
@@ -135,6 +136,13 @@ def meant(path: str, but: str | None = None) -> str:
     return found[0]
 
 
+def _may_be_of_hub(path: str) -> bool:
+    """Whether it is owner/name, and neither in a folder of ours nor the name of a run."""
+    owner, _, name = path.partition("/")
+    named = re.fullmatch(r"[\w.-]+/[\w.-]+", path) is not None and owner not in _OURS
+    return named and not os.path.exists(owner) and not os.path.exists(f"runs/{name}")
+
+
 def resolve_model(path: str) -> Path:
     """Returns the folder that `read_model` takes: of a model or checkpoint folder itself, of a run folder or its checkpoints/ the run's
     model/; `latest` and patterns stand for what `meant` returns. Raises CheckpointError where there is none."""
@@ -142,8 +150,8 @@ def resolve_model(path: str) -> Path:
     require_open(folder)
     if not folder.exists():
         where = "" if folder.is_absolute() else f" in {Path.cwd()}"
-        of_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", path) is not None and not folder.parent.exists()
-        remedy = f"A model of the hub is imported first: lm import from={path} out=models/{folder.name}." if of_hub else nearest_run(folder)
+        to_hub = f"Check the path, or import a model of the hub first: lm import from={path} out=models/{folder.name}."
+        remedy = to_hub if _may_be_of_hub(path) else nearest_run(folder)
         raise CheckpointError(f"{path}: does not exist{where}, but a run, model or checkpoint folder is needed. {remedy}")
     if folder.is_file():
         _refuse_pickles(folder)

@@ -39,8 +39,7 @@ _MAY_CHANGE = (
 )  # fmt: skip
 _BY_CONTENT = ("data", "objective.teacher", "objective.reward_model", "tokenizer.path")
 """What a run that goes on reads, and compares with what it has read so far."""
-_WARMUP = "schedule.warmup_steps"
-_PHASES = ("data.phases", "data.ramp")
+_WARMUP, _PHASES = "schedule.warmup_steps", ("data.phases", "data.ramp")
 
 
 def open_run(folder: RunFolder, cfg: TrainConfig, say: Say) -> Path | None:

@@ -273,6 +273,7 @@ def _finish(module: "TrainModule", command: str | None) -> Tree:
         saved = CheckpointReader(step_folder(run.folder.checkpoints, handed_on), verified=handed_on == step)  # the best may be days old
     except CheckpointError as error:
         raise CheckpointError(f"{error.sentence} checkpoint.best=false hands the last on.") from None
+    run.folder.require_own_model()  # again: a run that goes on takes days, beside the model that it has written before
     export_model(run.folder.model, saved, run.data.tokenizer.save, cfg.run.name)
     if handed_on != step:
         run.journal.console.say(f"{run.folder.model}: of step {handed_on:,}, whose validation was the best")

@@ -1,5 +1,6 @@
 """Adapters whose head is not the parent's, in peft."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -79,3 +80,14 @@ def test_a_base_that_is_another_model_is_refused(tmp_path: Path) -> None:
     said = r"base=.*other: it has other weights than .*parent, beside which the adapter was trained, the first of them blocks\.0\.ffn\.up"
     with pytest.raises(ConfigError, match=said):
         export_adapter(folder, tmp_path / "out2", check=False, base=str(tmp_path / "other"))
+
+
+def test_a_base_that_lm_does_not_read_is_named_and_not_compared(tmp_path: Path) -> None:
+    """Seen to fail: no adapter was written beside a base of pickles, which peft reads."""
+    folder = adapted("llama3_8b", LoRAConfig(rank=2), tmp_path)
+    export(tmp_path / "parent", tmp_path / "base")
+    (tmp_path / "base" / "model.safetensors").rename(tmp_path / "base" / "pytorch_model.bin")
+    told: list[str] = []
+    export_adapter(folder, tmp_path / "out", check=False, base=str(tmp_path / "base"), say=told.append)
+    assert f"base={tmp_path / 'base'}: its weights were not compared with those of {tmp_path / 'parent'}" in told
+    assert json.loads((tmp_path / "out" / "adapter_config.json").read_text())["base_model_name_or_path"] == str(tmp_path / "base")

@@ -105,7 +105,10 @@ def test_an_error_inside_keeps_the_old_folder_and_no_temporary(tmp_path: Path) -
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
-@pytest.mark.parametrize("name", [".DS_Store", "._a.txt", ".nfs000000000123abcd00000001", "Thumbs.db", "sub/.DS_Store"])
+@pytest.mark.parametrize(
+    "name",
+    [".DS_Store", "._a.txt", ".nfs000000000123abcd00000001", ".fuse_hidden0000001a00000002", "Thumbs.db", "desktop.ini", "sub/.DS_Store"],
+)
 def test_a_file_that_a_system_leaves_in_folders_is_no_damage(name: str, tmp_path: Path) -> None:
     """Seen to fail: a checkpoint that had been looked at on a Mac was not used."""
     write(tmp_path / "x", "one")

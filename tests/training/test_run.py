@@ -239,3 +239,16 @@ def test_a_file_of_ones_own_in_the_model_folder_is_not_replaced_with_it(configur
         assert card.read_text() == "my own"
     card.unlink()
     assert train_rank(configure("trainer.max_steps=6"))["steps"] == 6
+
+
+def test_a_file_that_comes_into_the_model_folder_while_the_run_goes_on_is_not_replaced_with_it(
+    configure: Configure, tmp_path: Path
+) -> None:
+    """Seen to fail: the end of the longer run removed it."""
+    train_rank(configure("trainer.max_steps=4"))
+    card = tmp_path / "run" / "model" / "README.md"
+    with pytest.raises(CheckpointError, match=r"/run/model/README\.md: lm did not write the file"):
+        train_rank(configure("trainer.max_steps=6"), callbacks=[Before(5, lambda module: card.write_text("my own"))])
+    assert card.read_text() == "my own"
+    card.unlink()
+    assert train_rank(configure("trainer.max_steps=6"))["model_step"] == 6

@@ -12,7 +12,7 @@ from lm import printing
 from lm.adapters.adapter import LoRAConfig
 from lm.data.tokenizer.fitting import new_ids
 from lm.data.tokenizer.tokenizer import load_tokenizer
-from lm.errors import ConfigError
+from lm.errors import CheckpointError, ConfigError
 from lm.generation.growing import grown_weights
 from lm.generation.load import load
 from lm.hf.io import check as theirs
@@ -47,9 +47,9 @@ def export_adapter(
     """Writes the adapter that a run has trained as peft loads it on the exported parent: adapter_config.json and safetensors; and the run's
     tokenizer, which may have a chat template that the parent's lacks.
 
-    base: what the config names as the parent's home; None: where the parent was imported from, or else the parent. Of a folder the layers
-    are compared with the parent's.  check: whether to
-    compare logits with peft on transformers, where both are installed.  out, family, overwrite, errors: as of `export`.
+    base: what the config names as the parent's home; None: where the parent was imported from, or else the parent. Of a folder that lm
+    reads the layers are compared with the parent's.  check: whether to compare logits with peft on transformers, where both are
+    installed.  out, family, overwrite, errors: as of `export`.
     """
     folder, source = require_free(out, overwrite, model), resolve_model(str(model))
     tree, own = read_model(source)
@@ -102,11 +102,14 @@ def export_adapter(
 
 def _is_of(base: str, weights: Mapping[str, Tensor], parent: Path) -> bool:
     """Whether a folder of transformers has the parent's layers; False where it is no folder, or cannot be compared since its matrices are
-    held in fewer bits. Raises ConfigError where it has others.  weights: of the parent."""
+    held in fewer bits or lm does not read it. Raises ConfigError where it has others.  weights: of the parent."""
     config = Path(os.path.expanduser(base)) / CONFIG
     if not config.is_file() or is_ours(config.parent) or "quantization_config" in read_json(config, foreign=True):
         return False
-    there = read_hf(config.parent).weights
+    try:
+        there = read_hf(config.parent).weights
+    except (ConfigError, CheckpointError):  # peft may read it all the same: pickles, or a model that lm has no family for
+        return False
     layers = [name for name in weights if "blocks." in name]  # an embedding may have more rows there, and a head be another
     for name in layers:
         if name not in there or not torch.equal(weights[name].to(there[name].dtype), there[name]):

@@ -61,7 +61,8 @@ class FreeConfig(ScheduleConfig):
 
     kind: Literal["free"] = "free"
     beta: float = Field(0.9, ge=0, lt=1)
-    """How far that point is on the way to the average; it takes the place of a momentum. 0: gradients are those at the weights."""
+    """How far the point of the gradients is on the way from the optimizer's weights to their average; it takes the place of a momentum.
+    0: at the weights."""
 
     def after_warmup(self, step: int, max_steps: int) -> float:
         return 1.0

@@ -105,6 +105,6 @@ def averages_of(cfg: TrainConfig, strategy: Strategy, model: nn.Module, weights:
 
 def on_momentum(cfg: TrainConfig) -> str | None:
     """Returns what to say of a run whose optimizer has a momentum beside the one that the schedule is; None where there is none."""
-    if not (isinstance(cfg.schedule, FreeConfig) and isinstance(cfg.optim, AdamWConfig) and cfg.optim.beta1):
+    if not (isinstance(cfg.schedule, FreeConfig) and cfg.schedule.beta and isinstance(cfg.optim, AdamWConfig) and cfg.optim.beta1):
         return None
     return f"optim.beta1={cfg.optim.beta1}: schedule.beta={cfg.schedule.beta} takes the place of that momentum; try optim.beta1=0"

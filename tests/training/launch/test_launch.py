@@ -281,6 +281,7 @@ def test_a_config_that_differs_is_refused_before_any_rank_starts(
         (["strategy=zero1", "optim=adafactor"], "optim=adafactor works on whole matrices.*Use optim=adamw, or strategy=ddp"),
         (["strategy=fsdp", "optim=muon", "optim.row_beta2=0.95"], "optim.row_beta2=0.95 works on whole matrices.*or strategy=ddp"),
         (["strategy=zero1", "optim=adamw", "trainer.ema_decay=0.9"], "trainer.ema_decay needs weights"),
+        (["strategy=zero1", "optim=adamw", "schedule=free"], "schedule=free needs weights"),
         (["strategy=zero3", "optim=adamw", "trainer.precision=bf16-true"], "trainer.precision=bf16-mixed"),
         (["strategy=zero3", "optim=adamw", "trainer.compile=true"], "trainer.compile"),
         (

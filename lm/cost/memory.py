@@ -83,8 +83,7 @@ def memory(model: LM, setting: Setting) -> Memory:
     held = sum(p.numel() * min(size, p.element_size()) for p in model.parameters()) + self_updated * (4 - size)
     matrices = model.matrices()
     states = round(sum(setting.states(p.shape, name in matrices, size) for name, p in model.named_parameters() if p.requires_grad))
-    moved = [4 * (trained + self_updated), *[size * trained + 4 * self_updated] * (setting.copies - 1)]
-    copied = sum(moved[: setting.copies])
+    copied = sum([4, *[size] * (setting.copies - 1)][: setting.copies]) * trained + 4 * self_updated * (setting.copies == 1)
     whole = gathered(model, n) * size if cut[0] > 1 else 0
     cast = 2 * multiplied(model) if setting.precision.endswith("-mixed") else 0
     tokens = setting.micro_batch * setting.seq_len // setting.context

@@ -108,7 +108,10 @@ class RunFolder:
         return summary
 
     def require_own_model(self) -> None:
-        """Raises CheckpointError naming a file in the model's folder, which the end of a run replaces, that lm did not write."""
+        """Raises CheckpointError naming a file in the model's folder, which the end of a run replaces, that lm did not write. Of a model
+        without its manifest that cannot be told."""
+        if os.path.lexists(self.model / "config.json") and not os.path.lexists(self.model / MANIFEST):
+            return
         try:
             listed = listed_files(self.model) if os.path.lexists(self.model / MANIFEST) else {}
         except CheckpointError:  # it is damaged, and what it has listed cannot be told

@@ -110,8 +110,7 @@ class TrainModule(LightningModule):
         self.model.train()
         self.sharding = self.strategy.sharding or row_sharding_of(self.cfg.launch)
         self.strategy.ready(self.trainer.optimizers[0])
-        moved = {*trainable(self.model), *self.model.self_updated()}
-        self.averages = averages_of(self.cfg, self.strategy, self.model, (piece for piece in self.weights() if piece.name in moved))
+        self.averages = averages_of(self.cfg, self.strategy, self.model, self.weights())
         if self.reader is not None:
             self.restore(self.reader)
         elif self.cfg.init_optimizer:

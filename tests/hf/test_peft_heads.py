@@ -80,6 +80,10 @@ def test_a_base_that_is_another_model_is_refused(tmp_path: Path) -> None:
     said = r"base=.*other: it has other weights than .*parent, beside which the adapter was trained, the first of them blocks\.0\.ffn\.up"
     with pytest.raises(ConfigError, match=said):
         export_adapter(folder, tmp_path / "out2", check=False, base=str(tmp_path / "other"))
+    config = json.loads((tmp_path / "other/config.json").read_text())
+    (tmp_path / "other/config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "bitsandbytes"}}))
+    export_adapter(folder, tmp_path / "out2", check=False, base=str(tmp_path / "other"), say=told.append)
+    assert "other: its weights were not compared with those of" in told[-1]
 
 
 def test_a_base_that_lm_does_not_read_is_named_and_not_compared(tmp_path: Path) -> None:
@@ -91,3 +95,11 @@ def test_a_base_that_lm_does_not_read_is_named_and_not_compared(tmp_path: Path) 
     export_adapter(folder, tmp_path / "out", check=False, base=str(tmp_path / "base"), say=told.append)
     assert f"base={tmp_path / 'base'}: its weights were not compared with those of {tmp_path / 'parent'}" in told
     assert json.loads((tmp_path / "out" / "adapter_config.json").read_text())["base_model_name_or_path"] == str(tmp_path / "base")
+
+
+def test_the_base_of_an_adapter_that_was_trained_beside_rounded_matrices_is_the_unrounded_one(tmp_path: Path) -> None:
+    folder = adapted("llama3_8b", LoRAConfig(rank=2, base="bf16"), tmp_path)
+    export(tmp_path / "parent", tmp_path / "base")
+    told: list[str] = []
+    export_adapter(folder, tmp_path / "out", check=False, base=str(tmp_path / "base"), say=told.append)
+    assert not any("were not compared" in line for line in told)

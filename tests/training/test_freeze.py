@@ -12,8 +12,8 @@ from lm.cost.memory import memory
 from lm.errors import ConfigError
 from lm.nn.model_config import model_config
 from lm.nn.transformer import build_model
-from lm.storage.atomic import read_json
 from lm.storage.checkpoint import CheckpointReader
+from lm.storage.reading import read_json
 from lm.training.plan import counts_of
 from lm.training.run import train_rank
 from lm.training.weights.freeze import freeze, freeze_untrained, on_meta, trainable

@@ -8,11 +8,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from lm.nn.transformer import LM
 from lm.storage.checkpoint import Piece
 from lm.training.config import TrainConfig
 from lm.training.optim.adamw import AdamWConfig
 from lm.training.optim.schedule import FreeConfig
 from lm.training.strategies.base import Strategy
+from lm.training.weights.freeze import trainable
 
 
 class Averages(ABC):
@@ -78,29 +80,34 @@ class ScheduleFree(Averages):
 
     @torch.no_grad()
     def before(self) -> None:
-        for piece, iterate in zip(self._weights, self._iterates, strict=True):
-            piece.tensor.copy_(iterate)
+        torch._foreach_copy_([piece.tensor for piece in self._weights], self._iterates)
 
     @torch.no_grad()
     def update(self, step: int, refused: Tensor) -> None:
-        share = self._schedule.share(step) * ~refused
-        for piece, iterate, average in zip(self._weights, self._iterates, self._averages, strict=True):
-            iterate.copy_(piece.tensor)
-            moved = iterate.float()
-            average += share * (moved - average)
-            piece.tensor.copy_(moved.lerp(average, self._schedule.beta))
+        weights = [piece.tensor for piece in self._weights]
+        moved = [weight.float() for weight in weights]  # where these are float32, the weights themselves
+        torch._foreach_copy_(self._iterates, weights)
+        torch._foreach_lerp_(self._averages, moved, [self._schedule.share(step) * ~refused] * len(moved))
+        torch._foreach_lerp_(moved, self._averages, self._schedule.beta)
+        for weight, between in zip(weights, moved, strict=True):
+            if weight is not between:
+                weight.copy_(between)
 
     def pieces(self) -> Iterator[Piece]:
         yield from super().pieces()
         yield from (replace(piece, kind="iterate", tensor=iterate) for piece, iterate in zip(self._weights, self._iterates, strict=True))
 
 
-def averages_of(cfg: TrainConfig, strategy: Strategy, model: nn.Module, weights: Iterable[Piece]) -> Averages | None:
-    """Returns the averages that a run keeps; None where it keeps none."""
+def averages_of(cfg: TrainConfig, strategy: Strategy, model: LM, weights: Iterable[Piece]) -> Averages | None:
+    """Returns the averages that a run keeps of those of its weights that move; None where it keeps none. Balancing biases, which no
+    gradient moves, are in an EMA alone.  weights: this rank's pieces of what the run saves."""
+    by_gradient, decay = {*trainable(model)}, cfg.trainer.ema_decay
     if isinstance(cfg.schedule, FreeConfig):
-        return ScheduleFree(strategy, model, weights, cfg.schedule)
-    decay = cfg.trainer.ema_decay
-    return EMA(strategy, model, weights, decay) if decay is not None else None
+        return ScheduleFree(strategy, model, (piece for piece in weights if piece.name in by_gradient), cfg.schedule)
+    if decay is None:
+        return None
+    moved = by_gradient | model.self_updated().keys()
+    return EMA(strategy, model, (piece for piece in weights if piece.name in moved), decay)
 
 
 def on_momentum(cfg: TrainConfig) -> str | None:

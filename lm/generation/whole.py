@@ -85,10 +85,11 @@ def numbered(number: int, n: int) -> str:
 def read_texts_file(path: Path) -> list[tuple[Any, str]]:
     """Returns what each line of a file of texts holds, and its place for errors, as `read_lines`; in one that ends in .txt a line is a text
     as it is, and one that ends in .csv or .tsv has a row for each text."""
-    if path.suffix in (".csv", ".tsv"):
+    kind = path.suffix.lower()
+    if kind in (".csv", ".tsv"):
         text = _decoded(read_file(path, "texts"), str(path))
-        return [(row, f"{path}, row {i}") for i, row in enumerate(rows(iter([text]), str(path), tabs=path.suffix == ".tsv"), 1)]
-    return read_lines(path, "texts", _plain) if path.suffix == ".txt" else read_lines(path, "texts")
+        return [(row, f"{path}, row {i}") for i, row in enumerate(rows(iter([text]), str(path), tabs=kind == ".tsv"), 1)]
+    return read_lines(path, "texts", _plain) if kind == ".txt" else read_lines(path, "texts")
 
 
 def _plain(data: bytes, where: str) -> Tree:

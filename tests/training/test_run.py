@@ -231,12 +231,14 @@ def test_a_file_of_ones_own_in_the_model_folder_is_not_replaced_with_it(configur
     card = tmp_path / "run" / "model" / "README.md"
     card.parent.mkdir(parents=True, exist_ok=True)
     card.write_text("my own")
+    saved = [*(tmp_path / "run").glob("checkpoints/*")]
     for steps in (4, 6):
         with pytest.raises(
             CheckpointError, match=r"/run/model/README\.md: lm did not write the file, and .* replaces its folder\. Move it"
         ):
             train_rank(configure(f"trainer.max_steps={steps}"))
         assert card.read_text() == "my own"
+        assert [*(tmp_path / "run").glob("checkpoints/*")] == saved, "it is told at the start, before anything is trained"
     card.unlink()
     assert train_rank(configure("trainer.max_steps=6"))["steps"] == 6
 

@@ -180,11 +180,11 @@ def test_a_file_of_plain_lines_is_one_of_texts(made: str, lm: Lm, tmp_path: Path
 
 def test_a_table_has_a_row_for_each_text(made: str, lm: Lm, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b'\xef\xbb\xbfid,said\r\n7,"the sea,\nor not"\r\n8,a line\r\n')
-    (tmp_path / "a.tsv").write_text("id\tsaid\n7\tthe sea\n")
+    (tmp_path / "a.TSV").write_text("id\tsaid\n7\tthe sea\n")
     vectors = api.embed(*api.load(tmp_path / "made"), ["the sea,\nor not", "a line", "the sea"])
     for name, rows in (
         ("a.csv", [{"id": "7", "said": "the sea,\nor not"}, {"id": "8", "said": "a line"}]),
-        ("a.tsv", [{"id": "7", "said": "the sea"}]),
+        ("a.TSV", [{"id": "7", "said": "the sea"}]),
     ):
         code, _, err = lm("embed", made, f"texts={name}", "field=said", f"out={name}.jsonl")
         found = [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]

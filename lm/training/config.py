@@ -24,7 +24,7 @@ from lm.training.callbacks.loggers import JsonlLoggerConfig, LoggerConfig
 from lm.training.launch.config import LaunchConfig
 from lm.training.numerics import NumericsConfig
 from lm.training.optim.kinds import OptimConfig
-from lm.training.optim.schedule import ScheduleConfig
+from lm.training.optim.schedule import FreeConfig, ScheduleConfig
 from lm.training.run_config import CheckpointConfig, ResumeConfig, RunConfig, Seed, Seeds
 from lm.training.strategies import zero_config as zero_config
 from lm.training.strategies.config import SingleConfig, StrategyConfig
@@ -79,7 +79,8 @@ class TrainSetup(Config):
     @property
     def averaged_by(self) -> str | None:
         """The option that keeps averages of the weights; None where there is none."""
-        return f"schedule={self.schedule.kind}" if self.schedule.copies else "trainer.ema_decay" if self.trainer.ema_decay else None
+        averages = isinstance(self.schedule, FreeConfig)
+        return f"schedule={self.schedule.kind}" if averages else "trainer.ema_decay" if self.trainer.ema_decay else None
 
     def _why_not_mps(self) -> str | None:
         """Returns why this run cannot use the GPU of a Mac, with the remedy; None where it can."""
@@ -157,7 +158,7 @@ class TrainSetup(Config):
             chunk=self.objective.chunk if isinstance(self.objective, TaughtConfig) else CHUNK,
             precision=trainer.precision,
             states=self.optim.state_bytes,
-            copies=self.schedule.copies or (1 if self.trainer.ema_decay else 0),
+            copies=2 if isinstance(self.schedule, FreeConfig) else 1 if self.trainer.ema_decay else 0,
             recompute=trainer.recomputes(),
             stage=self.strategy.stage,
             world=self.strategy.sharing(self.launch.world),
@@ -239,7 +240,7 @@ class TrainConfig(TrainSetup):
             )
         if (refused := self.why_not()) is not None:
             raise ValueError(refused)
-        if self.schedule.copies and (decay := self.trainer.ema_decay):
+        if isinstance(self.schedule, FreeConfig) and (decay := self.trainer.ema_decay):
             raise ValueError(f"trainer.ema_decay={decay} and schedule={self.schedule.kind} both average the weights. Drop one.")
         half = self.trainer.max_steps // 2  # a length that is given as a mere bound may be of any size, so not every step is looked at
         if self.trainer.max_minutes is not None and (shared := self.shared_steps(half, every=1 + half // 10_000)) < half // 4:

@@ -25,6 +25,7 @@ from lm.storage.manifest import verify
 from lm.storage.model_folder import IMPORTED, folder_hash, read_config, require_same_shapes, resolve_model
 from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
+from lm.training.optim.schedule import FreeConfig
 from lm.training.state import Counters, Saved
 from lm.units import ABSENT
 
@@ -222,10 +223,9 @@ def _same_rates(saved: Tree, cfg: TrainConfig, step: int) -> bool:
         was = from_tree(TrainConfig, saved)
     except ConfigError:
         return False
-    if cfg.trainer.max_minutes is not None or was.schedule.copies or cfg.schedule.copies:  # the length is not known, or a rate not all
-        return False
+    of_rates_alone = not any(isinstance(each.schedule, FreeConfig) for each in (was, cfg))
     rates = ([each.schedule.factor(i, each.trainer.max_steps) for i in range(step)] for each in (was, cfg))
-    return next(rates) == next(rates)
+    return cfg.trainer.max_minutes is None and of_rates_alone and next(rates) == next(rates)
 
 
 def _moved(key: str, was: Any, now: Any, folder: Path) -> bool:

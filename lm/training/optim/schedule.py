@@ -22,8 +22,6 @@ class ScheduleConfig(Slot, group="schedule"):
 
     of_length: ClassVar[bool] = True
     """Whether the rate of a step depends on how long the run is."""
-    copies: ClassVar[int] = 0
-    """How many copies of the weights it keeps, since it averages these."""
 
     warmup_steps: int = Field(0, ge=0)
     """Steps of linear rise to the peak; a text such as 3% is a share of the run."""
@@ -57,7 +55,6 @@ class FreeConfig(ScheduleConfig):
     weights and their average, which is validated and exported (Schedule-Free, Defazio et al. 2024, arXiv:2405.15682)."""
 
     of_length = False
-    copies = 2
 
     kind: Literal["free"] = "free"
     beta: float = Field(0.9, ge=0, lt=1)

@@ -114,4 +114,6 @@ def test_a_diverged_run_names_the_loss_and_the_step_and_not_the_sampler(steps: i
     code, _, err = lm(*args)
     assert code == 4
     assert err.splitlines()[-1].startswith("train: val_loss is nan after step 1, and the weights are not saved")
-    assert "NaN" not in (tmp_path / "runs/run/metrics.jsonl").read_text()
+    lines = (tmp_path / "runs/run/metrics.jsonl").read_text()
+    assert "NaN" not in lines and json.loads(lines.splitlines()[-1]) == {"step": 1, "event": "not finite", "of": "val_loss"}
+    assert f"diverged at step 1 of {steps}" in lm("runs", "runs")[1]

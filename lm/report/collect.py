@@ -46,7 +46,8 @@ class Row:
     @cached_property
     def name(self) -> str:
         more = len(self.runs) - 1
-        mark = "" if all(run.finished for run in self.runs) else " (unfinished)"
+        lost, left = any(run.diverged for run in self.runs), not all(run.finished for run in self.runs)
+        mark = " (diverged)" if lost else " (unfinished)" if left else ""
         return self.runs[0].name + (f" +{more}" if more else "") + mark
 
     @property
@@ -213,7 +214,9 @@ def _group(runs: list[Run], as_of_today: Callable[[Tree], Tree]) -> list[Row]:
 
 def _notes(runs: list[Run], keys: list[str], metric: str) -> list[str]:
     notes = []
-    if unfinished := [run.name for run in runs if not run.finished]:
+    if diverged := [run.name for run in runs if run.diverged]:
+        notes.append(f"Diverged, so its newest figures before that are shown: {', '.join(diverged)}.")
+    if unfinished := [run.name for run in runs if not run.finished and not run.diverged]:
         notes.append(f"Unfinished, so its newest figures are shown: {', '.join(unfinished)}.")
     if len(zlib := texts(runs)) > 1:
         needed = " / ".join(sorted(map(fixed, zlib)))

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from lm.errors import LmError
 from lm.schema import Tree, flatten
-from lm.storage.run_folder import RunFolder
+from lm.storage.run_folder import NOT_FINITE, RunFolder
 
 _FIGURES = ("val_reward", "val_pair_loss", "val_answer_loss", "val_bits_per_byte", "val_loss")  # that a run is told by, the first it has
 
 
 @dataclass(frozen=True)
 class Listed:
-    """A run as it lies there.  state: ended, stopped early, or how far it is.  metric, value: None before a validation.
+    """A run as it lies there.  state: ended, stopped early, diverged, or how far it is.  metric, value: None before a validation.
     n_bytes, checkpoint_bytes: of all its files, and of the checkpoints alone.  changed: seconds since 1970, of its newest file."""
 
     name: str
@@ -68,7 +68,8 @@ def _state(config: Tree, summary: Tree, told: list[Tree]) -> str:
     if summary:
         return f"{'stopped early at' if summary.get('stopped_early') else 'ended at'} step {summary['steps']:,}"
     step, most = next((line["step"] for line in told if isinstance(line.get("step"), int)), 0), config.get("trainer.max_steps")
-    return f"step {step:,} of {most:,}" if isinstance(most, int) else f"step {step:,}"
+    start = "diverged at " if told and told[0].get("event") == NOT_FINITE else ""
+    return f"{start}step {step:,} of {most:,}" if isinstance(most, int) else f"{start}step {step:,}"
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:

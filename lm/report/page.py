@@ -41,7 +41,8 @@ def write_report(run_folder: Path) -> Path:
 
 def _result(run: Run) -> str:
     steps, most = run.number("steps") or run.number("step") or 0, flatten(run.config).get("trainer.max_steps", ABSENT)
-    start = f"After {steps:,.0f} steps and" if run.finished else f"Unfinished: after {steps:,.0f} of {shown(most)} steps and"
+    left = "Diverged" if run.diverged else "Unfinished"
+    start = f"After {steps:,.0f} steps and" if run.finished else f"{left}: after {steps:,.0f} of {shown(most)} steps and"
     start += f" {si(run.number('tokens'))} tokens"
     bits, loss, zlib = (run.number(key) for key in ("val_bits_per_byte", "val_loss", "zlib_bits_per_byte"))
     if bits is None:

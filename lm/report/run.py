@@ -19,7 +19,7 @@ import numpy as np
 from lm.errors import ConfigError
 from lm.schema import Tree, from_tree
 from lm.storage.reading import closed, require_open
-from lm.storage.run_folder import RunFolder, nearest_run
+from lm.storage.run_folder import NOT_FINITE, RunFolder, nearest_run
 
 if TYPE_CHECKING:
     from lm.losses.measure import Measure
@@ -83,6 +83,11 @@ class Run:
     @property
     def finished(self) -> bool:
         return bool(self.summary)
+
+    @property
+    def diverged(self) -> bool:
+        """Whether it ended with a loss or gradient that is not finite, and was not resumed since."""
+        return not self.finished and self.metrics[-1:] != [] and self.metrics[-1].get("event") == NOT_FINITE
 
     @property
     def events(self) -> list[Tree]:

@@ -22,6 +22,8 @@ from lm.storage.manifest import MANIFEST, listed_files, unlisted_files, verify
 from lm.storage.reading import never_waiting, parse_json, read_end, read_json, read_lines, read_yaml, yaml_text
 
 _NEWEST_MIB = 16  # of samples
+NOT_FINITE = "not finite"
+"""The event of a run that a loss or gradient has ended."""
 log = logging.getLogger("lm")
 
 

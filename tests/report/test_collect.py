@@ -8,6 +8,7 @@ import yaml
 
 from lm.errors import ConfigError
 from lm.report.collect import Comparison, collect
+from lm.report.page import write_report
 from lm.units import counted, duration, shown, si, sized
 from tests.conftest import unprivileged
 
@@ -104,6 +105,19 @@ def test_a_run_that_has_not_validated_comes_last(tmp_path: Path, write_run: Writ
     comparison = collect([write_run(tmp_path / "old"), young])
     assert [row.name for row in comparison.rows] == ["old", "young (unfinished)"]
     assert comparison.difference(comparison.rows[1]) == "-"
+
+
+def test_a_diverged_run_is_not_called_unfinished(tmp_path: Path, write_run: WriteRun) -> None:
+    """Until it is resumed, which goes on behind that line or drops it."""
+    lost = write_run(tmp_path / "lost", steps=80, finished=False)
+    log = lost / "metrics.jsonl"
+    log.write_text(log.read_text() + '{"step": 41, "event": "not finite", "rows": [3]}\n')
+    comparison = collect([write_run(tmp_path / "old"), lost])
+    assert {row.name for row in comparison.rows} == {"old", "lost (diverged)"}
+    assert "Diverged, so its newest figures before that are shown: lost." in comparison.notes
+    assert "Diverged: after " in write_report(lost).read_text()
+    log.write_text(log.read_text() + '{"step": 42, "loss": 3.5, "tokens": 43008}\n')
+    assert "Unfinished, so its newest figures are shown: lost." in collect([lost]).notes
 
 
 @pytest.mark.parametrize(

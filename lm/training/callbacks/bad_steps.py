@@ -7,6 +7,7 @@ from pathlib import Path
 from lm.errors import NumericsError
 from lm.storage.atomic import discard
 from lm.storage.checkpoint import CheckpointReader, checkpoints, newest_valid, step_of
+from lm.storage.run_folder import NOT_FINITE
 from lm.training.callbacks.base import RunCallback
 from lm.training.module import TrainModule
 from lm.training.numerics import is_spike, with_loss
@@ -26,7 +27,7 @@ class BadSteps(RunCallback):
         verdicts = module.verdicts
         bad, stuck = verdicts.bad_steps(self._told), bool(verdicts.stuck)
         for one in bad:
-            event = "not finite" if stuck and one == bad[-1] else "skipped"
+            event = NOT_FINITE if stuck and one == bad[-1] else "skipped"
             run.journal.record({"step": one + 1, "event": event, "rows": run.rows_of(one)})
         self._told = int(verdicts.n_bad)
         run.counters.skipped += len(bad)

@@ -11,6 +11,7 @@ from lm.generation.evaluate import Evaluator, require_labels
 from lm.generation.further import further, require_further
 from lm.generation.rollouts import held_out_rewards
 from lm.schema import Tree
+from lm.storage.run_folder import NOT_FINITE
 from lm.training.callbacks.base import RunCallback
 from lm.training.module import TrainModule
 from lm.training.weights.initial import start_of
@@ -120,6 +121,7 @@ class Validation(RunCallback):
 def _require_finite(module: TrainModule, name: str, loss: float) -> None:
     if not math.isfinite(loss):
         run = module.run
+        run.journal.record({"step": module.step, "event": NOT_FINITE, "of": name})
         raise NumericsError(
             f"train: {name} is {loss} after step {module.step}, and the weights are not saved; {run.last_checkpoint()}."
             f" Lower optim.lr={run.cfg.optim.lr:g}, or use trainer.precision=fp32."

@@ -48,22 +48,29 @@ class Wandb:
         except OSError as error:
             self._warn(str(error))
             return
-        threading.Thread(target=self._feed, args=(self._process,), daemon=True).start()
+        self._told = threading.Thread(target=self._tell, args=(self._process,), daemon=True)
+        for thread in (self._told, threading.Thread(target=self._feed, args=(self._process,), daemon=True)):
+            thread.start()
 
     def _feed(self, process: "subprocess.Popen[str]") -> None:
-        """Writes the queued records to the pipe. The pipe may block while a server stalls, so only this thread touches it."""
+        """Writes the queued records to the pipe, which holds those of the time until wandb has begun, even if the run is killed. The pipe
+        may block while a server stalls, so only this thread touches it."""
         assert process.stdin is not None
-        assert process.stdout is not None
         try:
             while (record := self._records.get()) is not None:
                 process.stdin.write(json.dumps(record) + "\n")
                 process.stdin.flush()
-                if "options" in record and (where := process.stdout.readline().strip()):
-                    log.warning("wandb: %s", where)
             process.stdin.close()
         except OSError:  # the process is gone
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._warn(f"its process ended with code {process.wait(CLOSE_S)}")
+
+    @staticmethod
+    def _tell(process: "subprocess.Popen[str]") -> None:
+        """Says where the run is seen, once wandb has begun."""
+        assert process.stdout is not None
+        if where := process.stdout.readline().strip():
+            log.warning("wandb: %s", where)
 
     def log(self, record: Tree) -> None:
         self._keep({"step": record["step"], "numbers": grouped(record)})
@@ -85,8 +92,10 @@ class Wandb:
             self._records.put({"summary": summary})
         self._records.put(None)
         try:
-            if self._process.wait(CLOSE_S) != 0:
-                self._warn(f"its process ended with code {self._process.returncode}")
+            code = self._process.wait(CLOSE_S)
+            self._told.join(1)
+            if code != 0:
+                self._warn(f"its process ended with code {code}")
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -115,7 +124,8 @@ def wandb_process() -> None:
     except Exception as error:  # of an option or a variable that wandb does not take
         print(f"it does not begin: {' '.join(str(error).split())[:300]}", flush=True)
         sys.exit(1)
-    print(told, flush=True)
+    with contextlib.suppress(BrokenPipeError):  # nobody is left to be told, but the pipe has records
+        print(told, flush=True)
     run.define_metric("*", step_metric="step")
     complete = False
     for line in sys.stdin:

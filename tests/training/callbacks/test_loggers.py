@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -281,6 +282,30 @@ def test_a_run_that_is_killed_in_the_middle_of_a_line_has_the_lines_before_it(tm
     sent = "\n".join([json.dumps(first), json.dumps({"step": 1, "numbers": {"train/loss": 1.5}}), '{"step": 2, "numb'])
     call = [sys.executable, "-c", "from lm.training.callbacks.wandb_ import wandb_process; wandb_process()"]
     subprocess.run(call, input=sent, text=True, check=True, capture_output=True)
+    assert rows(kept(tmp_path)) == [{"step": 1, "train/loss": 1.5}]
+    assert [one.exit.exit_code for one in kept(tmp_path) if one.HasField("exit")] == [1]
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_before_wandb_has_begun_has_its_figures(tmp_path: Path, wandb_env: pytest.MonkeyPatch) -> None:
+    """Seen to fail: they waited in the run's memory for wandb's first answer, which a server may take half a minute for."""
+    wandb_env.setenv("WANDB_MODE", "offline")
+    run = """if True:
+        import os, pathlib, signal, sys, time
+        from lm.training.callbacks.wandb_ import Wandb
+        logger = Wandb(pathlib.Path(sys.argv[1]), {}, dict.fromkeys(("project", "run_group")))
+        logger.log({"step": 1, "loss": 1.5})
+        while not logger._records.empty():
+            time.sleep(0.01)
+        time.sleep(0.1)
+        print(logger._process.pid, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    killed = subprocess.run([sys.executable, "-c", run, str(tmp_path)], stdout=subprocess.PIPE, text=True, check=False)
+    assert killed.returncode == -signal.SIGKILL and not rows(kept(tmp_path))
+    deadline = time.monotonic() + 60
+    while any(pid == killed.stdout.strip() for pid, _, _ in processes()) and time.monotonic() < deadline:
+        time.sleep(0.1)
     assert rows(kept(tmp_path)) == [{"step": 1, "train/loss": 1.5}]
     assert [one.exit.exit_code for one in kept(tmp_path) if one.HasField("exit")] == [1]
 

@@ -34,6 +34,7 @@ _HOMES = {
     "embed": "lm.generation.embed",
     "evaluate": "lm.generation.examine",
     "export": "lm.hf.io.export",
+    "fill": "lm.generation.fill",
     "generate": "lm.generation.generate",
     "import_model": "lm.hf.io.import_",
     "load": "lm.generation.load",
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from lm.generation.classify import classify as classify
     from lm.generation.embed import embed as embed
     from lm.generation.examine import evaluate as evaluate
+    from lm.generation.fill import fill as fill
     from lm.generation.generate import complete as complete
     from lm.generation.generate import generate as generate
     from lm.generation.load import load as load

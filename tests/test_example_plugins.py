@@ -44,7 +44,7 @@ EXAMPLES = {
     "adam_atan2": Example("optim=adamw,adam_atan2", "optim.weight_decay"),
     "bilinear": Example("model/ffn=swiglu,bilinear", "model.ffn.hidden", "model.ffn.kind=bilinear must be"),
     "cope": Example("model/attention=mha,cope", "model.attention.places", "no family can hold this model", options={"n_heads": 4}),
-    "diffusion": Example("objective=mlm,diffusion", "objective.least", also=ENCODER),
+    "denoise": Example("objective=mlm,denoise", "objective.gamma", also=ENCODER),
     "dyt": Example("model/norm=rms,dyt", "model.norm.alpha", "model.norm.kind=dyt must be"),
     "kerple": Example("model/position=rope,kerple", "model.position.scale", "model.position.kind=kerple must be"),
     "min_gru": Example(

@@ -22,13 +22,14 @@ from lm.training.config import TrainConfig
 from lm.training.optim.base import begin_state
 from tests.training.optim.optimizers import built
 
-OURS = {"tiny", "nano", "nano_deep", "micro", "llama_tiny", "moe_tiny", "deepseek_tiny", "bert_tiny", "t5_tiny"}
+OURS = {"tiny", "nano", "nano_deep", "micro", "llama_tiny", "moe_tiny", "deepseek_tiny", "bert_tiny", "llada_tiny", "t5_tiny"}
 SHAPES = {
     **dict.fromkeys(("gpt2", "gpt2_medium", "gpt2_xl"), "model.vocab_size=50257 model.max_seq_len=1024"),
     "transformer_base": "model.max_seq_len=256",
 }  # left to tokenizer and data
 OBJECTIVES = {
     **dict.fromkeys(("albert_base", "bert_base", "bert_large", "bert_tiny"), "objective=mlm"),
+    **dict.fromkeys(("llada_8b", "llada_tiny"), "objective=diffusion"),
     **dict.fromkeys(
         ("t5_tiny", "transformer_base", "t5_small", "t5_1_1_base", "bart_base", "switch_base_8"), "objective=seq2seq data=stdlib_docstrings"
     ),
@@ -113,6 +114,7 @@ PUBLISHED: dict[str, Published] = {  # class, and the sizes in config.json of th
             "max_position_embeddings": 2048, "attention_bias": True, "tie_word_embeddings": False, "hidden_act": "gelu_fast",
         },
     ),
+    "llada_8b": llama_like("LlamaForCausalLM", (126464, 4096, 12288, 32, 32, 32, 128), 4096, tied=False, **LLAMA),
     "llama3_8b": llama_like("LlamaForCausalLM", (128256, 4096, 14336, 32, 32, 8, 128), 8192, tied=False, **LLAMA),
     "llama3_70b": llama_like("LlamaForCausalLM", (128256, 8192, 28672, 80, 64, 8, 128), 8192, tied=False, **LLAMA),
     "llama3_2_1b": llama_like("LlamaForCausalLM", (128256, 2048, 8192, 16, 32, 8, 64), 131072, tied=True, **LLAMA),
@@ -245,6 +247,8 @@ TINY = {
     "moe_tiny": f"{GQA} {MOE}",
     "deepseek_tiny": f"{MLA} model.ffn.router.n_groups=2 model.ffn.router.top_groups=1 {MOE}",
     "bert_tiny": "model.ffn.hidden=64",
+    "llada_tiny": f"{GQA} model.ffn.hidden=64",
+    "llada_8b": "model.attention.n_heads=4 model.ffn.hidden=64",
     "t5_tiny": "model.ffn.hidden=64",
     "transformer_base": "model.attention.n_heads=4 model.ffn.hidden=64 model.embed.scale=5.66",
     "albert_base": "model.attention.n_heads=4 model.ffn.hidden=64 model.residual.times=2 model.embed.factorized.width=12",

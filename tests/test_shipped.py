@@ -20,7 +20,7 @@ from lm.cli.compose import catalog
 from lm.cli.compose.compose import compose
 from lm.cli.main import main
 from lm.data.kinds import BytesConfig
-from tests.cli.compose.test_recipes import BESIDE, NEEDED, OBJECTIVES
+from tests.cli.compose.test_recipes import BESIDE, NEEDED, OBJECTIVES, kind_of
 from tests.test_presets import TINY
 from tests.training.conftest import settled
 
@@ -102,8 +102,7 @@ def require_check(given: list[str], capfd: pytest.CaptureFixture[str], limit_s: 
 
 
 def for_model(option: str) -> list[str]:
-    kind = catalog.values("model", catalog.lineage("model", option)[0])["model.kind"]
-    return [*TEXT, *WIDTH, *shlex.split(TINY[option]), f"objective={OBJECTIVES[kind]}"]
+    return [*TEXT, *WIDTH, *shlex.split(TINY[option]), f"objective={OBJECTIVES[kind_of(option)]}"]
 
 
 def local_hub(values: dict[str, Any]) -> list[str]:
@@ -151,7 +150,7 @@ def beside(group: str, option: str) -> list[str]:
         case "tokenizer", _:
             size = ["tokenizer.vocab_size=420"] if option in ("bpe", "unigram", "wordpiece") else []
             return [*TEXT[:2], *WIDTH, *size, *NEEDED.get(option, [])]
-        case "objective", "mlm":
+        case "objective", "mlm" | "diffusion":
             return [*TEXT, *for_model("bert_tiny")[len(TEXT) : -1], "model=bert_tiny"]
         case "objective", "seq2seq":
             return [*WIDTH, "data=pairs", "data.files=a.jsonl", "tokenizer=bytes"]

@@ -16,6 +16,7 @@ from lm.progress import progress
 VERBS = {
     "train": "pretrain, fine-tune, resume; with -m, every combination of a sweep",
     "generate": "sample text from a model",
+    "fill": "the masks of a text, filled in by an encoder",
     "classify": "which kind a text is of, by a model that was trained to tell",
     "embed": "texts as vectors, which are alike where the texts are",
     "serve": "a model behind OpenAI's API, and a page to chat with it",
@@ -38,11 +39,11 @@ VERBS = {
 """Verb -> one line of help; `lm.cli.verb.find` has its class."""
 
 _ELSEWHERE = {
-    "chat": "generate", "complete": "generate", "sample": "generate", "inference": "generate", "predict": "classify", "server": "serve",
-    "api": "serve", "encode": "embed", "embeddings": "embed", "finetune": "train", "fine-tune": "train", "fit": "train",
-    "pretrain": "train", "resume": "train", "sweep": "train", "evaluate": "eval", "test": "eval", "benchmark": "eval", "report": "compare",
-    "plot": "compare", "convert": "export", "push": "export", "study": "ablate", "tokenize": "prepare", "preprocess": "prepare",
-    "inspect": "show", "info": "show", "ls": "runs", "list": "runs", "status": "runs",
+    "chat": "generate", "complete": "generate", "sample": "generate", "inference": "generate", "predict": "classify", "fill-mask": "fill",
+    "infill": "fill", "unmask": "fill", "server": "serve", "api": "serve", "encode": "embed", "embeddings": "embed", "finetune": "train",
+    "fine-tune": "train", "fit": "train", "pretrain": "train", "resume": "train", "sweep": "train", "evaluate": "eval", "test": "eval",
+    "benchmark": "eval", "report": "compare", "plot": "compare", "convert": "export", "push": "export", "study": "ablate",
+    "tokenize": "prepare", "preprocess": "prepare", "inspect": "show", "info": "show", "ls": "runs", "list": "runs", "status": "runs",
     "config": "explain", "upcycle": "remodel", "prune": "remodel",
 }  # fmt: skip  # what other programs call a verb
 

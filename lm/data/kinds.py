@@ -20,6 +20,7 @@ from lm.data.rows.causal import CausalConfig
 from lm.data.rows.classify import ClassifyConfig
 from lm.data.rows.contrastive import ContrastiveConfig
 from lm.data.rows.denoising import SpansConfig, UL2Config
+from lm.data.rows.diffusion import DiffusionConfig
 from lm.data.rows.fim import FIMConfig
 from lm.data.rows.mlm import MLMConfig
 from lm.data.rows.policy import GKDConfig, GRPOConfig, RLOOConfig
@@ -71,11 +72,10 @@ class RowsOf(Corpus):
 
 __all__ = [
     "APOConfig", "AlikeRecord", "Answer", "ArithmeticConfig", "BPEConfig", "BytesConfig", "CausalConfig", "ChatRecord", "ClassifyConfig",
-    "CompilesReward", "ContrastiveConfig", "Corpus", "DPOConfig", "DataConfig", "EnvironmentConfig", "FIMConfig", "GKDConfig",
-    "GRPOConfig", "HubConfig", "IPOConfig", "KTOConfig", "LabelRecord", "LearnedReward", "MLMConfig", "MQARConfig", "MixConfig",
-    "MultiLabelConfig", "ORPOConfig", "ObjectiveConfig", "PairRecord", "PreferenceRecord", "PrefixConfig", "PromptRecord",
-    "RLOOConfig", "RatedRecord", "RecordConfig", "RegressionConfig", "RetryConfig", "RewardConfig", "RewardModelConfig",
-    "RowsOf", "SFTConfig", "Seq2SeqConfig", "SimPOConfig", "SourceConfig", "SpansConfig", "StdlibConfig",
-    "StdlibDocstringsConfig", "TextConfig", "TokenizerConfig", "TokenizerFileConfig", "UL2Config", "UnigramConfig",
-    "WordPieceConfig",
+    "CompilesReward", "ContrastiveConfig", "Corpus", "DPOConfig", "DataConfig", "DiffusionConfig", "EnvironmentConfig", "FIMConfig",
+    "GKDConfig", "GRPOConfig", "HubConfig", "IPOConfig", "KTOConfig", "LabelRecord", "LearnedReward", "MLMConfig", "MQARConfig",
+    "MixConfig", "MultiLabelConfig", "ORPOConfig", "ObjectiveConfig", "PairRecord", "PreferenceRecord", "PrefixConfig", "PromptRecord",
+    "RLOOConfig", "RatedRecord", "RecordConfig", "RegressionConfig", "RetryConfig", "RewardConfig", "RewardModelConfig", "RowsOf",
+    "SFTConfig", "Seq2SeqConfig", "SimPOConfig", "SourceConfig", "SpansConfig", "StdlibConfig", "StdlibDocstringsConfig", "TextConfig",
+    "TokenizerConfig", "TokenizerFileConfig", "UL2Config", "UnigramConfig", "WordPieceConfig",
 ]  # fmt: skip

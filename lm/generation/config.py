@@ -166,6 +166,50 @@ class GenerateConfig(SamplingConfig):
         return self
 
 
+class FillConfig(Config):
+    """How the masks of a text are filled in."""
+
+    other_names = {
+        "at_once": "tokens_per_step transfer_tokens",
+        "block": "block_length block_size",
+        "likeliest": "top",
+        "max_tokens": SamplingConfig.other_names["max_tokens"],
+        "order": "alg remasking",
+        "seed": SamplingConfig.other_names["seed"],
+        "temperature": SamplingConfig.other_names["temperature"],
+    }
+
+    max_tokens: int = Field(0, ge=0, le=MOST)
+    """Masks that are put behind the text; what comes behind an end token among them is left out."""
+    at_once: int = Field(1, gt=0)
+    """Masks that one forward fills in: with more it is faster, and the tokens fit each other less."""
+    order: Literal["sure", "random"] = "sure"
+    """Which masks are filled in first: those of whose token the model is the surest (Nie et al. 2025, arXiv:2502.09992, algorithm 5), or
+    any."""
+    block: int | None = Field(None, gt=0)
+    """So many masks, the first ones, are all filled in before the next ones (Nie et al. 2025, appendix B.4); 1: from left to right. null:
+    all are one block."""
+    temperature: float = Field(0.0, ge=0)
+    """Logits are divided by it and a token is drawn; 0 takes the likeliest one each time."""
+    top_k: int | None = Field(None, gt=0)
+    """Draw from the k likeliest tokens. null: off."""
+    top_p: float | None = Field(None, gt=0, le=1)
+    """Draw from the fewest tokens that together have this probability. null: off."""
+    min_p: float | None = Field(None, gt=0, le=1)
+    """Draw from tokens with at least this part of the likeliest one's probability. null: off."""
+    seed: int = Field(0, ge=0)
+    """Another seed draws other tokens; the same one the same tokens, alone or in a batch."""
+    likeliest: int = Field(0, ge=0, le=1024)
+    """Tell so many likeliest tokens of each mask, with log p, as it is filled in."""
+
+    @model_validator(mode="after")
+    def _draws(self) -> Self:
+        drawing = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
+        if not self.temperature and (given := [f"{name}={value}" for name, value in drawing.items() if value is not None]):
+            raise ValueError(f"{given[0]} is for draws, and temperature=0 draws nothing. Set temperature, or leave it out.")
+        return self
+
+
 class EvalConfig(Config):
     """What held-out text is asked beside its loss: by a training of the test behind its last step."""
 

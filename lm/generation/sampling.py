@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -109,7 +109,20 @@ def min_p(logits: Tensor, p: float) -> Tensor:
     return logits.masked_fill(logits < logits.amax(-1, keepdim=True) + math.log(p), HIDDEN)
 
 
-def filtered(logits: Tensor, cfg: SamplingConfig) -> Tensor:
+class Filters(Protocol):
+    """Which tokens may be drawn, and how likely."""
+
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def top_k(self) -> int | None: ...
+    @property
+    def top_p(self) -> float | None: ...
+    @property
+    def min_p(self) -> float | None: ...
+
+
+def filtered(logits: Tensor, cfg: Filters) -> Tensor:
     """Returns the logits after temperature, top_k, top_p and min_p, in the order of `transformers`; float32."""
     logits = (logits - logits.amax(-1, keepdim=True)) / max(cfg.temperature, _COLDEST)
     if cfg.top_k is not None:

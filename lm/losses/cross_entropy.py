@@ -56,21 +56,27 @@ def token_losses(
     weight: float = 0.0,
     temperature: float = 1.0,
     beta: float = 0.0,
+    shares: Tensor | None = None,
 ) -> LossSums:
     """logits: (n, v), labels: (n,) with IGNORED where nothing is predicted; computed in float32.  soft: (n, v) probabilities of a teacher
-    at the temperature, whose part of the loss is `weight`, in place of the labels'.  beta: as in `divergence`."""
-    logits = logits.float()
-    total = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum", label_smoothing=label_smoothing)
-    nll = total.detach()
-    if label_smoothing:
-        nll = F.cross_entropy(logits.detach(), labels, ignore_index=IGNORED, reduction="sum")
+    at the temperature, whose part of the loss is `weight`, in place of the labels'.  beta: as in `divergence`.  shares: (n,) what each
+    label counts in all sums; None: 1."""
+    logits, there = logits.float(), labels != IGNORED
+    counted = there if shares is None else there * shares
+    total = _entropy(logits, labels, label_smoothing, shares)
+    nll = _entropy(logits.detach(), labels, 0.0, shares) if label_smoothing else total.detach()
     if soft is not None:
-        apart = (divergence(soft, (logits / temperature).log_softmax(-1), beta) * (labels != IGNORED)).sum()
+        apart = (divergence(soft, (logits / temperature).log_softmax(-1), beta) * counted).sum()
         total = (1 - weight) * total + weight * temperature**2 * apart
     if z_loss:
-        log_z = logits.logsumexp(-1)
-        total = total + z_loss * (log_z.square() * (labels != IGNORED)).sum()
+        total = total + z_loss * (logits.logsumexp(-1).square() * counted).sum()
     return LossSums(total, nll)
+
+
+def _entropy(logits: Tensor, labels: Tensor, label_smoothing: float, shares: Tensor | None) -> Tensor:
+    if shares is None:
+        return F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum", label_smoothing=label_smoothing)
+    return (F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none", label_smoothing=label_smoothing) * shares).sum()
 
 
 def losses_and_gradient(

@@ -56,7 +56,7 @@ class Measure:
     def reader(self, batch: Batch) -> Reader:
         """Returns the reader that computes the sums from hidden states."""
         labels = self.labels(batch)
-        return causal_reader(labels, n_labels=batch.n_labels(labels))
+        return causal_reader(labels, n_labels=batch.n_labels(labels), shares=batch.shares)
 
     def figures(self, counts: Tensor) -> dict[str, float]:
         """Returns further figures of the `counts` of all batches together, which are no means over labels."""
@@ -69,7 +69,7 @@ class Measure:
 
     def closely(self, model: LM, batch: Batch) -> tuple[LossSums, Tensor]:
         """Returns the sums, and the figures of `guesses` for each of the labels, (n, 3), from one forward."""
-        read, look = self.reader(batch), guesses(self.places(batch))
+        read, look = self.reader(batch), guesses(self.places(batch), batch.shares)
 
         def both(hidden: Tensor, head: Head, ctx: Context) -> tuple[LossSums, Tensor]:
             return read(hidden, head, ctx), look(hidden, head, ctx)
@@ -85,7 +85,7 @@ class Answers(Measure):
 
     def reader(self, batch: Batch) -> Reader:
         labels = self.labels(batch)
-        return causal_reader(labels, answers=answers(batch), n_labels=batch.n_labels(labels))
+        return causal_reader(labels, answers=answers(batch), n_labels=batch.n_labels(labels), shares=batch.shares)
 
 
 class Choices(Answers):
@@ -257,14 +257,19 @@ def answers(batch: Batch) -> Tensor | None:
     return batch.labels if batch.answers is None else batch.answers
 
 
-def guesses(labels: Tensor) -> Reader:
+def guesses(labels: Tensor, shares: Tensor | None = None) -> Reader:
     """A reader: (n, 3) for each label that is not IGNORED, row by row: its nats, the probability of the likeliest token, and whether the
-    label is that token. Logits exist only chunk by chunk."""
+    label is that token. Logits exist only chunk by chunk.  shares: (b, s) what each label counts; the nats are multiplied by it, and where
+    it is 0 nothing is guessed: NaN."""
 
     def read(hidden: Tensor, head: Head, ctx: Context) -> Tensor:
         wanted, places = labels[labels != IGNORED], hidden[labels != IGNORED]  # (n,), (n, d)
         parts = zip(places.split(CHUNK), wanted.split(CHUNK), strict=True)
-        return torch.cat([_guessed(head(place).float(), label) for place, label in parts])
+        found = torch.cat([_guessed(head(place).float(), label) for place, label in parts])
+        if shares is None:
+            return found
+        share = shares[labels != IGNORED].unsqueeze(-1)
+        return torch.cat([found[:, :1] * share, found[:, 1:].masked_fill(share == 0, torch.nan)], -1)
 
     return read
 

@@ -20,7 +20,6 @@ class SoftTargets:
     weight: float  # part of the loss; the rest is the labels'
     temperature: float = 1.0  # by which logits are divided, the model's too
     beta: float = 0.0  # which divergence, as in `divergence`
-    shares: Tensor | None = None  # (n,) what each token counts in all sums; None: 1
 
     @torch.no_grad()
     def probabilities(self, rows: slice | Tensor, size: int) -> Tensor:

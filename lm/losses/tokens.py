@@ -34,6 +34,7 @@ class _Chunked(torch.autograd.Function):
         hidden: Tensor,
         labels: Tensor,
         answers: Tensor | None,
+        shares: Tensor | None,
         head: Head,
         extras: tuple[float, float],
         spans: Sequence[Rows],
@@ -44,7 +45,8 @@ class _Chunked(torch.autograd.Function):
         d_hidden, each = torch.zeros_like(hidden), _Chunk(head, extras, parameters, teacher)
         d_parameters: list[Tensor] = []  # in float32, whatever the weights are
         for rows in spans:
-            found, d_hidden[rows], grads = each(rows, hidden[rows], labels[rows], None if answers is None else answers[rows])
+            some_answers, some_shares = (None if x is None else x[rows] for x in (answers, shares))
+            found, d_hidden[rows], grads = each(rows, hidden[rows], labels[rows], some_answers, some_shares)
             if not d_parameters:
                 d_parameters = [g.float() for g in grads]
             else:
@@ -60,7 +62,7 @@ class _Chunked(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         d_hidden, *d_parameters = ctx.saved_tensors
-        return d_hidden * grads[0], None, None, None, None, None, None, *(d.mul_(grads[0]) for d in d_parameters)
+        return d_hidden * grads[0], None, None, None, None, None, None, None, *(d.mul_(grads[0]) for d in d_parameters)
 
 
 def _add(total: Tensor, part: Tensor) -> None:
@@ -82,23 +84,25 @@ class _Chunk:
         self.leaves = [self.weight if p is head.weight else p for p in parameters]
         self.wide: Tensor | None = None
 
-    def __call__(self, rows: Rows, hidden: Tensor, labels: Tensor, answers: Tensor | None) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    def __call__(
+        self, rows: Rows, hidden: Tensor, labels: Tensor, answers: Tensor | None, shares: Tensor | None
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         gathered = self.head.vocabulary.all_gather
         with torch.enable_grad():
             piece = hidden.detach().requires_grad_()
             logits = self.head.part(piece, self.weight)
         d_logits = logits.detach()
         soft = None if self.teacher is None else self.teacher.probabilities(rows, d_logits.shape[-1])
-        shares = None if self.teacher is None or self.teacher.shares is None else self.teacher.shares[rows]
-        sums = self.written_over(d_logits, gathered(labels), None if answers is None else gathered(answers), soft, shares)
+        beside = [None if x is None else gathered(x) for x in (answers, shares)]
+        sums = self.written_over(d_logits, gathered(labels), beside[0], soft, beside[1])
         d_piece, *grads = torch.autograd.grad(logits, (piece, *self.leaves), d_logits)
         return sums, d_piece, tuple(grads)
 
     def written_over(self, logits: Tensor, labels: Tensor, answers: Tensor | None, soft: Tensor | None, shares: Tensor | None) -> Tensor:
-        """Returns the sums, and writes the gradient over the logits: by one compiled function on a GPU, elsewhere, and beside a teacher, so
-        few rows at a time that their float32 copy stays in a cache."""
+        """Returns the sums, and writes the gradient over the logits: by one compiled function on a GPU, elsewhere, and beside a teacher or
+        shares, so few rows at a time that their float32 copy stays in a cache."""
         vocabulary, sums = self.head.vocabulary, logits.new_zeros(_n_sums(self.teacher), dtype=torch.float32)
-        if vocabulary.ranks == 1 and soft is None and (compiled := entropy_here(logits.device)) is not None:
+        if vocabulary.ranks == 1 and soft is None and shares is None and (compiled := entropy_here(logits.device)) is not None:
             return compiled(logits, labels, answers, *self.extras)
         how = (0.0, 1.0, 0.0) if self.teacher is None else (self.teacher.weight, self.teacher.temperature, self.teacher.beta)
         rows = at_a_time(logits) if vocabulary.ranks == 1 else len(logits)  # so that every rank exchanges as often as the others
@@ -140,21 +144,24 @@ def chunked_loss(
     answers: Tensor | None = None,
     n_labels: int | None = None,
     teacher: SoftTargets | None = None,
+    shares: Tensor | None = None,
 ) -> LossSums:
     """token_losses(head(hidden), labels) without ever holding more than `chunk` rows of logits, nor most of those of IGNORED labels.
 
     hidden: (..., d), labels: (...).  answers: (...) those of the labels for which `label_loss` and `accuracy` are reported. None: these
     are not.  n_labels: no more labels than this are not IGNORED; labels on a CPU are counted.  teacher: its soft targets for these tokens,
-    part of the loss where there is a gradient.
+    part of the loss where there is a gradient.  shares: (...) what each label counts in all sums but those of answers; None: 1.
     """
     hidden, labels = hidden.flatten(0, -2), labels.flatten()  # (b, s, d) -> (b*s, d)
-    answers = None if answers is None else answers.flatten()
+    answers, shares = (None if x is None else x.flatten() for x in (answers, shares))
+    if shares is not None:
+        labels = labels.masked_fill(shares == 0, IGNORED)
     extras, ranks = (label_smoothing, z_loss), head.vocabulary.ranks
     if torch.is_grad_enabled():
         trainable, spans = [p for p in head.parameters() if p.requires_grad], _spans(labels, max(chunk // ranks, 1), n_labels, ranks)
-        total, nll, extra = _Chunked.apply(hidden, labels, answers, head, extras, spans, teacher, *trainable)
+        total, nll, extra = _Chunked.apply(hidden, labels, answers, shares, head, extras, spans, teacher, *trainable)
     else:
-        each = [_piece(head(hidden[rows]), rows, labels, answers, extras) for rows in _spans(labels, chunk, n_labels, ranks)]
+        each = [_piece(head(hidden[rows]), rows, labels, answers, shares, extras) for rows in _spans(labels, chunk, n_labels, ranks)]
         total, nll, extra = (torch.stack(sums).sum(0) for sums in zip(*each, strict=True))
     beside = {} if len(extra) == 3 else {"teacher_kl": extra[3:]}
     return LossSums(total, nll, metrics=beside if answers is None else beside | {"label_loss": extra[[0, 2]], "accuracy": extra[1:3]})
@@ -182,8 +189,10 @@ def labelled_first(labels: Tensor) -> Tensor:
     return (labels == IGNORED).byte().argsort(stable=True)
 
 
-def _piece(logits: Tensor, rows: Rows, labels: Tensor, answers: Tensor | None, extras: tuple[float, float]) -> tuple[Tensor, ...]:
-    sums = token_losses(logits, labels[rows], *extras)
+def _piece(
+    logits: Tensor, rows: Rows, labels: Tensor, answers: Tensor | None, shares: Tensor | None, extras: tuple[float, float]
+) -> tuple[Tensor, ...]:
+    sums = token_losses(logits, labels[rows], *extras, shares=None if shares is None else shares[rows])
     return sums.total, sums.nll, logits.new_zeros(3) if answers is None else answered(ALL.log_softmax_(logits.float()), answers[rows])
 
 
@@ -201,16 +210,17 @@ def causal_reader(
     answers: Tensor | None = None,
     n_labels: int | None = None,
     teacher: SoftTargets | None = None,
+    shares: Tensor | None = None,
 ) -> Reader:
-    """Returns what to pass as `read` to a model's forward: LossSums over the label tokens of this batch.  labels, answers: (b, s); the
-    rest as in chunked_loss."""
+    """Returns what to pass as `read` to a model's forward: LossSums over the label tokens of this batch.  labels, answers, shares: (b, s);
+    the rest as in chunked_loss."""
 
     # where the compiler is not even loaded no model is compiled, and loading it takes longer than most evaluations
     computed = _outside_of_graphs() if "torch._dynamo" in sys.modules else chunked_loss
     summed = partial(computed, label_smoothing=label_smoothing, z_loss=z_loss, chunk=chunk, n_labels=n_labels)
 
     def read(hidden: Tensor, head: Head, ctx: Context) -> LossSums:
-        sums = summed(hidden, labels, head, answers=answers, teacher=teacher)
+        sums = summed(hidden, labels, head, answers=answers, teacher=teacher, shares=shares)
         total = sums.total
         for n, further in enumerate(ctx.mtp, 1):
             later = summed(further, _later_labels(labels, n, ctx.mask), head)
@@ -218,7 +228,7 @@ def causal_reader(
         found = LossSums(total, sums.nll, metrics=sums.metrics)
         if not ctx.moe.loads:
             return found
-        counted = labels != IGNORED if teacher is None or teacher.shares is None else teacher.shares.view_as(labels)
+        counted = labels != IGNORED if shares is None else shares
         return Balance.of(ctx.moe, counted.sum(-1)).beside(found)
 
     return read

@@ -34,6 +34,7 @@ class Batch:
     source_documents: Tensor | None = None  # (b, m) int32, decoder tokens see the source of their own document
     prefix: Tensor | None = None  # (b, s) bool, tokens that all of their document may see (prefix LM)
     answers: Tensor | None = None  # (b, s) int64, the labels that are answers, where other tokens have labels too; IGNORED elsewhere
+    shares: Tensor | None = None  # (b, s) float32, what each label counts in the loss and its measure; None: 1
     padded: bool = True  # positions may be -1; False: none is, so that code that handles padding is skipped
     segments: Tensor | None = None  # (b, s) int64, which of several texts a token belongs to (BERT); None: all 0
     targets: Tensor | None = None  # (b, m, k) float32, the numbers to tell at each of up to m labels of a row; None: labels are all
@@ -108,7 +109,7 @@ class Batch:
 
     def _by_token(self) -> dict[str, Tensor]:
         """Returns the fields of which a rank needs no more than its own tokens'."""
-        each = {"tokens": self.tokens, "labels": self.labels, "answers": self.answers, "segments": self.segments}
+        each = {"tokens": self.tokens, "labels": self.labels, "answers": self.answers, "segments": self.segments, "shares": self.shares}
         return {name: x for name, x in each.items() if x is not None}
 
     def _wider(self, by: int) -> "Batch":

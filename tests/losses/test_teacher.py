@@ -157,7 +157,7 @@ def test_a_chunked_loss_by_each_divergence_counts_each_token_by_its_share(beta: 
     nll = sum(share * one.nll for share, one in zip(shares, each, strict=True))
     wanted = torch.autograd.grad(total, (hidden, head.weight))
     for chunk in (7, 1000):
-        sums = chunked_loss(hidden, labels, head, chunk=chunk, teacher=SoftTargets(theirs, teacher, 0.6, 2.0, beta, shares))
+        sums = chunked_loss(hidden, labels, head, chunk=chunk, teacher=SoftTargets(theirs, teacher, 0.6, 2.0, beta), shares=shares)
         near(sums.total, total)
         near(sums.nll, nll)
         for found, right in zip(torch.autograd.grad(sums.total, (hidden, head.weight)), wanted, strict=True):

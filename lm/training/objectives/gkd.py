@@ -14,6 +14,7 @@ from lm.losses.measure import Reference
 from lm.losses.teacher import SoftTargets
 from lm.losses.tokens import causal_reader
 from lm.nn.batch import IGNORED, Batch
+from lm.nn.context import Context
 from lm.nn.head import Head
 from lm.nn.transformer import LM
 from lm.training.config import TrainConfig
@@ -36,8 +37,10 @@ class GKD(OwnAnswers):
         learned = answer_rows(examples, self._pad).to(batch.tokens.device)
         labels = learned.labels
         assert labels is not None
-        soft = self._teacher(learned, lambda hidden, head, ctx: self._soft_targets(hidden, head, labels))
-        reader = causal_reader(labels, chunk=self._cfg.chunk, n_labels=learned.n_labels(labels), teacher=soft)
+        soft = self._teacher(learned, self._soft_targets)
+        counted = labels != IGNORED
+        shares = counted / counted.sum(-1, keepdim=True)  # 1 in each row
+        reader = causal_reader(labels, chunk=self._cfg.chunk, n_labels=learned.n_labels(labels), teacher=soft, shares=shares)
         sums: LossSums = model(learned, read=reader)
         told = {"answer_tokens": sum(len(one.tokens) for one in drawn), "ended": sum(self._sampler.ended(one) for one in drawn)}
         for name, total in told.items():
@@ -53,10 +56,8 @@ class GKD(OwnAnswers):
         answers = [drawn[i].tokens if own[i] else one.reference for i, one in enumerate(asked)]
         return [(one.prompt, tokens) for one, tokens in zip(asked, answers, strict=True)], [drawn[i] for i in np.flatnonzero(own)]
 
-    def _soft_targets(self, hidden: Tensor, head: Head, labels: Tensor) -> SoftTargets:
-        counted = labels != IGNORED
-        shares = (counted / counted.sum(-1, keepdim=True)).flatten()  # (b, s) -> (b*s,), 1 in each row
-        return SoftTargets(hidden.flatten(0, -2), head, 1.0, self._cfg.teacher_temperature, self._cfg.teacher_beta, shares)
+    def _soft_targets(self, hidden: Tensor, head: Head, ctx: Context) -> SoftTargets:
+        return SoftTargets(hidden.flatten(0, -2), head, 1.0, self._cfg.teacher_temperature, self._cfg.teacher_beta)
 
 
 @loss_of(GKDConfig)

@@ -31,6 +31,7 @@ class Likelihood:
             chunk=self._cfg.chunk,
             answers=answers(batch) if self._cfg.answers else None,
             n_labels=batch.n_labels(batch.labels),
+            shares=batch.shares,
             teacher=None if self._teacher is None else self._teacher(batch, self._soft_targets),
         )
         sums: LossSums = model(batch, read=reader)

@@ -60,6 +60,7 @@ BESIDE = {
     "model/parametrization=completep": ["model.parametrization.base_width=64", "model.parametrization.base_depth=2"],
     "adapter=lora": ["init_from=runs/pretrain-tiny"],
     "objective=mlm": ["model=bert_base"],
+    "objective=diffusion": ["model=llada_8b"],
     "objective=seq2seq": ["data=stdlib_docstrings"],
     "objective=sft": ["data=stdlib_chat"],
     "objective=kto": ["data=rated", "data.files=a.jsonl", "init_from=runs/pretrain-tiny"],
@@ -77,10 +78,16 @@ BESIDE = {
 OBJECTIVES = {"decoder": "causal", "encoder": "mlm", "encoder_decoder": "spans"}  # for texts
 
 
+def kind_of(preset: str) -> str:
+    """The kind of a preset's model: its own, or that of what it derives from."""
+    told = [catalog.values("model", each) for each in catalog.lineage("model", preset)]
+    return str([values["model.kind"] for values in told if "model.kind" in values][-1])
+
+
 def beside(group: str, option: str) -> list[str]:
     """The overrides that an option needs to compose."""
     if group == "model":
-        return [f"objective={OBJECTIVES[catalog.values(group, catalog.lineage('model', option)[0])['model.kind']]}"]
+        return [f"objective={OBJECTIVES[kind_of(option)]}"]
     if group == "strategy" and option.startswith(("zero3", "zero2_offload")):
         return ["optim=adamw"]  # muon needs whole matrices
     return BESIDE.get(f"{group}={option}", [])

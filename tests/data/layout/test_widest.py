@@ -13,6 +13,7 @@ import torch
 from lm.data.kinds import (
     BytesConfig,
     CausalConfig,
+    DiffusionConfig,
     DPOConfig,
     FIMConfig,
     MixConfig,
@@ -79,6 +80,7 @@ CASES = {
     "prefix": (PrefixConfig(), "decoder", {}),
     "fim": (FIMConfig(), "decoder", {}),
     "mlm": (MLMConfig(), "encoder_decoder", {}),
+    "diffusion": (DiffusionConfig(), "encoder_decoder", {}),
     "spans": (SpansConfig(sentinels=40), "encoder_decoder", {}),
     "spans, one stack": (SpansConfig(sentinels=40), "decoder", {}),
     "ul2": (UL2Config(sentinels=60), "encoder_decoder", {}),

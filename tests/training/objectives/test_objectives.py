@@ -193,7 +193,8 @@ def test_chances_of_a_row_do_not_depend_on_the_split_or_on_the_width() -> None:
 Configure = Callable[..., TrainConfig]
 OBJECTIVES = {
     "prefix": ("decoder", "stdlib"), "fim": ("decoder", "stdlib"), "spans": ("encoder_decoder", "stdlib"), "ul2": ("decoder", "stdlib"),
-    "mlm": ("encoder", "stdlib"), "seq2seq": ("encoder_decoder", "pairs"), "sft": ("decoder", "chat"), "causal": ("decoder", "stdlib"),
+    "mlm": ("encoder", "stdlib"), "diffusion": ("encoder", "stdlib"), "seq2seq": ("encoder_decoder", "pairs"),
+    "sft": ("decoder", "chat"), "causal": ("decoder", "stdlib"),
 }  # fmt: skip
 
 

@@ -1,0 +1,78 @@
+"""`lm fill from=FOLDER text=TEXT`: the masks of a text are filled in, by an encoder."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from lm.cli.verb import OfTexts
+from lm.errors import ConfigError
+from lm.generation.config import FillConfig
+from lm.printing import answer, note
+from lm.storage.model_folder import resolve_model
+
+if TYPE_CHECKING:
+    from lm.data.tokenizer.tokenizer import Tokenizer
+    from lm.generation.fill import Filled, Filling
+
+
+class Fill(OfTexts, FillConfig):
+    """usage: lm fill from=FOLDER [text=TEXT ...] [texts=FILE out=FILE] [key=value ...]
+
+    Fills in the masks of a text, "The <|mask|> sat.", by an encoder that was
+    trained by objective=mlm, or diffusion: with the latter max_tokens=64 puts
+    masks behind the text, and so continues it; at_once=4 is four times as fast.
+
+    texts=FILE out=FILE fills in each line of a file, {"text": ...}; killed, the
+    same command goes on.
+    """
+
+    done = "filled in"
+    other_names = OfTexts.other_names | FillConfig.other_names
+
+    texts: str | None = None
+    """File of JSON lines, each with a text, .txt of plain ones, or .csv or .tsv. To `out` go JSON lines with `filled` and
+    `tokens` added."""
+    format: Literal["text", "json"] = "text"
+    """json: a list of each text, filled in, with the tokens of its masks and log p of each."""
+
+    def run(self, rest: list[str]) -> None:
+        """Prints texts on stdout, notes on stderr."""
+        self.refuse(rest)
+        files = self.files()
+        if files is None and self.field is not None:
+            raise ConfigError("field: it is of texts=FILE, which is not set. Set it, or leave it out.")
+        folder = resolve_model(self.from_)
+        if files is not None:
+            self._fill_file(folder, files)
+            return
+        given = [self.text] if isinstance(self.text, str) else self.text or []
+        filling = self._filling(folder, given)
+        found = filling.all()
+        if self.format == "json":
+            answer(json.dumps([{"text": text, **filling.added(one)} for text, one in zip(given, found, strict=True)], ensure_ascii=False))
+            return
+        for one in found:
+            answer(one.text)
+            self._note_likeliest(one, filling.tokenizer)
+
+    def _note_likeliest(self, found: "Filled", tokenizer: "Tokenizer") -> None:
+        for each in found.tokens if self.likeliest else []:
+            told = [(each.token, each.logprob), *each.top]
+            note("  ".join(f"{logprob:.4f} {tokenizer.decode([token])!r}" for token, logprob in told))
+
+    def _fill_file(self, folder: Path, files: tuple[Path, Path]) -> None:
+        from lm.generation.whole import require_texts, values_of
+
+        names = [self.field or "text"]
+        lines, texts = self.read_lines(
+            files, lambda line, where: require_texts(values_of(line, names, where), names, where, line)[0], "filled"
+        )
+        how = self.model_dump(mode="json", include={*FillConfig.model_fields})
+        self.write_lines(files[1], lines, [self.field, json.dumps(how)], self._filling(folder, texts))
+
+    def _filling(self, folder: Path, texts: list[str]) -> "Filling":
+        from lm.generation.fill import Filling
+        from lm.generation.load import load
+
+        model, tokenizer = load(folder, self.device, self.merge, self.dtype)
+        return Filling(model, tokenizer, texts, self)

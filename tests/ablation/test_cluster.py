@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,36 @@ def test_a_job_whose_time_is_up_saves_and_comes_back(in_job: None, tmp_path: Pat
         again = job.checkpoint()
         assert process.poll() == 143 and log.read_text() == "saved\n"
     assert again.function == Work(job.file, job.command, log, threads=1) and again.function.child is None
+
+
+def test_a_job_that_slurm_takes_the_machine_from_waits_for_its_end_and_comes_back(in_job: None, tmp_path: Path) -> None:
+    """Seen: recorded as failed with 143 as soon as the run had saved; the job, queued again by SLURM, then did nothing."""
+    file, log = tmp_path / "a.json", tmp_path / "log"
+    Submitted(job="7").write(file)
+    script = "trap 'echo saved; exit 143' TERM; echo $$ began; while :; do sleep 0.02; done"
+    work = f"Work(Path({str(file)!r}), ['sh', '-c', {script!r}], Path({str(log)!r}), threads=1)()"
+    bypass = "import signal; signal.signal(signal.SIGTERM, lambda *_: None)"  # as submitit does
+    call = f"from pathlib import Path; from lm.ablation.running.work import Work; {bypass}; {work}"
+    slurm = {"SUBMITIT_EXECUTOR": "slurm", "SLURM_JOB_ID": "7"}
+    with subprocess.Popen([sys.executable, "-c", call], env=os.environ | slurm, start_new_session=True) as job:
+        try:
+            until(lambda: log.exists() and "began" in log.read_text())
+            for process in (job.pid, int(log.read_text().split()[0])):
+                os.kill(process, signal.SIGTERM)
+            until(lambda: "saved" in log.read_text())
+            with pytest.raises(subprocess.TimeoutExpired):
+                job.wait(1)
+        finally:
+            job.kill()
+    Work(file, ["true"], log, threads=1)()
+    assert Submitted.read(file) == Submitted(job="7", code=0)
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    patient_until = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < patient_until
+        time.sleep(0.02)
 
 
 @pytest.fixture

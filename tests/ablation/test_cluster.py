@@ -16,7 +16,7 @@ from lm.ablation.running.work import Submitted, Work
 from lm.errors import ConfigError, NumericsError
 from lm.schema import Tree
 from lm.storage.reading import read_json
-from tests.ablation.conftest import Ablate
+from tests.ablation.conftest import Ablate, NewStudy
 from tests.conftest import started
 
 pytest.importorskip("submitit", reason="pip install 'slotlm[cluster]'")  # a job without it would wait for ever
@@ -160,10 +160,26 @@ def test_slurm_gets_one_array_with_what_was_asked_and_a_job_that_it_loses_is_tol
     for _ in range(2):  # what has failed is submitted again
         code, _, err = ablate(FFN, "seeds=2", *asked)
         assert code == 5 and "4 of 4 runs failed" in err.splitlines()[-1], err
+        assert "its job ended in the cluster before the run did" in err.splitlines()[-1], "seen: the last line of losses, as if a reason"
+        for log in tmp_path.glob("ffn/jobs/*.log"):
+            log.write_text("       4    1%   2.8780\n")
     lines = slurm.read_text().splitlines()
     for option in ("array=0-3%3", "partition=gpu", "gpus-per-node=1", "time=30", "account=abc", "qos=high", "cpus-per-task=1"):
         assert f"#SBATCH --{option}" in lines, option
     assert [read_json(file)["job"] for file in sorted(tmp_path.glob("ffn/jobs/*.submitted.json"))] == ["12_2", "12_3", "12_0", "12_1"]
+
+
+def test_a_job_of_another_cluster_is_not_waited_for(study: NewStudy, slurm: Path, tmp_path: Path) -> None:
+    """Seen: a study waited for ever for a process of `cluster=local` as if it were a job of SLURM, whose sacct knows nothing of it."""
+    begun = study(seeds=2)
+    job = begun.missing()[0]
+    kinds: tuple[cluster.Kind, cluster.Kind] = ("slurm", "local")
+    for kind, other in (kinds, kinds[::-1]):
+        where = cluster.Cluster(kind, 1, 1, 0, {})
+        Submitted(job=str(os.getpid()), cluster=other).write(begun.file(job, "submitted.json"))
+        assert where._found(tmp_path, begun, job) is None
+    Submitted(job="99", cluster="slurm").write(begun.file(job, "submitted.json"))
+    assert cluster.Cluster("slurm", 1, 1, 0, {})._found(tmp_path, begun, job) is not None
 
 
 def test_a_run_that_diverged_while_nobody_waited_is_an_outcome_and_not_submitted_again(ablate: Ablate, tmp_path: Path) -> None:

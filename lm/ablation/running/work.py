@@ -27,10 +27,12 @@ _GRACE_S = 900.0  # to wait for the end of a job that was told to make room
 
 
 class Submitted(Config):
-    """What is kept of a run that a cluster was asked for.  job: the cluster's id.  code: exit code of the run; null until it has ended."""
+    """What is kept of a run that a cluster was asked for.  job: the cluster's id.  code: exit code of the run; null until it has ended.
+    cluster: which one; null where an older lm wrote the file."""
 
     job: str
     code: int | None = None
+    cluster: str | None = None
 
     @classmethod
     def read(cls, file: Path) -> "Submitted | None":
@@ -85,8 +87,9 @@ class Work:
                 time.sleep(_LOOK_S)  # not wait(): a signal handler calls checkpoint(), which would block on wait()'s lock
             if told and self.child.returncode in _STOPPED:
                 time.sleep(_GRACE_S)  # a job that SLURM ends itself is queued again; one that ends before is over
-        if Submitted.read(self.file) == Submitted(job=job):  # unless the run has another job by now
-            Submitted(job=job, code=self.child.returncode).write(self.file)
+        entry = Submitted.read(self.file)
+        if entry is not None and entry.job == job and entry.code is None:  # else the run has another job by now
+            entry.replace(code=self.child.returncode).write(self.file)
 
     def checkpoint(self) -> "submitit.helpers.DelayedSubmission":
         """Called by submitit before the cluster takes the machine away. The run saves, and the requeued job resumes it later."""

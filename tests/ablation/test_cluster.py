@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from lm.ablation.running.work import Submitted, Work
 from lm.errors import ConfigError, NumericsError
 from lm.schema import Tree
 from lm.storage.reading import read_json
-from tests.ablation.conftest import Ablate
+from tests.ablation.conftest import Ablate, NewStudy
 from tests.conftest import started
 
 pytest.importorskip("submitit", reason="pip install 'slotlm[cluster]'")  # a job without it would wait for ever
@@ -106,6 +107,36 @@ def test_a_job_whose_time_is_up_saves_and_comes_back(in_job: None, tmp_path: Pat
     assert again.function == Work(job.file, job.command, log, threads=1) and again.function.child is None
 
 
+def test_a_job_that_slurm_takes_the_machine_from_waits_for_its_end_and_comes_back(in_job: None, tmp_path: Path) -> None:
+    """Seen: recorded as failed with 143 as soon as the run had saved; the job, queued again by SLURM, then did nothing."""
+    file, log = tmp_path / "a.json", tmp_path / "log"
+    Submitted(job="7").write(file)
+    script = "trap 'echo saved; exit 143' TERM; echo $$ began; while :; do sleep 0.02; done"
+    work = f"Work(Path({str(file)!r}), ['sh', '-c', {script!r}], Path({str(log)!r}), threads=1)()"
+    bypass = "import signal; signal.signal(signal.SIGTERM, lambda *_: None)"  # as submitit does
+    call = f"from pathlib import Path; from lm.ablation.running.work import Work; {bypass}; {work}"
+    slurm = {"SUBMITIT_EXECUTOR": "slurm", "SLURM_JOB_ID": "7"}
+    with subprocess.Popen([sys.executable, "-c", call], env=os.environ | slurm, start_new_session=True) as job:
+        try:
+            until(lambda: log.exists() and "began" in log.read_text())
+            for process in (job.pid, int(log.read_text().split()[0])):
+                os.kill(process, signal.SIGTERM)
+            until(lambda: "saved" in log.read_text())
+            with pytest.raises(subprocess.TimeoutExpired):
+                job.wait(1)
+        finally:
+            job.kill()
+    Work(file, ["true"], log, threads=1)()
+    assert Submitted.read(file) == Submitted(job="7", code=0)
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    patient_until = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < patient_until
+        time.sleep(0.02)
+
+
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Programs by SLURM's names that take jobs, and say that the first has failed and the others wait. Returns the script of the last."""
@@ -129,10 +160,26 @@ def test_slurm_gets_one_array_with_what_was_asked_and_a_job_that_it_loses_is_tol
     for _ in range(2):  # what has failed is submitted again
         code, _, err = ablate(FFN, "seeds=2", *asked)
         assert code == 5 and "4 of 4 runs failed" in err.splitlines()[-1], err
+        assert "its job ended in the cluster before the run did" in err.splitlines()[-1], "seen: the last line of losses, as if a reason"
+        for log in tmp_path.glob("ffn/jobs/*.log"):
+            log.write_text("       4    1%   2.8780\n")
     lines = slurm.read_text().splitlines()
     for option in ("array=0-3%3", "partition=gpu", "gpus-per-node=1", "time=30", "account=abc", "qos=high", "cpus-per-task=1"):
         assert f"#SBATCH --{option}" in lines, option
     assert [read_json(file)["job"] for file in sorted(tmp_path.glob("ffn/jobs/*.submitted.json"))] == ["12_2", "12_3", "12_0", "12_1"]
+
+
+def test_a_job_of_another_cluster_is_not_waited_for(study: NewStudy, slurm: Path, tmp_path: Path) -> None:
+    """Seen: a study waited for ever for a process of `cluster=local` as if it were a job of SLURM, whose sacct knows nothing of it."""
+    begun = study(seeds=2)
+    job = begun.missing()[0]
+    kinds: tuple[cluster.Kind, cluster.Kind] = ("slurm", "local")
+    for kind, other in (kinds, kinds[::-1]):
+        where = cluster.Cluster(kind, 1, 1, 0, {})
+        Submitted(job=str(os.getpid()), cluster=other).write(begun.file(job, "submitted.json"))
+        assert where._found(tmp_path, begun, job) is None
+    Submitted(job="99", cluster="slurm").write(begun.file(job, "submitted.json"))
+    assert cluster.Cluster("slurm", 1, 1, 0, {})._found(tmp_path, begun, job) is not None
 
 
 def test_a_run_that_diverged_while_nobody_waited_is_an_outcome_and_not_submitted_again(ablate: Ablate, tmp_path: Path) -> None:

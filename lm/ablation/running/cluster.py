@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from lm.ablation.running.jobs import Place, command, interrupt, log_of
+from lm.ablation.running.jobs import LOST, Place, command, interrupt, log_of
 from lm.ablation.running.work import Submitted, Work
 from lm.ablation.runs import Job, Runs
 from lm.errors import ConfigError, NumericsError, ResourceError
@@ -17,7 +17,6 @@ from lm.training.launch.parent import lives
 from lm.units import counted
 
 Kind = Literal["slurm", "local"]
-LOST = 5  # exit code for a job that has ended in the cluster without recording its own
 _LOOK_S = 0.5
 _REQUEUED = 1000  # times that a job may time out and be requeued
 
@@ -65,7 +64,7 @@ class Cluster(Place):
     def _found(self, folder: Path, study: Runs, job: Job) -> Any | None:
         """Returns the job handle that an earlier command's submission left; None where no such job is waiting or running."""
         entry = Submitted.read(_file(study, job))
-        if entry is None or entry.code is not None:
+        if entry is None or entry.code is not None or entry.cluster not in (None, self.kind):
             return None
         found = _Local(int(entry.job)) if self.kind == "local" else _submitit().SlurmJob(folder=folder, job_id=entry.job)
         return None if found.done() else found
@@ -95,7 +94,7 @@ class Cluster(Place):
                 f"cluster={self.kind}: the runs cannot be submitted ({said}). Mend it; the same command goes on."
             ) from error
         for job, submitted in zip(jobs, found, strict=True):
-            Submitted(job=submitted.job_id).write(_file(study, job))
+            Submitted(job=submitted.job_id, cluster=self.kind).write(_file(study, job))
         return list(zip(jobs, found, strict=True))
 
 

@@ -26,6 +26,7 @@ from lm.training.launch.parent import AT_ONCE
 from lm.units import counted, duration
 
 WORKER = "lm.training.worker"
+LOST = 127  # exit code for a job that has ended in the cluster without recording its own
 
 
 class Place(ABC):
@@ -120,6 +121,10 @@ def _round(study: Runs, left: list[Job], place: Place) -> None:
 def _reason(study: Runs, job: Job, code: int) -> str:
     if code < 0:
         return f"{signal.Signals(-code).name} ended it. The same command goes on."
+    if code == LOST:
+        return (
+            "its job ended in the cluster before the run did; why, SLURM's sacct and jobs/cluster may tell. The same command goes on."
+        )
     lines = study.file(job, "log").read_text(errors="backslashreplace").strip().splitlines()
     return lines[-1] if code and lines else "it ended without a model. Its log is beside it, in jobs/."
 

@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,20 +16,23 @@ from typing import TYPE_CHECKING, Any
 from lm.schema import Config
 from lm.storage.atomic import replace_file
 from lm.storage.reading import checked, read_json
-from lm.training.launch.parent import named
+from lm.training.launch.parent import may_handle, named
 
 if TYPE_CHECKING:
     import submitit
 
 _LOOK_S = 0.2
 _PATIENCE_S = 60.0  # to wait for the submitting command's file, and for a run to save
+_GRACE_S = 900.0  # to wait for the end of a job that was told to make room
 
 
 class Submitted(Config):
-    """What is kept of a run that a cluster was asked for.  job: the cluster's id.  code: exit code of the run; null until it has ended."""
+    """What is kept of a run that a cluster was asked for.  job: the cluster's id.  code: exit code of the run; null until it has ended.
+    cluster: which one; null where an older lm wrote the file."""
 
     job: str
     code: int | None = None
+    cluster: str | None = None
 
     @classmethod
     def read(cls, file: Path) -> "Submitted | None":
@@ -38,6 +42,23 @@ class Submitted(Config):
     def write(self, file: Path) -> None:
         """Replaces the file atomically."""
         replace_file(file, self.model_dump_json())
+
+
+_STOPPED = (128 + signal.SIGTERM, -signal.SIGTERM)
+
+
+@contextmanager
+def _told_to_make_room() -> Iterator[list[int]]:
+    """Yields a list that gets an entry where SLURM tells the job to make room for another one: by SIGTERM, which its runs get too."""
+    told: list[int] = []
+    if os.environ.get("SUBMITIT_EXECUTOR") != "slurm" or not may_handle():
+        yield told
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+    try:
+        yield told
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @dataclass
@@ -58,14 +79,17 @@ class Work:
         if not self._asked_for(job):
             return
         env = {**os.environ, **named(), "OMP_NUM_THREADS": str(self.threads)}
-        with self.log.open("ab") as output:
+        with self.log.open("ab") as output, _told_to_make_room() as told:
             self.child = subprocess.Popen(
                 self.command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
             )
             while self.child.poll() is None:
                 time.sleep(_LOOK_S)  # not wait(): a signal handler calls checkpoint(), which would block on wait()'s lock
-        if Submitted.read(self.file) == Submitted(job=job):  # unless the run has another job by now
-            Submitted(job=job, code=self.child.returncode).write(self.file)
+            if told and self.child.returncode in _STOPPED:
+                time.sleep(_GRACE_S)  # a job that SLURM ends itself is queued again; one that ends before is over
+        entry = Submitted.read(self.file)
+        if entry is not None and entry.job == job and entry.code is None:  # else the run has another job by now
+            entry.replace(code=self.child.returncode).write(self.file)
 
     def checkpoint(self) -> "submitit.helpers.DelayedSubmission":
         """Called by submitit before the cluster takes the machine away. The run saves, and the requeued job resumes it later."""

@@ -159,6 +159,7 @@ def _begin(first: Tree) -> tuple[Any, str]:
     try:
         run, why = wandb.init(**options), ""
     except wandb.Error as error:  # not logged in, refused, or no answer
+        wandb.teardown()  # whose service holds the run's id after a start that failed
         run, why = wandb.init(**options | {"mode": "offline"}), f" ({str(error).partition(chr(10))[0]})"
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text(run.id)  # of WANDB_RUN_ID, which `wandb agent` sets, too

@@ -433,6 +433,24 @@ def test_a_bad_wandb_server_never_holds_up_the_run_and_leaves_no_process(
     assert not [args for pid, _, args in processes() if pid == child or f"--pid {child}" in args]
 
 
+@pytest.mark.slow
+def test_where_a_wandb_server_refuses_the_run_is_kept_offline(
+    tmp_path: Path, wandb_env: pytest.MonkeyPatch, stop: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Seen: `run ID ... is in use`, by the start that had failed, and nothing kept."""
+    refusal = b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    wandb_env.setenv("WANDB_API_KEY", "a" * 40)
+    wandb_env.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{serve(refusal, stop, threading.Event())}")
+    (logger,) = WandbLoggerConfig().build(tmp_path, {}, 0)
+    logger.log({"step": 1, "loss": 1.5})
+    patient_until = time.monotonic() + 60
+    while "wandb: offline (" not in caplog.text and "does not begin" not in caplog.text and time.monotonic() < patient_until:
+        time.sleep(0.1)
+    logger.close({})
+    assert "wandb: offline (" in caplog.text and "stopped" not in caplog.text, caplog.text
+    assert rows(kept(tmp_path)) == [{"step": 1, "train/loss": 1.5}]
+
+
 def test_of_a_wandb_whose_process_is_gone_the_run_says_so_at_once_and_keeps_nothing(
     tmp_path: Path, wandb_env: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

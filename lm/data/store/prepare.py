@@ -210,9 +210,12 @@ def require_documents(documents: Mapping[str, int], looked_at: str, n_skipped: i
         )
     if not documents.get("val"):
         test = f" and {documents['test']} for the test (data.test_frac={test_frac:g})" if documents.get("test") else ""
+        remedy = f"{'Lower data.test_frac, raise' if test else 'Raise'} data.val_frac"
+        if documents["train"] == 1 and not test:  # on whichever side it is, the other has none
+            remedy = "Give more documents, give this one as the only file, a .txt, whose end is held out"
         raise ConfigError(
             f"data: 0 documents for validation in {looked_at}{skipped}, and {documents['train']} for training{test}."
-            f" {'Lower data.test_frac, raise' if test else 'Raise'} data.val_frac, or name held-out data."
+            f" {remedy}, or name held-out data."
         )
     if test_frac and not documents.get("test"):
         raise ConfigError(

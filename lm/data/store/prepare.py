@@ -99,6 +99,8 @@ def prepare(
     configs = {name: cfg.replace(test_frac=data.test_frac) for name, cfg in data.parts().items()}
     sources = {name: cfg.open(cache) for name, cfg in configs.items()}
     tokenizer = find_tokenizer(data, tokenizer, sources, cache, log, specials)
+    if tokenizer.eos is None and any(cfg.records is None for cfg in configs.values()):
+        log("tokenizer: no token of it is known to end a document (tokenizer.eos), so that no end of a text is learned")
     parts = {}
     for name, cfg in configs.items():
         folder = token_folder(cfg, sources[name], tokenizer, cache)

@@ -58,12 +58,8 @@ class Mixture:
         self._plan()
 
     def read(self, start: int, stop: int) -> tuple[Ids, Ids]:
-        """Returns (source, row of the source) at places start..stop-1. Raises ConfigError where all sources reach their limits before."""
-        if self.end is not None and stop > self.end:
-            raise ConfigError(
-                f"data.sources: after {self.end:,} rows every source has reached its max_epochs, and row {stop:,} is asked for."
-                " Raise max_epochs, or train for fewer steps."
-            )
+        """Returns (source, row of the source) at places start..stop-1. Raises as `require` does."""
+        self.require(stop)
         found = []
         ends = [*(segment.start for segment in self._segments[1:]), stop]
         for segment, end in zip(self._segments, ends, strict=True):
@@ -72,6 +68,14 @@ class Mixture:
                 found.append(self._within(segment, low - segment.start, high - segment.start))
         source, row = (np.concatenate(parts) for parts in zip(*found, strict=True))
         return source, row
+
+    def require(self, n: int) -> None:
+        """Raises ConfigError where all sources reach their limits before the first n places are read."""
+        if self.end is not None and n > self.end:
+            raise ConfigError(
+                f"data.sources: after {self.end:,} rows every source has reached its max_epochs, and row {n:,} is asked for."
+                " Raise max_epochs, or train for fewer steps."
+            )
 
     def used(self, place: int) -> Ids:
         """Returns the number of rows that each source has given before this place."""

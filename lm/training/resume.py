@@ -149,7 +149,7 @@ def require_same_data(folder: RunFolder, cfg: TrainConfig, meta: Tree, data: Pre
     if meta["fingerprint"] != data.fingerprint:
         what = next(iter(changed_files(meta["files"], data.files)), "the data has changed")
         raise ConfigError(
-            f"{folder.path}: {what} since the run started, and a resumed run needs the same data. Restore it, or set run.name."
+            f"{folder.path}: {what} since the run started, and a resumed run needs the same data. Restore what it had, or set run.name."
         )
 
 

@@ -147,13 +147,15 @@ def _begin(module: "TrainModule", data: Prepared, journal: Journal, ranks: Ranks
     alike = {"lm": "version", "plugins": "plugins", "init_from": "parent_hash", "teacher or reward model": "teacher_hash",
              "tokenizer": "tokenizer_hash", "data": "fingerprint"}  # fmt: skip
     require_same(ranks, {name: meta[key] for name, key in alike.items()})
+    splits = build_splits(cfg.objective, cfg.data, data, model_cfg, cfg.seeds.data)
+    if cfg.trainer.max_minutes is cfg.trainer.early_stop is None:  # else how many rows are read is not known
+        splits.require(cfg.data.sizes.before(-(-cfg.trainer.max_steps // splits.train.updates)))
     if ranks.first:
         journal.folder.write_config(cfg.tree())
         journal.folder.write_plugins(plugins.files(cfg))
         journal.folder.remove_summary()
     with journal.console.during("Reading the metrics"):
         journal.go_back(module.step if reader is not None else -1, counters.samples_bytes, counters.rolled_back)
-    splits = build_splits(cfg.objective, cfg.data, data, model_cfg, cfg.seeds.data)
     if cfg.data.prompts() == {}:
         journal.console.say("data.sources: their prompts differ, so the model's folder keeps none")
     if meta["prompts"] and cfg.data.prompts() is None and cfg.data.shape == "alike":

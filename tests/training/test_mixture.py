@@ -50,6 +50,21 @@ def test_a_killed_run_on_a_mixture_is_bitwise_the_run_left_alone_and_so_is_what_
     assert lines[-1]["epochs/a"] == 1.0 and lines[-1]["epochs/b"] > 2.0 and "tokens/held" not in lines[-1]
 
 
+def test_a_run_that_its_sources_do_not_last_is_refused_before_its_first_step(mixed: list[str], tmp_path: Path) -> None:
+    """Seen to fail: it was trained until its rows had come to an end, and the steps since its last checkpoint were lost."""
+    short = [arg.replace("weight:1.0", "weight:1.0,max_epochs:1.0") for arg in mixed if not arg.startswith("trainer.max_steps=")]
+    with pytest.raises(
+        ConfigError, match=r"data\.sources: after \d+ rows every source has reached its max_epochs, and row 160 is asked for"
+    ):
+        train_rank(compose_config([*short, f"trainer.max_steps={STEPS}"]))
+    assert not (tmp_path / "run").exists()
+    train_rank(compose_config([*short, "trainer.max_steps=2", "schedule.warmup_steps=1"]))
+    before = results(tmp_path / "run"), (tmp_path / "run" / "config.yaml").read_text()
+    with pytest.raises(ConfigError, match="and row 160 is asked for"):
+        train_rank(compose_config([*short, f"trainer.max_steps={STEPS}", "schedule.warmup_steps=1"]))
+    assert (results(tmp_path / "run"), (tmp_path / "run" / "config.yaml").read_text()) == before
+
+
 def test_sources_of_pairs_have_the_tokens_of_both_texts(tiny: list[str], tmp_path: Path) -> None:
     """Seen to fail: they had half of the run's tokens together."""
     for name in "ab":

@@ -262,8 +262,8 @@ def test_a_config_that_came_to_nothing_does_not_bind_the_next(configure: Configu
 def test_changed_data_is_named(configure: Configure, stop: Stop, tmp_path: Path) -> None:
     stop(configure(), 2)
     write_text(tmp_path / "text.txt", seed=1)
-    with pytest.raises(ConfigError, match=r"text.txt has changed since the run started"):
-        train_rank(configure())
+    with pytest.raises(ConfigError, match=r"text.txt has changed since the run started.* Restore what it had, or set run.name"):
+        train_rank(configure())  # seen to fail: a file that is new was to be restored
 
 
 def test_a_changed_tokenizer_is_named(configure: Configure, stop: Stop, tmp_path: Path) -> None:

@@ -25,6 +25,11 @@ class Splits(NamedTuple):
     named: dict[str, Rows]
     test: Rows | None
 
+    def require(self, n: int) -> None:
+        """Raises ConfigError where a training cannot read n rows, since all sources of a mixture reach their limits before."""
+        if isinstance(self.train, MixedRows) and self.train.mixture is not None:
+            self.train.mixture.require(n)
+
 
 def build_splits(cfg: ObjectiveConfig, data: DataConfig, prepared: Prepared, model: ModelConfig | None, seed: int) -> Splits:
     """Returns the rows for training, validation and test; of a mixture also the validation rows of each source. What is only validated is

@@ -14,6 +14,7 @@ from lm.units import counted
 _TEXT = (".txt", ".md", ".rst", ".py")  # each such file is one document
 _KINDS = (*_TEXT, ".jsonl", ".json", ".csv", ".tsv", ".parquet")
 _TABLES = (".arrow", ".feather", ".orc", ".avro", ".ndjson", ".xlsx")
+_TOKENS = (".bin", ".idx", ".npy", ".npz")  # as other programs keep them
 _PAPERS = (".html", ".xml", ".tex", ".pdf", ".epub", ".docx")
 _OPEN = "Make it readable or leave it out."
 _ARCHIVES = (".zip", ".tar", ".tgz", ".7z", ".xz", ".bz2", ".lz4", *PACKED)
@@ -76,7 +77,8 @@ def _matches(pattern: str, key: str) -> Iterator[Path]:
         elif _is_known(each):
             yield each
         else:
-            raise ConfigError(f"{key}: {each} has an ending that is not known. Known endings: {_endings()}.")
+            made = " Tokens are made here: give the text that these were made of." if each.suffix.lower() in _TOKENS else ""
+            raise ConfigError(f"{key}: {each} has an ending that is not known. Known endings: {_endings()}.{made}")
 
 
 def _named(pattern: str) -> list[Path]:
@@ -88,7 +90,7 @@ def _unread(patterns: Sequence[str]) -> tuple[list[Path], list[Path]]:
     """Returns the .json files in these folders, which are read only where they are named, and files that look like data of other kinds."""
     folders = [path for pattern in patterns for path in _named(pattern) if path.is_dir()]
     found = sorted({path for folder in folders for path in _below(folder) if not _is_read(path)})
-    others = [path for path in found if not _is_known(path) and path.suffix.lower() in (*_TABLES, *_PAPERS, *_ARCHIVES)]
+    others = [path for path in found if not _is_known(path) and path.suffix.lower() in (*_TABLES, *_TOKENS, *_PAPERS, *_ARCHIVES)]
     return [path for path in found if _is_known(path) and kind_of(path) == ".json"], others
 
 

@@ -99,6 +99,8 @@ def prepare(
     configs = {name: cfg.replace(test_frac=data.test_frac) for name, cfg in data.parts().items()}
     sources = {name: cfg.open(cache) for name, cfg in configs.items()}
     tokenizer = find_tokenizer(data, tokenizer, sources, cache, log, specials)
+    if tokenizer.eos is None and any(cfg.records is None for cfg in configs.values()):
+        log("tokenizer: no token of it is known to end a document (tokenizer.eos), so that no end of a text is learned")
     parts = {}
     for name, cfg in configs.items():
         folder = token_folder(cfg, sources[name], tokenizer, cache)
@@ -210,9 +212,12 @@ def require_documents(documents: Mapping[str, int], looked_at: str, n_skipped: i
         )
     if not documents.get("val"):
         test = f" and {documents['test']} for the test (data.test_frac={test_frac:g})" if documents.get("test") else ""
+        remedy = f"{'Lower data.test_frac, raise' if test else 'Raise'} data.val_frac"
+        if documents["train"] == 1 and not test:  # on whichever side it is, the other has none
+            remedy = "Give more documents, give this one as the only file, a .txt, whose end is held out"
         raise ConfigError(
             f"data: 0 documents for validation in {looked_at}{skipped}, and {documents['train']} for training{test}."
-            f" {'Lower data.test_frac, raise' if test else 'Raise'} data.val_frac, or name held-out data."
+            f" {remedy}, or name held-out data."
         )
     if test_frac and not documents.get("test"):
         raise ConfigError(

@@ -3,6 +3,7 @@
 import os
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -10,7 +11,9 @@ from pydantic import Field, field_validator
 
 from lm.data.tokenizer.bytelevel import ALPHABET
 from lm.data.tokenizer.splits import Pattern
+from lm.errors import CheckpointError
 from lm.schema import MOST, Slot, Tree
+from lm.storage.reading import read_json
 
 if TYPE_CHECKING:
     from tokenizers.models import Model
@@ -156,9 +159,9 @@ class TokenizerFileConfig(FurtherSpecials):
     path: str
     """Path of the tokenizer.json, its folder, or a run's. Of a model of lm it is the model's, with its special tokens and chat template."""
     bos: str | None = None
-    """Text of the begin-of-document token. null: found among the usual names."""
+    """Text of the begin-of-document token. null: found as eos is."""
     eos: str | None = None
-    """Text of the end-of-document token. null: found among the usual names."""
+    """Text of the end-of-document token. null: found among the usual names, else by tokenizer_config.json beside the file."""
     pad: str | None = None
     """Text of the padding token. null: found among the usual names, else eos."""
     specials: list[str] = []
@@ -172,7 +175,10 @@ class TokenizerFileConfig(FurtherSpecials):
 
         file, named = self._file(), Specials(self.bos, self.eos, self.pad)
         of_model = file.name == "tokenizer.json" and (file.parent / MANIFEST).is_file() and not any(named)
-        return grown(load_tokenizer(file) if of_model else read_tokenizer(file, named), self.specials)
+        found = load_tokenizer(file) if of_model else read_tokenizer(file, named)
+        if not of_model and found.eos is None and any(beside := _named_beside(file, found)):
+            found = read_tokenizer(file, Specials(*(own or name for own, name in zip(found.specials, beside, strict=True))))
+        return grown(found, self.specials)
 
     def gave(self, hash: str) -> bool:
         """Returns whether the file is that of a tokenizer with this hash: as `build` reads it, or, for older runs, without
@@ -188,3 +194,13 @@ class TokenizerFileConfig(FurtherSpecials):
             return path
         of_run = path / "model" / "tokenizer.json"
         return of_run if of_run.exists() else path / "tokenizer.json"
+
+
+def _named_beside(file: Path, found: "Tokenizer") -> list[str | None]:
+    """Returns bos, eos and pad as tokenizer_config.json beside the file names them, those that the tokenizer has; else None."""
+    config: Tree = {}
+    with suppress(CheckpointError):
+        config = read_json(file.with_name("tokenizer_config.json"), foreign=True)
+    given = (config.get(f"{key}_token") for key in found.specials._fields)
+    names = [name.get("content") if isinstance(name, dict) else name for name in given]
+    return [name if isinstance(name, str) and found.special([name]) is not None else None for name in names]

@@ -283,6 +283,16 @@ def test_files_of_a_folder_that_look_like_data_and_are_not_read_are_told(tmp_pat
         find_files(given, "data.files")
 
 
+def test_tokens_of_other_programs_are_told_and_text_is_asked_for(tmp_path: Path) -> None:
+    """Seen to fail: of a folder of nanoGPT's with train.bin and prepare.py the program was the text, and nothing said so."""
+    tokens = [write(tmp_path / name, "x") for name in ("train.bin", "val.bin")]
+    write(tmp_path / "prepare.py", "import os")
+    told = TextSource(TextConfig(files=str(tmp_path)), tmp_path / "cache").remarks
+    assert told == [f"data.files: 2 files of other kinds left out ({tokens[0]}, {tokens[1]}); convert what is to be read."]
+    with pytest.raises(ConfigError, match=r"train\.bin has an ending that is not known\. Known .* give the text that these were made of\."):
+        find_files(str(tokens[0]), "data.files")
+
+
 def test_a_linked_folder_in_a_folder_is_told_unless_its_files_are_read(tmp_path: Path) -> None:
     """Seen to fail: a folder of links to shards on other disks was read without them, and nothing said so."""
     data, shards = tmp_path / "data", tmp_path / "shards"

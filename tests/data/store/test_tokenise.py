@@ -10,8 +10,10 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from tokenizers import Tokenizer as RawTokenizer
+from tokenizers import models
 
-from lm.data.kinds import ChatRecord, TextConfig
+from lm.data.kinds import ChatRecord, TextConfig, TokenizerFileConfig
 from lm.data.store import finished
 from lm.data.store import tokenise as module
 from lm.data.store.prepare import Prepared, prepare
@@ -193,3 +195,16 @@ def test_an_error_while_reading_ahead_is_raised_where_it_is_awaited(tmp_path: Pa
     with pytest.raises(ConfigError, match=r"a.jsonl:3001: the line is not JSON"):
         prepare(cfg, byte_tokenizer, log=lambda line: None)
     assert not list((tmp_path / "cache" / "tokens").glob("*.half"))
+
+
+def test_a_tokenizer_that_ends_no_document_is_told(tmp_path: Path) -> None:
+    """Seen to fail: texts without an end were prepared, and nothing said so."""
+    raw = RawTokenizer(models.WordLevel({"a": 0, "[STOP]": 1, "?": 2}, unk_token="?"))
+    raw.add_special_tokens(["[STOP]"])
+    raw.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "a.txt").write_text("a" * 100)
+    lines: list[str] = []
+    for eos in (None, "[STOP]"):
+        cfg = TextConfig(files=str(tmp_path / "a.txt"), cache_dir=str(tmp_path / "cache"), max_contamination=1)
+        prepare(cfg, TokenizerFileConfig(path=str(tmp_path), eos=eos), log=lines.append)
+    assert len([line for line in lines if "no end of a text is learned" in line]) == 1

@@ -387,3 +387,18 @@ def test_tokenizers_that_differ_only_in_where_a_token_is_said_to_be_cut_alike(bp
     saved = changed("trim_offsets")
     assert saved.hash != bpe.hash and unlike(saved, bpe) is None
     assert unlike(changed("use_regex"), bpe) == "which has all tokens of this one and cuts texts otherwise"
+
+
+def test_a_folder_of_transformers_names_special_tokens_that_are_not_usual(tmp_path: Path) -> None:
+    """Seen to fail: no document began or ended with any token, and nothing said so."""
+    raw = RawTokenizer(models.WordLevel({"a": 0, "[GO]": 1, "[STOP]": 2, "?": 3}, unk_token="?"))
+    raw.add_special_tokens(["[GO]", "[STOP]"])
+    raw.save(str(tmp_path / "tokenizer.json"))
+    given = TokenizerFileConfig(path=str(tmp_path))
+    assert given.build().specials == (None, None, None)
+    named = {"bos_token": "[GO]", "eos_token": {"content": "[STOP]"}, "pad_token": "[PAD]"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(named))
+    assert given.build().specials == ("[GO]", "[STOP]", None) and given.build().document("a") == [1, 0, 2]
+    assert TokenizerFileConfig(path=str(tmp_path), eos="[GO]").build().specials == (None, "[GO]", None)
+    (tmp_path / "tokenizer_config.json").write_text("{torn")
+    assert given.build().specials == (None, None, None)

@@ -154,6 +154,8 @@ def _begin(module: "TrainModule", data: Prepared, journal: Journal, ranks: Ranks
     with journal.console.during("Reading the metrics"):
         journal.go_back(module.step if reader is not None else -1, counters.samples_bytes, counters.rolled_back)
     splits = build_splits(cfg.objective, cfg.data, data, model_cfg, cfg.seeds.data)
+    for line in plugins.unrecorded(cfg):
+        journal.console.say(line)
     if cfg.data.prompts() == {}:
         journal.console.say("data.sources: their prompts differ, so the model's folder keeps none")
     if meta["prompts"] and cfg.data.prompts() is None and cfg.data.shape == "alike":

@@ -124,6 +124,17 @@ def _used(config: Config) -> list[Plugin]:
     return [plugin for _, plugin in sorted(_loaded.items()) if any(map(plugin.defines, kinds))]
 
 
+def unrecorded(config: Config) -> list[str]:
+    """Returns a sentence about each kind of a config that neither lm nor a plugin defines, but the program that runs."""
+    kinds = {type(part) for part in _parts(config) if isinstance(part, Slot)}
+    own = [kind for kind in kinds if kind.__module__.partition(".")[0] != "lm" and not any(each.defines(kind) for each in _loaded.values())]
+    remedy = "Put it into a file, and name that one, plugins=FILE.py, for runs that must be loaded or resumed elsewhere"
+    return [
+        f"{kind.__name__}: {kind.__module__} defines it, no plugin, and nothing of its code is recorded. {remedy}"
+        for kind in sorted(own, key=str)
+    ]
+
+
 def parts(config: Config) -> list[Slot]:
     """Returns the parts of a config, at any depth, whose kinds are of plugins; equal ones once."""
     found = [part for part in _parts(config) if isinstance(part, Slot) and any(each.defines(type(part)) for each in _loaded.values())]

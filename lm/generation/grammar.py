@@ -57,27 +57,34 @@ class Grammar:
         self._first = LLMatcher(vocabulary, source)
         if self._first.is_error():
             raise ConfigError(f"{cfg.form}: {' '.join(self._first.get_error().split())[:200]}. Correct it.")
+        begun = self._first.deep_copy()
+        begun.compute_bitmask()
+        if begun.get_error().startswith("NoExtensionBias"):  # neither a token may come first nor the end
+            raise ConfigError(f"{cfg.form}: no text matches it, not even an empty one. Correct it.")
 
     def matcher(self) -> "Matcher":
         """Returns a matcher for one row, before its first new token."""
-        return Matcher(self._first.deep_copy(), self.ends)
+        return Matcher(self._first, self.ends)
 
 
 class Matcher:
     """Follows the new tokens of one row, and rolls back those of a rejected draft."""
 
-    def __init__(self, matcher: "LLMatcher", ends: frozenset[int]) -> None:
-        self._matcher, self._ends = matcher, ends
+    def __init__(self, first: "LLMatcher", ends: frozenset[int]) -> None:
+        """first: what has read no token; it is copied."""
+        self._first, self._matcher, self._ends = first, first.deep_copy(), ends
         self._read: list[int] = []
 
     def allowed(self, new: Sequence[int], v: int) -> Tensor:
         """Returns which of v tokens may follow `new`, (v,) bool. Behind a drafted token that is not allowed itself all may: the place
         before it rejects that draft."""
         text = list(takewhile(lambda token: token not in self._ends, new))
+        if self._matcher.is_error():  # for good, whereas another draft or beam may be within the limits
+            self._matcher, self._read = self._first.deep_copy(), []
         kept = common(self._read, text)
         self._matcher.rollback(len(self._read) - kept)
         self._read = text[: kept + self._matcher.try_consume_tokens(text[kept:])]
-        if len(self._read) < len(new):
+        if len(self._read) < len(new) and not self._matcher.is_error():
             return torch.ones(v, dtype=torch.bool)
         bits = np.unpackbits(np.frombuffer(self._matcher.compute_bitmask(), np.uint8), bitorder="little")[:v]
         found = torch.from_numpy(bits.astype(bool))

@@ -38,9 +38,14 @@ class Answer:
         choices = [self._choice(sample, self._message(sample)) for sample in samples]
         return {**self._head, "object": kind, "choices": choices, "usage": self.usage(sum(sample.n_tokens for sample in samples))}
 
-    def chunk(self, piece: Piece, first: bool) -> Tree:
-        """Returns the chunk that a stream sends for a piece.  first: it is the first piece of its sample."""
-        return {**self._head, "object": self._streamed, "choices": [self._choice(piece, self._delta(piece, first))]}
+    def chunks(self, piece: Piece, first: bool) -> list[Tree]:
+        """Returns the chunks that a stream sends for a piece.  first: it is the first piece of its sample.  Why a sample ends is told
+        behind its calls of tools, as OpenAI does: its client takes a call for whole at the chunk after it."""
+        parts = [self._choice(piece, self._delta(piece, first))]
+        if parts[0].get("delta", {}).get("tool_calls"):
+            parts.append(parts[0] | {"delta": {}, "logprobs": None})
+            parts[0]["finish_reason"] = None
+        return [{**self._head, "object": self._streamed, "choices": [part]} for part in parts]
 
     def last(self, n_tokens: int) -> Tree:
         """Returns a stream's last chunk, with the counts of tokens."""

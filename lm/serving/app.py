@@ -179,7 +179,8 @@ class Service:
         try:
             async for piece in self._pieces(ticket, began):
                 n_tokens += piece.n_tokens
-                yield _event(answer.chunk(piece, piece.index not in seen))
+                for chunk in answer.chunks(piece, piece.index not in seen):
+                    yield _event(chunk)
                 seen.add(piece.index)
             if ticket.asked.body.counts:
                 yield _event(answer.last(n_tokens))

@@ -1,5 +1,6 @@
 """From a model folder to a server that listens, and back."""
 
+import errno
 import ipaddress
 import os
 import signal
@@ -23,6 +24,8 @@ from lm.serving.metrics import Metrics
 from lm.serving.patience import patient
 from lm.serving.worker import Worker
 
+_FOREIGN = {errno.EADDRNOTAVAIL, errno.EINVAL}  # of another machine; of this one, but without the link that it is on, as fe80::1
+
 
 def listening(cfg: ServeConfig) -> socket.socket:
     """Returns a socket at the address. Raises ResourceError where another program has it, ConfigError where there is none."""
@@ -37,6 +40,8 @@ def listening(cfg: ServeConfig) -> socket.socket:
         listener.listen(128)
     except OSError as error:
         listener.close()
+        if error.errno in _FOREIGN:
+            raise ConfigError(f"host: {cfg.host!r} is no address of this machine ({error.strerror}). Write 127.0.0.1 or 0.0.0.0.") from None
         rule = "Give another, or port=0 for a free one"
         raise ResourceError(f"port: {cfg.port} on {cfg.host} cannot be had ({error.strerror}). {rule}.") from None
     return listener

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 
+from lm.errors import ConfigError
 from lm.schema import Tree
 from lm.storage.run_folder import RunFolder
 from lm.training.callbacks.console import Console
@@ -17,7 +18,10 @@ class Journal:
         self.loggers: list[Logger] = []
 
     def record(self, record: Tree) -> None:
-        """Appends a record to metrics.jsonl, and sends it to the terminal and the loggers."""
+        """Appends a record to metrics.jsonl, and sends it to the terminal and the loggers. Raises ConfigError for one without a step,
+        behind which the file could not be read."""
+        if type(record.get("step")) is not int:
+            raise ConfigError(f"record: {repr(record)[:80]} has no whole number as its step. Write {{'step': module.step, ...}}.")
         if not self._writes:
             return
         self.folder.metrics.append(record)

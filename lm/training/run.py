@@ -148,7 +148,7 @@ def _begin(module: "TrainModule", data: Prepared, journal: Journal, ranks: Ranks
              "tokenizer": "tokenizer_hash", "data": "fingerprint"}  # fmt: skip
     require_same(ranks, {name: meta[key] for name, key in alike.items()})
     splits = build_splits(cfg.objective, cfg.data, data, model_cfg, cfg.seeds.data)
-    if cfg.trainer.max_minutes is cfg.trainer.early_stop is None:  # else how many rows are read is not known
+    if cfg.trainer.max_minutes is None and cfg.trainer.early_stop is None:  # else how many rows are read is not known
         splits.require(cfg.data.sizes.before(-(-cfg.trainer.max_steps // splits.train.updates)))
     if ranks.first:
         journal.folder.write_config(cfg.tree())
@@ -161,7 +161,8 @@ def _begin(module: "TrainModule", data: Prepared, journal: Journal, ranks: Ranks
     if meta["prompts"] and cfg.data.prompts() is None and cfg.data.shape == "alike":
         known = "; ".join(f"{name}: {text!r:.80}" for name, text in meta["prompts"].items())
         journal.console.say(f"data.record.query_prompt and document_prompt are not set, and the model knows prompts ({known})")
-    for line in filter(None, "\n".join([splits.train.describe(), splits.val.describe()]).splitlines()):
+    described = filter(None, "\n".join([splits.train.describe(), splits.val.describe()]).splitlines())
+    for line in [*plugins.unrecorded(cfg), *described]:
         journal.console.say(line)
     journal.loggers = cfg.logger.build(journal.folder.path, cfg.tree() | {"commit": commit()}, module.step) if ranks.first else []
     return RunState(cfg, ranks, signals, journal, data, splits, meta, counters)

@@ -97,6 +97,16 @@ def test_drafts_under_a_grammar_change_no_text(model: DecoderLM, tokenizer: Toke
     assert drafter.tally.drafted > drafter.tally.accepted > 0
 
 
+@pytest.mark.parametrize("way", [{"n": 2}, {"lookup": 1, "n": 2}, {"beams": 2}], ids=str)
+def test_where_llguidance_gives_up_nothing_else_is_written(model: DecoderLM, tokenizer: Tokenizer, way: dict[str, Any]) -> None:
+    """Seen to fail: behind two letters of a text without an end its parser was full, and from there on all tokens were free."""
+    nested = {"type": "array", "items": {"$ref": "#"}, "minItems": 1}
+    forms: list[tuple[dict[str, Any], str]] = [({"grammar": 'start: "a" start'}, "a+"), ({"json_schema": nested}, r"\[+")]
+    for given, rule in [*forms, ({"grammar": 'start: "b" | "a" start'}, "a*b?")]:
+        for each in lm.complete(model, tokenizer, "x", max_tokens=20, **given, **way):
+            assert re.fullmatch(rule, each.text), (given, each)
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -106,8 +116,11 @@ def test_drafts_under_a_grammar_change_no_text(model: DecoderLM, tokenizer: Toke
         ({"json_schema": '{"allOf": [{"type": "string"}, {"type": "integer"}]}'}, "json_schema: Unsatisfiable schema"),
         ({"grammar": 'start: "a" | b'}, 'grammar: .*unknown name: "b"'),
         ({"regex": "a", "grammar": "b"}, "exclude each other"),
+        ({"regex": r"a[^\s\S]"}, "regex: no text matches it"),
+        ({"grammar": "start: start"}, "grammar: no text matches it"),
     ],
 )
 def test_a_form_that_no_text_has_is_refused(model: DecoderLM, tokenizer: Tokenizer, given: dict[str, str], said: str) -> None:
+    """Seen to fail: a regex or grammar of nothing gave empty texts, as if they were complete."""
     with pytest.raises(ConfigError, match=said):
         lm.generate(model, tokenizer, "a", **given)

@@ -83,6 +83,21 @@ def test_calls_are_told_apart_from_the_text(caller: httpx.Client, before: str, s
     assert after["message"] == {"role": "assistant", "content": "Done."} and after["finish_reason"] == "stop"
 
 
+def test_openais_client_tells_the_end_of_each_call_of_a_stream(caller: httpx.Client) -> None:
+    """Seen to fail: the last call came in one chunk with why the answer ends, and the client never told that it was whole."""
+    openai = pytest.importorskip("openai", reason="the client whose events are looked at")
+    body = asked(f"I look.{ONE}{TWO}")
+    more = {"regex": body.pop("regex")}
+    own: Tree = {"extra_body": more, "model": "tiny", "logprobs": True}
+    with openai.OpenAI(base_url=f"{caller.base_url}/v1", api_key="none") as client, client.chat.completions.stream(**body, **own) as stream:
+        told = [{"name": event.name, "arguments": event.arguments} for event in stream if event.type.endswith("arguments.done")]
+        (choice,) = stream.get_final_completion().choices
+    assert told == CALLED == [{"name": each.function.name, "arguments": each.function.arguments} for each in choice.message.tool_calls]
+    assert choice.message.content == "I look." and choice.finish_reason == "tool_calls"
+    (whole,) = choices(caller, CHAT, body | more | {"logprobs": True})
+    assert [each.token for each in choice.logprobs.content] == [each["token"] for each in whole["logprobs"]["content"]]
+
+
 @pytest.mark.parametrize(
     ("text", "more", "why"),
     [

@@ -32,6 +32,7 @@ def test_what_cannot_be_served_is_told_in_one_sentence(lm: Lm, folder: Path, mon
         assert (code, out) == (5, "") and err.startswith(f"port: {port} on 127.0.0.1 cannot be had") and len(err.splitlines()) == 1
     refused = {
         (f"from={folder}", "host=nowhere.invalid"): "'nowhere.invalid' is no address of this machine",
+        (f"from={folder}", "host=192.0.2.1"): "host: '192.0.2.1' is no address of this machine",
         (f"from={folder}", "key_env=LM_NO_SUCH"): "the environment variable LM_NO_SUCH is empty or not set",
         (f"from={folder}", "prot=1"): "Did you mean 'port'?",
     }

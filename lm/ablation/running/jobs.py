@@ -122,9 +122,7 @@ def _reason(study: Runs, job: Job, code: int) -> str:
     if code < 0:
         return f"{signal.Signals(-code).name} ended it. The same command goes on."
     if code == LOST:
-        return (
-            "its job ended in the cluster before the run did; why, SLURM's sacct and jobs/cluster may tell. The same command goes on."
-        )
+        return "its job ended in the cluster before the run did; why, SLURM's sacct and jobs/cluster may tell. The same command goes on."
     lines = study.file(job, "log").read_text(errors="backslashreplace").strip().splitlines()
     return lines[-1] if code and lines else "it ended without a model. Its log is beside it, in jobs/."
 

@@ -231,3 +231,11 @@ def test_metrics_may_change_when_a_run_resumes_and_callbacks_may_not(configure: 
 def test_an_unknown_kind_of_metric_is_named(configure: Configure) -> None:
     with pytest.raises(ConfigError, match=r"metrics.test_weight_norn.kind: .* is not an option"):
         with_plugins(configure(), metrics={"test_weight_norn": {}})
+
+
+def test_a_kind_of_the_program_itself_is_told_to_be_recorded_nowhere(configure: Configure, capsys: pytest.CaptureFixture[str]) -> None:
+    """Seen to fail: a run went on without a word with other code of such a kind, as of a notebook, than it had begun with."""
+    train_rank(configure("+callbacks.mine={kind:test_stop_at,step:2}"))
+    assert capsys.readouterr().out.count(f"StopAtConfig: {__name__} defines it, no plugin, and nothing of its code is recorded") == 1
+    train_rank(configure("run.name=plain", "trainer.max_steps=3"))
+    assert "is recorded" not in capsys.readouterr().out

@@ -172,3 +172,12 @@ def test_a_callback_may_change_the_rate_where_it_has_an_effect_only(configure: C
     for hook in ("on_train_start", "on_train_batch_start", "on_train_batch_end"):
         with pytest.raises(ConfigError, match=r"^callbacks: lr was changed between steps, .*on_before_optimizer_step, or peak_lr"):
             rates(hook, **{hook: halve("lr")})
+
+
+@pytest.mark.parametrize("record", [{"x": 1.0}, {"step": 3.0, "x": 1.0}, {"step": None}])
+def test_a_record_without_a_step_is_refused(configure: Configure, record: dict[str, Any], tmp_path: Path) -> None:
+    """Seen to fail: the line was written, and from then on the run could neither be resumed nor compared."""
+    with pytest.raises(ConfigError, match=r"record: .* has no whole number as its step\. Write \{'step': module\.step"):
+        train_rank(configure(), callbacks=[Before(7, lambda module: module.run.journal.record(record))])
+    assert all(isinstance(line["step"], int) for line in read(tmp_path / "run" / "metrics.jsonl"))
+    assert train_rank(configure())["steps"] == 12

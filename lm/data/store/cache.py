@@ -101,7 +101,7 @@ def cache_root(cache_dir: str, log: Log) -> Path:
 def build_once(folder: Path, build: Callable[[Path], None], log: Log, resume: bool = False) -> Path:
     """Returns `folder`; if it does not exist, builds it by `build(temporary folder)`. A second process waits for the first.
 
-    The temporary folder that a killed process left is removed, or, with `resume`, passed to `build`.
+    The temporary folder that a killed process left, or one whose disk was full, is removed, or, with `resume`, passed to `build`.
     """
     if folder.is_dir():
         return folder
@@ -115,12 +115,18 @@ def build_once(folder: Path, build: Callable[[Path], None], log: Log, resume: bo
             raise
         free = f"; {free_bytes(folder):,} bytes free" if error.errno in _FULL else ""
         remedy = f"{_REMEDIES[error.errno]} or set data.cache_dir"
+        if resume and _half_of(folder).exists():
+            remedy += f": what is done is kept in {_half_of(folder).name} beside it, and the same command goes on"
         raise ResourceError(f"data.cache_dir: {folder} cannot be written ({error.strerror}{free}). {remedy}.") from None
     return folder
 
 
+def _half_of(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.half")
+
+
 def _build(folder: Path, build: Callable[[Path], None], resume: bool) -> None:
-    half = folder.with_name(f"{folder.name}.half")
+    half = _half_of(folder)
     if not resume:
         shutil.rmtree(half, ignore_errors=True)
     half.mkdir(exist_ok=True)
@@ -130,6 +136,7 @@ def _build(folder: Path, build: Callable[[Path], None], resume: bool) -> None:
             sync(path)
         half.rename(folder)
         sync(folder.parent)
-    except Exception:
-        shutil.rmtree(half, ignore_errors=True)
+    except Exception as error:
+        if not (resume and isinstance(error, OSError | ResourceError)):  # what is full or out of reach may be there again
+            shutil.rmtree(half, ignore_errors=True)
         raise

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import resource
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from lm.data.store import finished
 from lm.data.store import tokenise as module
 from lm.data.store.prepare import Prepared, prepare
 from lm.data.tokenizer.tokenizer import Tokenizer
-from lm.errors import ConfigError
+from lm.errors import ConfigError, ResourceError
 
 
 def corpus(path: Path, chats: bool) -> TextConfig:
@@ -124,6 +125,28 @@ def test_a_preparation_killed_at_its_very_end_goes_on_and_gives_the_same_bytes(
     again = prepare(other, byte_tokenizer, log=lines.append)
     assert "Going on after" in lines[0] and same(prepare(cfg, byte_tokenizer, log=lambda line: None), again)
     assert not [file for file in (tmp_path / "other").rglob("*") if file.suffix == ".half" or file.name == "state.json"]
+
+
+def test_a_preparation_whose_disk_was_full_goes_on_and_gives_the_same_bytes(tmp_path: Path, byte_tokenizer: Tokenizer) -> None:
+    """Seen to fail: all that had been made, maybe of hours, was deleted."""
+    cfg = corpus(tmp_path / "a.jsonl", chats=False)
+    other = other_cache(cfg, tmp_path / "other")
+    whole = prepare(cfg, byte_tokenizer, log=lambda line: None)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (whole.train.n_bytes // 2, limits[1]))
+    try:
+        with (
+            patch.multiple(module, **SMALL),
+            pytest.raises(ResourceError, match=r"ulimit -f\) or set data.cache_dir: what is done is kept"),
+        ):
+            prepare(other, byte_tokenizer, log=lambda line: None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, old)
+    lines: list[str] = []
+    assert same(prepare(other, byte_tokenizer, log=lines.append), whole)
+    assert "Going on after" in lines[0] and not list((tmp_path / "other").rglob("*.half"))
 
 
 def test_a_preparation_killed_while_it_compares_the_splits_makes_no_token_again(

@@ -167,7 +167,7 @@ class Reader:
             raise ConfigError("tool_choice: how the model's chat template writes calls is not known here. Leave it out, for calls as text.")
         if body.function not in (None, *(names := [declared(tool)[0] for tool in body.tools or []])):
             raise ConfigError(f"tool_choice: {body.function!r} is none of the tools. {did_you_mean(str(body.function), names)}")
-        return {"grammar": grammar_of(self._marks, body.tools or [], body.function)}
+        return {"grammar": grammar_of(self._marks, body.tools or [], body.function, body.parallel_tool_calls is False)}
 
     def _text(self, prompt: str | Ids) -> str:
         """Returns the text of a prompt, without a character at the end that new tokens may complete."""

@@ -193,8 +193,8 @@ class ChatBody(Body):
     """Given to the template."""
     tool_choice: Literal["auto", "none", "required"] | dict[str, Any] = "auto"
     """none: the template is not told of tools; required: the answer is calls alone; or a single call, of the function that is named."""
-    parallel_tool_calls: Literal[True] | None = None
-    """The model calls as many as it wants."""
+    parallel_tool_calls: bool | None = None
+    """false: a single call, where tool_choice asks for calls; else the model calls as many as it wants."""
     chat_template_kwargs: dict[str, Any] = {}
     """Further variables of the template, such as Qwen3's enable_thinking; vLLM's name for them."""
     response_format: Format = Format(type="text")
@@ -217,6 +217,13 @@ class ChatBody(Body):
     def _has_its_tools(self) -> Self:
         if self.tool_choice not in ("auto", "none") and not self.tools:
             raise ValueError("tool_choice: it asks for a call, and there are no tools. Give some, or leave it out.")
+        return self
+
+    @model_validator(mode="after")
+    def _counts_calls(self) -> Self:
+        if self.parallel_tool_calls is False and self.tool_choice == "auto" and self.tools:
+            rule = "false holds where tool_choice asks for a call, and the model decides itself here"
+            raise ValueError(f"parallel_tool_calls: {rule}. Set tool_choice to required, or leave it out.")
         return self
 
     @field_validator("chat_template_kwargs")

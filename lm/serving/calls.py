@@ -55,11 +55,11 @@ def _flat(parts: Sequence[int | str]) -> str:
     return "".join(part if isinstance(part, str) else _SPECIAL for part in parts)
 
 
-def grammar_of(marks: Marks, tools: Sequence[Tree], one: str | None) -> str:
+def grammar_of(marks: Marks, tools: Sequence[Tree], one: str | None, single: bool = False) -> str:
     """Returns the grammar of calls between these marks, one below the other, each with arguments of its tool's schema.  one: a single call,
-    of the tool of this name."""
+    of the tool of this name.  single: a single call, of any."""
     wanted = [(name, schema) for name, schema in map(declared, tools) if one in (None, name)]
-    more = "" if one or not marks.opening else ' ("\\n" call)*'
+    more = "" if one or single or not marks.opening else ' ("\\n" call)*'
     rules = [f"start: call{more}", f"call: {' | '.join(f'call{n}' for n in range(len(wanted)))}"]
     for n, (name, schema) in enumerate(wanted):  # each schema is a text of its own, whose references lead within it
         begin, end = (f"{marks.opening}\n", f"\n{marks.closing}") if marks.opening else ("", "")

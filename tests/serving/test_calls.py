@@ -249,13 +249,28 @@ def test_a_call_may_be_asked_for(caller: httpx.Client, chosen: Any) -> None:
             {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "not": {}}}}]},
             "tools: tool_choice enforces their schemas; ",
         ),
-        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"parallel_tool_calls": False, "tool_choice": "auto"}, "parallel_tool_calls: false holds where tool_choice asks for a call"),
     ],
 )
 def test_a_call_that_cannot_be_asked_for_is_refused(caller: httpx.Client, more: Tree, says: str) -> None:
     body = {"messages": [{"role": "user", "content": "?"}], "tools": TWO_TOOLS, "tool_choice": "required"} | more
     found = caller.post(CHAT, json={key: value for key, value in body.items() if value is not None})
     assert found.status_code == 400 and says in found.json()["error"]["message"], found.text
+
+
+@pytest.mark.parametrize("asked_for", ["required", {"type": "function", "function": {"name": "f"}}])
+def test_a_single_call_is_what_clients_ask_for_that_want_structured_output(caller: httpx.Client, asked_for: str | Tree) -> None:
+    """As LangChain's with_structured_output does, with the function named. Seen to fail: it was refused."""
+    empty = {"type": "object", "properties": {}, "additionalProperties": False}
+    tools = [{"type": "function", "function": {"name": name, "parameters": empty}} for name in ("f", "g")]
+    body = {"messages": [{"role": "user", "content": "?"}], "tools": tools, "tool_choice": asked_for, "max_tokens": 200}
+    for seed in range(6):
+        (found,) = choices(caller, CHAT, body | {"parallel_tool_calls": False, "seed": seed, "temperature": 2.0})
+        assert found["finish_reason"] == "tool_calls" and len(found["message"]["tool_calls"]) == 1
+    counts = [
+        len(choices(caller, CHAT, body | {"seed": seed, "temperature": 2.0})[0]["message"].get("tool_calls", [])) for seed in range(6)
+    ]
+    assert (max(counts) > 1) == (asked_for == "required")
 
 
 def test_a_template_without_marks_cannot_be_asked_for_a_call(client: httpx.Client) -> None:

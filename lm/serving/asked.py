@@ -238,6 +238,8 @@ def _parsed(kind: type[B], data: bytes) -> tuple[B, Tree]:
             raise ConfigError('body: it must be a JSON object. Send one, such as {"prompt": "def main("}.')
         own, rest = _divided(kind, {key: value for key, value in tree.items() if value is not None})
         return from_tree(kind, own), rest
+    except ConfigError as error:  # of several keys, it names the first of them behind this
+        raise ConfigError(error.sentence.removeprefix("config: ")) from None
     except ValueError as error:
         raise ConfigError(f"body: it is not JSON ({str(error)[:200]}). Send a JSON object.") from None
     except RecursionError:

@@ -254,6 +254,7 @@ def test_what_cannot_be_answered_is_told_in_openais_shape(client: httpx.Client, 
         {"GET", "HEAD"} if status == 405 else None
     )
     assert (error["param"] is None) == (status in (404, 405) and "model" not in body)
+    assert error["param"] != "config", "which is no key of a request"
 
 
 def test_labels_of_a_request_change_no_answer(client: httpx.Client) -> None:

@@ -238,6 +238,7 @@ class TrainConfig(TrainSetup):
                 f"schedule.warmup_steps={self.schedule.warmup_steps} is not below trainer.max_steps={self.trainer.max_steps}."
                 f" Write schedule.warmup_steps={self.trainer.max_steps // 10} as well, or lengthen the run."
             )
+        self.schedule.require(self.trainer.max_steps)
         if (refused := self.why_not()) is not None:
             raise ValueError(refused)
         if isinstance(self.schedule, FreeConfig) and (decay := self.trainer.ema_decay):

@@ -119,6 +119,15 @@ def test_a_source_of_ones_own_is_split_and_cached_like_ours(plugin: Any, tmp_pat
     assert fewer.train.n_documents < first.train.n_documents and entries(tmp_path) == 2
 
 
+@pytest.mark.parametrize("wrong", [None, ["a text"], [None]])
+def test_a_source_that_yields_no_documents_is_told(plugin: Any, tmp_path: Path, wrong: Any) -> None:
+    """Seen: an internal error, of an attribute that None has not."""
+    plugin(SOURCE.replace("for number in range(self.n):", f"return {wrong!r}").replace('yield document([f"WORD {number} "], 0.2)', ""))
+    says = r"Counting: documents\(\) has yielded .*document\(\.\.\.\)" if wrong else "0 documents"
+    with pytest.raises(ConfigError, match=says):
+        prepare(counting(tmp_path), BytesConfig(), log=print)
+
+
 def test_changed_code_of_a_plugin_is_another_cache_entry_and_a_comment_is_not(plugin: Any, tmp_path: Path) -> None:
     """Seen to fail with the plugin's file left out of the key: the tokens were those of the old code."""
     plugin(SOURCE)

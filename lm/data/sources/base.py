@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from lm.data.sources.fingerprint import Files
 from lm.errors import ConfigError
@@ -73,9 +73,18 @@ class Source(ABC):
     def documents(self) -> Iterator[Document]:
         """Yields all documents. Raises ConfigError with the place of a broken one."""
 
+    def each(self) -> Iterator[Document]:
+        """Yields what `documents` does. Raises ConfigError where a source of one's own yields something else."""
+        given: Iterable[Any] | None = self.documents()
+        for found in given or ():
+            if not isinstance(found, Document):
+                rule = "and a source yields what document(...) or turns_document(...) makes"
+                raise ConfigError(f"{type(self).__name__}: documents() has yielded {found!r:.80}, {rule}. Correct it.")
+            yield found
+
     def divided(self, test_frac: float) -> Iterator[Document]:
         """Yields all documents, with `test_frac` of the held-out ones moved to the test, decided by another hash than the holding out."""
-        for found in self.documents():
+        for found in self.each():
             aside = found.split == "val" and hashed_frac(b"test" + found.key) < test_frac
             yield replace(found, split="test") if aside else found
 

@@ -29,7 +29,7 @@ def _chars_per_byte(source: Source) -> float:
     if not any(name.lower().endswith((*PACKED, ".parquet")) for name in source.files):
         return 1.0
     chars = 0
-    for document in source.documents():
+    for document in source.each():
         chars += sum(map(len, document.chunks)) if document.split == "train" else 0
         if chars >= _TRIED:
             break
@@ -39,7 +39,7 @@ def _chars_per_byte(source: Source) -> float:
 def _picked(source: Source, frac: float) -> Iterator[str]:
     """Yields the texts of the training split, in pieces; with `frac` below 1 only the pieces that another hash picks than that of the
     holding out, which leaves training the documents above its share. A short document has one piece."""
-    for document in source.documents():
+    for document in source.each():
         if document.split == "train":
             for number, text in enumerate(split_text(document.chunks)):
                 if frac == 1 or hashed_frac(b"tokenizer" + document.key + number.to_bytes(8, "big")) < frac:

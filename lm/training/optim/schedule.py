@@ -30,6 +30,14 @@ class ScheduleConfig(Slot, group="schedule"):
         """Returns the learning rate of a step, counted from 0, as a part of the peak. Warm-up is (step + 1) / warmup_steps."""
         return (step + 1) / self.warmup_steps if step < self.warmup_steps else self.after_warmup(step, max_steps)
 
+    def require(self, max_steps: int) -> None:
+        """Raises ValueError where the rate of a step is no part of the peak, as that of a schedule of one's own may be; looks at 100."""
+        for step in range(0, max_steps, 1 + max_steps // 100):
+            factor = self.factor(step, max_steps)
+            if not isinstance(factor, int | float) or not 0 <= factor < math.inf:
+                rule = "and a part of the peak is a number, 0 or above"
+                raise ValueError(f"schedule={self.kind} gives {factor!r:.80} for step {step:,} of {max_steps:,}, {rule}. Correct it.")
+
     def same(self, step: int, max_steps: int, other: int) -> bool:
         """Says whether a step, counted from 0, has the same rate in runs of two lengths."""
         return self.factor(step, max_steps) == self.factor(step, other)

@@ -1,13 +1,15 @@
 import math
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
 from torch.optim import SGD
 from transformers import get_inverse_sqrt_schedule, get_wsd_schedule
 
+from lm.cli.compose.compose import compose
+from lm.errors import ConfigError
 from lm.testing.runs import small_run
 from lm.training.optim.schedule import ConstantConfig, CosineConfig, InverseSqrtConfig, LinearConfig, ScheduleConfig, WSDConfig
 
@@ -22,6 +24,17 @@ ALL: list[ScheduleConfig] = [
     InverseSqrtConfig(warmup_steps=10),
 ]
 KINDS = [cfg.kind for cfg in ALL]
+
+
+@pytest.mark.parametrize("wrong", [None, float("nan"), -1.0, "1"])
+def test_a_schedule_that_gives_no_part_of_the_peak_is_refused(wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one of one's own may. Seen: a rate below 0 in training, and NaN told as a loss that diverged."""
+    monkeypatch.setattr(ConstantConfig, "after_warmup", lambda self, step, max_steps: 1.0 if step < 50 else wrong)
+    ConstantConfig().require(40)
+    with pytest.raises(ValueError, match=r"schedule=constant gives .* for step 50 of 80, and a part of the peak is a number"):
+        ConstantConfig().require(80)
+    with pytest.raises(ConfigError, match=r"schedule=constant gives .* for step 5. of 200"):
+        compose(["schedule=constant", "trainer.max_steps=200", "schedule.warmup_steps=0"]).config()
 
 
 @pytest.mark.parametrize("cfg", ALL, ids=KINDS)

@@ -76,9 +76,13 @@ class Writer(Verb):
         options: of lm generate.  embeds: it was written without a head.
         """
         from lm.storage.model_folder import read_config
+        from lm.storage.reading import read_json
 
-        model, prompt = read_config(Path(self.out).expanduser()).get("model", {}), ["prompt=...", *map(shlex.quote, options)]
+        out = Path(self.out).expanduser()
+        model, prompt = read_config(out).get("model", {}), ["prompt=...", *map(shlex.quote, options)]
         verb, what = ("eval", "data=text data.files=...") if model.get("kind") == "encoder" else ("generate", " ".join(prompt))
+        if verb == "eval" and (mask := read_json(out / "tokenizer_config.json").get("mask_token")):
+            verb, what = "fill", f"text={shlex.quote(f'A {mask} text.')}"
         head = model.get("head", {})
         verb, what = ("embed", "text=[TEXT,ANOTHER]") if embeds or head.get("pooling") == "mean" else (verb, what)
         verb, what = ("classify", "text=...") if head.get("labels") else (verb, what)

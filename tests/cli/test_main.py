@@ -261,20 +261,23 @@ def test_the_prompt_that_a_training_names_ends_before_what_is_no_text(tmp_path: 
         ("decoder", None, "sample it: lm generate from='my runs/x' prompt=\"def main(\"", "causal"),
         ("encoder_decoder", None, "try it: lm generate from='my runs/x' prompt=\"def main(\"", "causal"),
         ("decoder", "{{ messages }}", "talk to it: lm generate from='my runs/x'", "causal"),
-        ("encoder", None, None, "mlm"),
+        ("encoder", None, "try it: lm fill from='my runs/x' text=\"A [MASK] text.\"", "mlm"),
+        ("encoder", None, "sample it: lm fill from='my runs/x' text=\"def main(\" max_tokens=64", "diffusion"),
         ("encoder", None, "try it: lm classify from='my runs/x' text=TEXT", "classify"),
         ("decoder", "{{ messages }}", "try it: lm classify from='my runs/x' text=TEXT", "classify"),
     ],
 )
 def test_the_end_of_a_training_names_the_commands_that_fit_it(
-    tmp_path: Path, kind: str, template: str | None, first: str | None, objective: str
+    tmp_path: Path, kind: str, template: str | None, first: str, objective: str
 ) -> None:
     run = RunFolder(tmp_path / "my runs" / "x")
     run.write_config({"model": {"kind": kind}, "trainer": {"sample_prompts": ["def main("]}, "objective": {"kind": objective}})
     run.model.mkdir()
-    (run.model / "tokenizer_config.json").write_text(json.dumps({"eos_token": "a"} | ({"chat_template": template} if template else {})))
+    (run.model / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": "a", "mask_token": "[MASK]"} | ({"chat_template": template} if template else {}))
+    )
     *lines, last = [line.replace(f"{tmp_path}/", "") for line in further(run)]
-    assert lines == ([first] if first else [])
+    assert lines == [first]
     assert last == "further: lm eval from='my runs/x' | lm compare 'my runs' | lm export from='my runs/x' format=hf out=FOLDER"
 
 

@@ -328,12 +328,15 @@ def test_a_command_that_tries_what_was_written_fits_its_kind(tmp_path: Path, lm:
     tree = {key: value for key, value in config(vocab_size=320).tree().items() if key not in ("kind", "mtp")}
     encoder = build_model(from_tree(EncoderConfig, tree), seed=1)
     save_model(tmp_path / "encoder", encoder.cfg.tree(), dict(encoder.named_parameters()), BytesConfig().build().save, {})
+    masked = BytesConfig().build(extra=["<|mask|>"])
+    save_model(tmp_path / "masked", encoder.cfg.tree(), dict(encoder.named_parameters()), masked.save, {})
     saved(tmp_path / "decoder")
     mean = encoder.cfg.replace(head=encoder.cfg.head.replace(pooling="mean"))
     save_model(tmp_path / "mean", mean.tree(), dict(encoder.named_parameters()), BytesConfig().build().save, {})
     for kind, tried in (
         ("decoder", "lm generate from=kept_decoder prompt=..."),
         ("encoder", "lm eval from=kept_encoder data=text "),
+        ("masked", "lm fill from=kept_masked text='A <|mask|> text.'"),
         ("mean", "lm embed from=kept_mean text=[TEXT,ANOTHER]"),
     ):
         assert f"Try it: {tried}" in lm("merge", kind, kind, f"out=kept_{kind}").stdout

@@ -4,7 +4,7 @@ import shlex
 
 from lm.cli.compose.quoting import in_shell
 from lm.errors import LmError
-from lm.schema import flatten
+from lm.schema import Tree, flatten
 from lm.storage.reading import read_json
 from lm.storage.run_folder import RunFolder
 
@@ -16,8 +16,13 @@ def further(run: RunFolder) -> list[str]:
     prompt = str(prompts[0]) if isinstance(prompts, list) and prompts else run.samples.beginning() or "Once upon a time"
     says = {"decoder": "sample it", "encoder_decoder": "try it"}.get(str(config.get("model.kind")))
     lines = [f"{says}: lm generate {given} prompt={in_shell(prompt)}"] if says else []
-    if lines and _has_template(run):
+    tokenizer = _tokenizer_of(run)
+    if lines and tokenizer.get("chat_template"):
         lines = [f"talk to it: lm generate {given}"]
+    if config.get("objective.kind") == "diffusion":
+        lines = [f"sample it: lm fill {given} text={in_shell(prompt)} max_tokens=64"]
+    if config.get("objective.kind") == "mlm" and (mask := tokenizer.get("mask_token")):
+        lines = [f"try it: lm fill {given} text={in_shell(f'A {mask} text.')}"]
     if config.get("objective.kind") == "reward":
         lines = [f"learn from it: lm train objective=grpo init_from=FOLDER objective.reward_model={shlex.quote(str(run.path))} data=..."]
     if config.get("objective.kind") in ("classify", "multi_label", "regression"):
@@ -29,8 +34,8 @@ def further(run: RunFolder) -> list[str]:
     return [*lines, f"further: lm eval {given} | lm compare {beside} | lm export {given} format=hf out=FOLDER"]
 
 
-def _has_template(run: RunFolder) -> bool:
+def _tokenizer_of(run: RunFolder) -> Tree:
     try:
-        return bool(read_json(run.model / "tokenizer_config.json").get("chat_template"))
+        return read_json(run.model / "tokenizer_config.json")
     except LmError:
-        return False
+        return {}

@@ -7,12 +7,14 @@ import numpy as np
 
 from lm.data.order import spread
 from lm.data.records.base import LEARNED, OTHER
+from lm.data.rows.diffusion import DiffusionConfig
 from lm.data.rows.policy import OwnAnswersConfig
 from lm.data.sources.base import Turn
 from lm.data.store.shards import TokenStore
 from lm.errors import ConfigError
-from lm.generation.config import SamplingConfig
+from lm.generation.config import FillConfig, SamplingConfig
 from lm.generation.decode import eager, room
+from lm.generation.fill import Filling
 from lm.generation.rollouts import told_answers
 from lm.generation.text import chat_template, ids_of
 from lm.generation.writer import Writer
@@ -29,11 +31,14 @@ class Samples(RunCallback):
 
     def begin(self, module: TrainModule) -> None:
         prompts = module.cfg.trainer.sample_prompts
-        if prompts and not _continues(module):
+        if prompts and not _continues(module) and not _fills(module):
             why = "an encoder, a classifier or a model of vectors continues no text"
             module.run.journal.console.say(f"trainer.sample_prompts are left aside: {why}")
             return
         try:
+            if prompts and _fills(module):
+                self._filling(module)
+                return
             writer = self._writer(module)
             for ids in [*_questions(module), *map(writer.ids, _prompts(module))]:
                 room(module.model, ids, writer.cfg)
@@ -50,15 +55,18 @@ class Samples(RunCallback):
     def write(self, module: TrainModule) -> None:
         """Generates and writes the samples. Every rank generates, since each may hold only a part of the weights."""
         run = module.run
-        if module.cfg.trainer.sample_prompts and _continues(module):
+        if module.cfg.trainer.sample_prompts and (_continues(module) or _fills(module)):
             told = run.journal.console.during("Sampling")
             with run.clock.paused(), told, module.exported_weights(), eager(module.cfg.trainer.compile):
                 run.counters.samples_bytes = run.journal.samples(module.step, self._texts(module))
 
     def _texts(self, module: TrainModule) -> list[Sequence[str]]:
         """Returns for each prompt (prompt + continuation,); for an encoder-decoder, which answers instead, (prompt, answer); where the
-        model learns from its own answers, (prompt, answer) of held-out prompts, and their rewards; of chats (prompt, answer)."""
+        model learns from its own answers, (prompt, answer) of held-out prompts, and their rewards; of chats (prompt, answer). Where the
+        model fills in masks, these are behind the prompt."""
         cfg, rows = module.cfg, module.run.splits.val
+        if _fills(module):
+            return [(found.text,) for found in self._filling(module).all()]
         if isinstance(cfg.objective, OwnAnswersConfig) and cfg.trainer.sample_prompts == "held_out":
             ids, in_step = spread(len(rows), _ANSWERS), cfg.strategy.slices_weights
             return told_answers(module.model, module.run.data.tokenizer, cfg.objective, rows, ids, in_step)
@@ -72,6 +80,13 @@ class Samples(RunCallback):
             found.append((prompt, new.text) if apart else (prompt + new.text,))
         return found
 
+    def _filling(self, module: TrainModule) -> Filling:
+        """Returns the prompts with masks behind them, as many as the context has room for."""
+        prompts, trainer, most = _prompts(module), module.cfg.trainer, module.model.max_seq_len
+        room = most - max(len(self._writer(module).ids(prompt)) for prompt in prompts)
+        how = FillConfig(max_tokens=max(1, min(trainer.sample_tokens, room)), temperature=0.8, top_p=0.95, seed=module.cfg.seeds.init)
+        return Filling(module.model, module.run.data.tokenizer, prompts, how)
+
     def _writer(self, module: TrainModule) -> Writer:
         tokens, seed = module.cfg.trainer.sample_tokens, module.cfg.seeds.init
         return Writer(module.model, module.run.data.tokenizer, SamplingConfig(max_tokens=tokens, temperature=0.8, top_p=0.95, seed=seed))
@@ -80,6 +95,11 @@ class Samples(RunCallback):
 def _continues(module: TrainModule) -> bool:
     """Whether the model continues texts, and its head, which predicts the next token, is trained."""
     return module.model.cfg.continues() and module.cfg.objective.trains_head
+
+
+def _fills(module: TrainModule) -> bool:
+    """Whether the model has learned to fill in any number of masks."""
+    return isinstance(module.cfg.objective, DiffusionConfig)
 
 
 def _answers(module: TrainModule) -> dict[str, TokenStore]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from lm.cli.compose.compose import compose_config
+from lm.generation.fill import fill
 from lm.generation.generate import generate
 from lm.generation.load import load
 from lm.training.run import train_rank
@@ -74,3 +75,13 @@ def test_a_question_longer_than_a_row_is_not_asked(configure: Configure, tmp_pat
     train_rank(configure(*data, *files, "trainer.sample_prompts=held_out", "trainer.sample_tokens=4", "trainer.max_steps=4"))
     told = (tmp_path / "run" / "samples.md").read_text()
     assert "user\n02, ?\n" in told and "user\n03, ?\n" in told and "and so on" not in told
+
+
+def test_a_model_of_masked_diffusion_writes_behind_the_prompts(configure: Configure, tmp_path: Path) -> None:
+    """As many tokens as the row has room for, the same ones as the finished model."""
+    how = ("model=llada_tiny", "model.d_model=32", "model.n_layers=1", "model.attention.n_heads=2", "objective=diffusion")
+    train_rank(configure(*how, "trainer.sample_prompts=['one and ','two ']", "trainer.sample_tokens=500", "trainer.max_steps=4"))
+    model, tokenizer = load(tmp_path / "run", device="cpu")
+    room = model.max_seq_len - len(tokenizer.prefix) - len("one and ")
+    wanted = fill(model, tokenizer, ["one and ", "two "], max_tokens=room, temperature=0.8, top_p=0.95)
+    assert blocks(tmp_path / "run", 4) == [f"{text}\n" for text in wanted] and all(map(str.startswith, wanted, ("one and ", "two ")))

@@ -81,7 +81,8 @@ class Writer(Verb):
         out = Path(self.out).expanduser()
         model, prompt = read_config(out).get("model", {}), ["prompt=...", *map(shlex.quote, options)]
         verb, what = ("eval", "data=text data.files=...") if model.get("kind") == "encoder" else ("generate", " ".join(prompt))
-        if verb == "eval" and (mask := read_json(out / "tokenizer_config.json").get("mask_token")):
+        tokenizer = out / "tokenizer_config.json"
+        if verb == "eval" and tokenizer.is_file() and (mask := read_json(tokenizer).get("mask_token")):
             verb, what = "fill", f"text={shlex.quote(f'A {mask} text.')}"
         head = model.get("head", {})
         verb, what = ("embed", "text=[TEXT,ANOTHER]") if embeds or head.get("pooling") == "mean" else (verb, what)

@@ -266,7 +266,8 @@ def _require_ids(data: bytes, file: Path) -> None:
 def _load(file: Path, named: Specials, open_to_guess: Collection[str]) -> tuple["RawTokenizer", Specials]:
     """Returns raw tokenizer and special tokens.  open_to_guess: the specials that are looked for by usual names where none is given."""
     if not os.path.lexists(file):
-        raise ConfigError(f"tokenizer: {file} does not exist. Give the path of a tokenizer.json.")
+        made = ", which transformers writes: AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+        raise ConfigError(f"tokenizer: {file} does not exist. Give the path of a tokenizer.json{made}.")
     from tokenizers import Tokenizer as RawTokenizer
 
     data = _read(read_bytes, file)

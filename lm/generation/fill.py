@@ -24,6 +24,7 @@ from lm.nn.transformer import LM
 from lm.ops.defaults import device_unset
 from lm.schema import Tree, from_tree
 
+FILLED = "filled"  # the field that is added to each line
 _FORWARDS = 1 << 32  # more than there are places; of draws
 _ORDER = 1 << 63
 
@@ -119,7 +120,7 @@ class Filling(Whole[Filled]):
         return Filled(self.tokenizer.decode(row.ids[:end]), [one for place, one in sorted(row.told.items()) if place < end])
 
     def added(self, found: Filled) -> Tree:
-        return {"filled": found.text, "tokens": [asdict(one) for one in found.tokens]}
+        return {FILLED: asdict(found)}
 
 
 class _Row:

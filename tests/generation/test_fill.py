@@ -178,7 +178,7 @@ def test_the_verb_prints_texts_json_and_files(folder: Path, lm: Lm) -> None:
     assert code == 0 and len(out.splitlines()) == 2 and len(err.splitlines()) == 3, (out, err)
     _, told, _ = lm("fill", f"from={folder}", *(f"text={text}" for text in texts), "format=json")
     found = json.loads(told)
-    assert [one["filled"] for one in found] == out.splitlines() and [len(one["tokens"]) for one in found] == [1, 2]
+    assert [one["filled"]["text"] for one in found] == out.splitlines() and [len(one["filled"]["tokens"]) for one in found] == [1, 2]
     (folder.parent / "texts.txt").write_text("\n".join(texts) + "\n")
     code, _, err = lm("fill", f"from={folder}", f"texts={folder.parent}/texts.txt", f"out={folder.parent}/out.jsonl")
     assert code == 0 and "2 texts filled in, 2 now" in err
@@ -194,6 +194,6 @@ def test_the_likeliest_tokens_are_those_of_transformers(tokenizer: Tokenizer, tm
     assert code == 0, err
     theirs = pipeline("fill-mask", model=str(tmp_path / "hf"), device="cpu", top_k=5)(f"a text with {M} in it")
     _, told, _ = lm("fill", f"from={folder}", f"text=a text with {M} in it", "likeliest=5", "format=json")
-    [[token]] = [one["tokens"] for one in json.loads(told)]
+    [[token]] = [one["filled"]["tokens"] for one in json.loads(told)]
     assert [one["token"] for one in theirs] == [each for each, _ in token["top"]]
     assert [math.log(one["score"]) for one in theirs] == pytest.approx([value for _, value in token["top"]], abs=1e-4)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from lm.data.rows.causal import CausalConfig
+from lm.data.rows.diffusion import DiffusionConfig
 from lm.data.rows.preference import DPOConfig, ORPOConfig
 from lm.data.rows.rated import KTOConfig
 from lm.data.rows.reward import RewardModelConfig
@@ -118,6 +119,11 @@ def test_what_compares_with_another_model_never_waits(name: str) -> None:
     """The number of labels is known from the batch on the CPU."""
     batch = Batch(IDS, IDS, positions=IDS, documents=IDS.int(), counted=(IDS, IDS.numel()))
     COMPARED[name](model(FEW["dense"]), batch, 0, 0).total.backward()
+
+
+def test_labels_that_count_unequally_never_wait() -> None:
+    batch = Batch(IDS, IDS, positions=IDS, documents=IDS.int(), counted=(IDS, IDS.numel()), shares=IDS.float())
+    Likelihood(DiffusionConfig(chunk=5))(model({"kind": "encoder"}), batch, 0, 0).total.backward()
 
 
 def test_rated_answers_never_wait() -> None:

@@ -30,8 +30,8 @@ class Fill(OfTexts, FillConfig):
     other_names = OfTexts.other_names | FillConfig.other_names
 
     texts: str | None = None
-    """File of JSON lines, each with a text, .txt of plain ones, or .csv or .tsv. To `out` go JSON lines with `filled` and
-    `tokens` added."""
+    """File of JSON lines, each with a text, .txt of plain ones, or .csv or .tsv. To `out` go JSON lines with `filled`
+    added: the text, and the tokens of its masks."""
     format: Literal["text", "json"] = "text"
     """json: a list of each text, filled in, with the tokens of its masks and log p of each."""
 
@@ -61,11 +61,12 @@ class Fill(OfTexts, FillConfig):
             note("  ".join(f"{logprob:.4f} {tokenizer.decode([token])!r}" for token, logprob in told))
 
     def _fill_file(self, folder: Path, files: tuple[Path, Path]) -> None:
+        from lm.generation.fill import FILLED
         from lm.generation.whole import require_texts, values_of
 
         names = [self.field or "text"]
         lines, texts = self.read_lines(
-            files, lambda line, where: require_texts(values_of(line, names, where), names, where, line)[0], "filled"
+            files, lambda line, where: require_texts(values_of(line, names, where), names, where, line)[0], FILLED
         )
         how = self.model_dump(mode="json", include={*FillConfig.model_fields})
         self.write_lines(files[1], lines, [self.field, json.dumps(how)], self._filling(folder, texts))

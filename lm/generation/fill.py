@@ -62,7 +62,7 @@ class Filling(Whole[Filled]):
         self._mask, self._ends = _mask_of(model, tokenizer), ends_of(tokenizer)
         self._model, self.tokenizer, self._cfg = model, tokenizer, cfg
         self._reading = Reading(model.cfg, tokenizer, model.max_seq_len)
-        self._never = sorted({*tokenizer.special_names, tokenizer.pad} - {*self._ends})
+        self._specials = sorted({*tokenizer.special_names, tokenizer.pad, *self._ends})
         super().__init__([self._read_text(text, numbered(number, len(texts))) for number, text in enumerate(texts, 1)])
 
     def _read_text(self, text: str, which: str) -> Read:
@@ -94,24 +94,28 @@ class Filling(Whole[Filled]):
         batch = batch_of([[self._reading.as_it_is(np.array(row.ids))] for row in rows], width, pad=self.tokenizer.pad)
         places = [(i, place) for i, row in enumerate(rows) for place in row.open()]
         at = torch.tensor([i * width + place for i, place in places], device=device)
+        behind = torch.tensor([place >= len(rows[i].ids) - self._cfg.max_tokens for i, place in places], device=device)
         drawing = self._cfg.temperature > 0
         chances = [uniform(rows[i].key, forward * _FORWARDS + place) for i, place in places] if drawing else []
 
         def read(hidden: Tensor, head: Head, ctx: Context) -> list[Logprob]:
-            states = hidden.flatten(0, 1)[at].split(CHUNK)
-            return [one for n, some in enumerate(states) for one in self._chosen(head(some), chances[n * CHUNK :][: len(some)])]
+            parts = zip(hidden.flatten(0, 1)[at].split(CHUNK), behind.split(CHUNK), strict=True)
+            each = ((head(some), ends, chances[n * CHUNK :][: len(some)]) for n, (some, ends) in enumerate(parts))
+            return [one for part in each for one in self._chosen(*part)]
 
         with decoding(self._model):
             told: list[Logprob] = self._model(batch.to(device), read=read)
         for i, row in enumerate(rows):
             row.take({place: one for (of, place), one in zip(places, told, strict=True) if of == i}, self._ends)
 
-    def _chosen(self, logits: Tensor, chances: list[float]) -> list[Logprob]:
-        """Returns a token for each place, with log p of it and of the likeliest ones.  logits: (n, v)."""
+    def _chosen(self, logits: Tensor, behind: Tensor, chances: list[float]) -> list[Logprob]:
+        """Returns a token for each place, with log p of it and of the likeliest ones.  logits: (n, v); behind: (n,) bool, whether the place
+        is behind the text, which may end there; no other special token is chosen."""
         logits = logits[:, : self.tokenizer.vocab_size].float()
         if not logits.sum().isfinite() and not logits.isfinite().all():
             raise NumericsError("fill: the model's logits hold NaN or infinity, and no token can be chosen. Use another checkpoint.")
-        able = logits.index_fill(1, torch.tensor(self._never, device=logits.device), HIDDEN)
+        able = logits.index_fill(1, torch.tensor(self._specials, device=logits.device), HIDDEN)
+        able[:, self._ends] = logits[:, self._ends].where(behind.unsqueeze(-1), HIDDEN)
         tokens = drawn(filtered(able, self._cfg), chances) if chances else likeliest(able)
         return logprobs(logits, tokens, self._cfg.likeliest)
 

@@ -58,7 +58,8 @@ class Fill(OfTexts, FillConfig):
     def _note_likeliest(self, found: "Filled", tokenizer: "Tokenizer") -> None:
         for each in found.tokens if self.likeliest else []:
             told = [(each.token, each.logprob), *each.top]
-            note("  ".join(f"{logprob:.4f} {tokenizer.decode([token])!r}" for token, logprob in told))
+            names = [tokenizer.special_names.get(token) or tokenizer.decode([token]) for token, _ in told]
+            note("  ".join(f"{logprob:.4f} {name!r}" for name, (_, logprob) in zip(names, told, strict=True)))
 
     def _fill_file(self, folder: Path, files: tuple[Path, Path]) -> None:
         from lm.generation.fill import FILLED

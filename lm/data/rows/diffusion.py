@@ -48,6 +48,8 @@ class DiffusionRows(PackedRows):
             )
         super().__init__(packing, tokenizer, seed)
         self._mask, self._begins = tokenizer.mask, [token for token in tokenizer.prefix if token not in tokenizer.suffix]
+        self.n_labels = max(1, self.store.n_tokens - self.store.n_documents * len(self._begins))
+        self.bytes_per_label = self.store.n_bytes / self.n_labels
 
     def documents(self, ids: Ids) -> Ids:
         return self.packing.documents(ids)

@@ -78,6 +78,15 @@ def test_what_begins_a_document_is_shown_and_not_predicted(make_store: MakeStore
     assert begins.sum() == 60 and (fields(batch)[0][begins] == IGNORED).all() and not fields(batch)[1][begins].any()
 
 
+@pytest.mark.parametrize("fit", [False, True])
+def test_bytes_are_told_of_the_tokens_that_are_predicted(make_store: MakeStore, tokenizer: Tokenizer, fit: bool) -> None:
+    """Where tokens are not bytes, by the mean of a label. Seen to fail: the token that begins a document was one of the labels."""
+    store = make_store(documents(tokenizer, 60, 20))
+    rows = DiffusionRows(BestFit(store, 32, 0) if fit else Windows(store, 32, True, ahead=0), tokenizer, seed=1)
+    labels, _ = fields(rows.batch(np.arange(len(rows))))
+    assert rows.n_labels == (labels != IGNORED).sum() and rows.bytes_per_label * rows.n_labels == pytest.approx(store.n_bytes)
+
+
 def test_draws_depend_on_seed_step_and_row_alone(make_store: MakeStore, tokenizer: Tokenizer) -> None:
     rows = make(make_store(documents(tokenizer, 20, 40)), tokenizer, 32)
     whole = rows.batch(np.arange(8), draw=3)

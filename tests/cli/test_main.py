@@ -255,6 +255,14 @@ def test_the_prompt_that_a_training_names_ends_before_what_is_no_text(tmp_path: 
     assert further(run)[0].endswith('prompt="def th"')
 
 
+@pytest.mark.parametrize(("most", "masks"), [({"max_seq_len": None}, 8), ({"max_seq_len": 1024}, 64), ({}, 8)])
+def test_the_masks_that_a_training_names_leave_room_for_the_text(tmp_path: Path, most: dict[str, int | None], masks: int) -> None:
+    """Seen to fail: with rows of 64 tokens or fewer the command was refused, as text and 64 masks are longer than the context."""
+    run = RunFolder(tmp_path / "x")
+    run.write_config({"model": {"kind": "encoder", **most}, "objective": {"kind": "diffusion"}, "data": {"seq_len": 32}})
+    assert further(run)[0].endswith(f" max_tokens={masks}")
+
+
 @pytest.mark.parametrize(
     ("kind", "template", "first", "objective"),
     [

@@ -149,24 +149,24 @@ class OfTexts(Verb):
             raise ConfigError("texts, out, format: a file of texts needs out=FILE, and has a format of its own. Write texts=FILE out=FILE.")
         return None if self.texts is None or self.out is None else (Path(self.texts).expanduser(), Path(self.out).expanduser())
 
-    def read_lines(self, files: tuple[Path, Path], asked: Callable[[object, str], T], adds: str | None) -> tuple[list[Tree], list[T]]:
+    def read_lines(self, files: tuple[Path, Path], asked: Callable[[object, str], T], adds: Sequence[str]) -> tuple[list[Tree], list[T]]:
         """Returns the lines of the file of texts, and what is asked of each.
 
-        asked: returns it of a line and its place.  adds: the field that each line gets.  Raises ConfigError for a file of no texts, and
-        where there is something at `out`.
+        asked: returns it of a line and its place.  adds: the fields that each line gets; none where `out` is no file of lines.  Raises
+        ConfigError for a file of no texts, and where there is something at `out`.
         """
         from lm.generation.answering import require_lines, require_new
         from lm.generation.whole import read_texts_file
 
-        if adds is None:
-            require_new(files[1], self.overwrite)
-        else:
+        if adds:
             require_lines(files[1], self.overwrite, read=files[0])
+        else:
+            require_new(files[1], self.overwrite)
         lines, found = [], []
         for line, where in read_texts_file(files[0]):
             found.append(asked(line, where))
-            if adds is not None and adds in line:
-                raise ConfigError(f"{where}: it has the field {adds} already, which is written here. Rename it.")
+            if there := [name for name in adds if name in line]:
+                raise ConfigError(f"{where}: it has the field {there[0]} already, which is written here. Rename it.")
             lines.append(line)
         if not lines:
             raise ConfigError(f'{files[0]}: it holds no text. Write a line such as {{"text": "a text"}} for each.')

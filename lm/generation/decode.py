@@ -132,7 +132,7 @@ def begin(model: LM, prompt: Sequence[int], first: int | None = None) -> list[in
         case EncoderConfig():
             raise ConfigError(
                 "generate: the model is an encoder, which fills in masked tokens and continues nothing."
-                " Use a model of kind decoder or encoder_decoder."
+                " Use lm fill, or a model of kind decoder or encoder_decoder."
             )
         case EncoderDecoderConfig(start_token=None):
             raise ConfigError("generate: model.start_token is null, and the decoder begins with it. Set it to the tokenizer's bos or pad.")

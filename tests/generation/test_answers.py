@@ -110,7 +110,7 @@ def test_a_source_longer_than_the_context_is_refused_with_both_numbers() -> None
 
 
 def test_encoders_and_decoders_without_a_start_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"the model is an encoder.*Use a model of kind decoder or encoder_decoder"):
+    with pytest.raises(ConfigError, match=r"the model is an encoder.*Use lm fill, or a model of kind decoder or encoder_decoder"):
         generate(build_model(model_config(with_kinds({**BASE, "kind": "encoder"})), seed=0), [[1]], cfg())
     with pytest.raises(ConfigError, match=r"model\.start_token is null.*Set it to"):
         generate(encoder_decoder(start_token=None), [[1]], cfg())

@@ -93,7 +93,7 @@ class Classify(OfTexts):
         from lm.generation.load import load
 
         fields = [self.field, *([self.field_pair] if self.field_pair is not None else [])]
-        lines, given = self.read_lines(files, lambda line, where: _asked(line, fields, where), PREDICTED)
+        lines, given = self.read_lines(files, lambda line, where: _asked(line, fields, where), [PREDICTED])
         model, tokenizer = load(folder, self.device, self.merge, self.dtype)
         self.write_lines(files[1], lines, fields, Telling(model, tokenizer, given))
 

@@ -77,7 +77,7 @@ class Embed(OfTexts):
         names = [self.field or "text"]
         matrix = files[1].suffix == _MATRIX
         lines, texts = self.read_lines(
-            files, lambda line, where: require_texts(values_of(line, names, where), names, where, line)[0], None if matrix else EMBEDDING
+            files, lambda line, where: require_texts(values_of(line, names, where), names, where, line)[0], [EMBEDDING] * (not matrix)
         )
         before = self._before(folder)
         embedding = self._embedding(folder, before, texts)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Fill(OfTexts, FillConfig):
     """usage: lm fill from=FOLDER [text=TEXT ...] [texts=FILE out=FILE] [key=value ...]
 
-    Fills in the masks of a text, "The <|mask|> sat.", by an encoder that was
+    Fills in the masks of a text, "The<|mask|> sat.", by an encoder that was
     trained by objective=mlm, or diffusion: with the latter max_tokens=64 puts
     masks behind the text, and so continues it; at_once=4 is four times as fast.
 
@@ -65,7 +65,7 @@ class Fill(OfTexts, FillConfig):
 
         names = [self.field or "text"]
         lines, texts = self.read_lines(
-            files, lambda line, where: require_texts(values_of(line, names, where), names, where, line)[0], "filled"
+            files, lambda line, where: require_texts(values_of(line, names, where), names, where, line)[0], ["filled", "tokens"]
         )
         how = self.model_dump(mode="json", include={*FillConfig.model_fields})
         self.write_lines(files[1], lines, [self.field, json.dumps(how)], self._filling(folder, texts))

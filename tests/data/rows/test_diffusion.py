@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lm.cli.views.rows import shown
 from lm.data.kinds import BytesConfig, DiffusionConfig
 from lm.data.layout.best_fit import BestFit
 from lm.data.layout.windows import Windows
@@ -208,6 +209,14 @@ def test_a_validation_tells_the_bound_by_document_and_guesses_at_hidden_tokens_a
     assert sum(each[0] for each in sums.values()) == pytest.approx(found.nats, rel=1e-6)
     assert found.curves is not None and found.curves.calibration[:, 0].sum() == (shares > 0).sum()
     assert sum(each["tokens"] * each["loss"] for each in found.curves.by_place()) == pytest.approx(found.nats, rel=1e-6)
+
+
+def test_of_a_row_only_hidden_tokens_are_shown_as_told(make_store: MakeStore, tokenizer: Tokenizer) -> None:
+    """Seen to fail: all tokens were, as if the model learned to repeat what it reads."""
+    rows = make(make_store([[65, 66] * 8]), tokenizer, 16)
+    batch = rows.batch(np.array([0]))
+    reads, says = ("".join(text for text, _ in line).split(":")[1].strip().split("│") for line in shown(batch, tokenizer))
+    assert [one == "<|mask|>" for one in reads] == [one != "·" for one in says] and 1 < says.count("·") < 16
 
 
 def test_without_a_mask_token_it_is_refused(make_store: MakeStore, byte_tokenizer: Tokenizer) -> None:

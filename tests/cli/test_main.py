@@ -263,6 +263,16 @@ def test_the_masks_that_a_training_names_leave_room_for_the_text(tmp_path: Path,
     assert further(run)[0].endswith(f" max_tokens={masks}")
 
 
+@pytest.mark.parametrize(("mask", "text"), [("<|mask|>", "A<|mask|> text."), ("[MASK]", "A [MASK] text."), ("<mask>", "A <mask> text.")])
+def test_the_mask_that_a_training_names_is_written_as_its_words_are(tmp_path: Path, mask: str, text: str) -> None:
+    """Seen to fail: tokens that lm trains have the blank before a word in them, and one stood before the mask alone, as in no text."""
+    run = RunFolder(tmp_path / "x")
+    run.write_config({"model": {"kind": "encoder"}, "objective": {"kind": "mlm"}})
+    run.model.mkdir()
+    (run.model / "tokenizer_config.json").write_text(json.dumps({"mask_token": mask}))
+    assert further(run)[0].endswith(f'text="{text}"')
+
+
 @pytest.mark.parametrize(
     ("kind", "template", "first", "objective"),
     [

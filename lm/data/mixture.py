@@ -18,7 +18,7 @@ _BLOCK = 1 << 12  # places in which each source has its exact share
 _FILL = {
     "tokens": None, "labels": IGNORED, "positions": -1, "documents": -1,
     "source_tokens": None, "source_positions": -1, "source_documents": -1, "prefix": False, "answers": IGNORED,
-    "segments": 0, "targets": 0.0,
+    "segments": 0, "targets": 0.0, "shares": 0.0,
 }  # fmt: skip
 """What stands in the padding of each field of a batch; None: the tokenizer's pad."""
 
@@ -167,7 +167,8 @@ def _quotas(weights: NDArray[np.float64]) -> NDArray[np.int64]:
 def merged(parts: Sequence[Batch], places: Sequence[Ids], pad: int) -> Batch:
     """Returns one batch, as wide as the widest part: the rows of parts[i] stand at places[i], equally many of a part at each of its places.
 
-    A field that only some parts have is filled in for the others: each row is one document at positions 0, 1, 2 ..., without a prefix.
+    A field that only some parts have is filled in for the others: each row is one document at positions 0, 1, 2 ..., without a prefix, and
+    each label counts 1.
     """
     if len(parts) == 1:
         return parts[0]
@@ -198,4 +199,6 @@ def _default(name: str, part: Batch) -> Tensor:
     assert tokens is not None
     if name.endswith("positions"):
         return torch.arange(tokens.shape[1]).expand(tokens.shape)
+    if name == "shares":
+        return torch.ones(tokens.shape)
     return torch.zeros(tokens.shape, dtype={"prefix": torch.bool, "segments": torch.int64}.get(name, torch.int32))

@@ -76,7 +76,9 @@ class Filling(Whole[Filled]):
             raise ConfigError(f"text: {which} has no mask. Write {name} where something is to be filled in, or set max_tokens.")
         if len(ids) > self._model.max_seq_len:
             rule = f"and the model reads at most {self._model.max_seq_len:,}"
-            raise ConfigError(f"text: {which} has {len(ids):,} tokens with its masks, {rule}. Shorten it.")
+            raise ConfigError(
+                f"text: {which} has {len(ids):,} tokens with its masks, {rule}. Shorten it{', or lower max_tokens' * (n > 0)}."
+            )
         return self._reading.as_it_is(np.array(ids, np.int64))
 
     def found(self, texts: list[Read]) -> list[Filled]:

@@ -20,8 +20,8 @@ class Batch:
 
     An encoder-decoder reads `source_tokens` in its encoder and `tokens` in its decoder. Which token sees which follows from positions,
     documents and prefix, which every backend knows; any other mask is `Mask.explicit`, for code that calls blocks with a Context of its
-    own. Where ranks shard rows, tokens, labels, answers and segments are those of this rank's shard, and positions, documents and
-    prefix are those of whole rows.
+    own. Where ranks shard rows, tokens, labels, answers, segments and shares are those of this rank's shard, and positions, documents
+    and prefix are those of whole rows.
     """
 
     tokens: Tensor  # (b, s) int64

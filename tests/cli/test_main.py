@@ -255,6 +255,24 @@ def test_the_prompt_that_a_training_names_ends_before_what_is_no_text(tmp_path: 
     assert further(run)[0].endswith('prompt="def th"')
 
 
+@pytest.mark.parametrize(("most", "masks"), [({"max_seq_len": None}, 8), ({"max_seq_len": 1024}, 64), ({}, 8)])
+def test_the_masks_that_a_training_names_leave_room_for_the_text(tmp_path: Path, most: dict[str, int | None], masks: int) -> None:
+    """Seen to fail: with rows of 64 tokens or fewer the command was refused, as text and 64 masks are longer than the context."""
+    run = RunFolder(tmp_path / "x")
+    run.write_config({"model": {"kind": "encoder", **most}, "objective": {"kind": "diffusion"}, "data": {"seq_len": 32}})
+    assert further(run)[0].endswith(f" max_tokens={masks}")
+
+
+@pytest.mark.parametrize(("mask", "text"), [("<|mask|>", "A<|mask|> text."), ("[MASK]", "A [MASK] text."), ("<mask>", "A <mask> text.")])
+def test_the_mask_that_a_training_names_is_written_as_its_words_are(tmp_path: Path, mask: str, text: str) -> None:
+    """Seen to fail: tokens that lm trains have the blank before a word in them, and one stood before the mask alone, as in no text."""
+    run = RunFolder(tmp_path / "x")
+    run.write_config({"model": {"kind": "encoder"}, "objective": {"kind": "mlm"}})
+    run.model.mkdir()
+    (run.model / "tokenizer_config.json").write_text(json.dumps({"mask_token": mask}))
+    assert further(run)[0].endswith(f'text="{text}"')
+
+
 @pytest.mark.parametrize(
     ("kind", "template", "first", "objective"),
     [

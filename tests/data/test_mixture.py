@@ -2,17 +2,19 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from lm.data.kinds import BPEConfig, BytesConfig, CausalConfig, MixConfig
+from lm.data.kinds import BPEConfig, BytesConfig, CausalConfig, DiffusionConfig, MixConfig
 from lm.data.layout.mixed import MixedRows
 from lm.data.loader import train_loader
-from lm.data.mixture import Mixture, Share, merged
+from lm.data.mixture import _FILL, Mixture, Share, merged
 from lm.data.rows.build import build_splits, split_rows
 from lm.data.sizes import Sizes
 from lm.data.store.prepare import Prepared, prepare
@@ -88,12 +90,13 @@ def mixed(tmp_path: Path) -> Callable[..., tuple[MixConfig, Prepared]]:
             records = [{"text": f"{name} {n} " * (n % 5 + 3)} for n in range(count)]
             (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
         data = [{"kind": "text", "files": str(tmp_path / f"{name}.jsonl"), "val_frac": 0.3} for name in ("one", "two", "only_val")]
+        tokenizer = options.pop("tokenizer", BytesConfig())
         weights, most = options.pop("weights", [3.0, 1.0, 0.0]), options.pop("max_epochs", [None] * 3)
         names = [Path(str(each["files"])).stem for each in data]
         sources = [{"name": n, "data": d, "weight": w, "max_epochs": e} for n, d, w, e in zip(names, data, weights, most, strict=True)]
         tree = {"sources": sources, "seq_len": 32, "cache_dir": str(tmp_path / "cache"), **options}
         cfg = from_tree(MixConfig, tree)
-        return cfg, prepare(cfg, BytesConfig(), log=lambda line: None)
+        return cfg, prepare(cfg, tokenizer, log=lambda line: None)
 
     return run
 
@@ -213,6 +216,24 @@ def test_batches_of_different_widths_and_fields_are_merged() -> None:
     assert found.positions is not None and found.positions.tolist() == [[0, 1, 2, 3, -1, -1], [0, 1, 2, 0, 1, -1], [0, 1, 2, 3, -1, -1]]
     assert found.documents is not None and found.documents[0].tolist() == [0, 0, 0, 0, -1, -1] and found.documents.dtype == torch.int32
     assert found.segments is not None and found.segments.tolist() == [[0] * 6, [0, 1, 1, 0, 1, 0], [0] * 6]
+    weighed = merged([plain, replace(placed, shares=torch.full((1, 6), 0.5))], [np.array([0, 2]), np.array([1])], pad=9)
+    assert weighed.shares is not None and weighed.shares.tolist() == [[1] * 4 + [0] * 2, [0.5] * 6, [1] * 4 + [0] * 2]
+
+
+def test_rows_of_several_sources_have_every_field_that_they_have_alone(mixed: Mixed) -> None:
+    """Seen to fail: what each label counts was left out, so that masked diffusion learned to tell the tokens that it was shown."""
+    cfg, found = mixed(tokenizer=BytesConfig().build(extra=DiffusionConfig().specials()))
+    train, *_ = build_splits(DiffusionConfig(), cfg, found, None, seed=0)
+    ids = np.array([0, len(train) - 1, 1])
+    together, alone = train.batch(ids, 3), [train.batch(ids[i : i + 1], 3) for i in range(3)]
+    assert together.shares is not None and together.labels is not None
+    for i, row in enumerate(alone):
+        assert row.shares is not None and row.labels is not None
+        assert torch.equal(together.shares[i : i + 1], row.shares) and torch.equal(together.labels[i : i + 1], row.labels)
+
+
+def test_every_tensor_of_a_batch_can_be_merged() -> None:
+    assert {each.name for each in fields(Batch) if each.type in (Tensor, Tensor | None)} == {*_FILL}
 
 
 def test_bytes_of_a_mixture_are_those_of_its_sources(mixed: Mixed, decoder: ModelConfig) -> None:

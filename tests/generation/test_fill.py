@@ -159,7 +159,7 @@ def test_what_comes_behind_an_end_is_left_out_and_not_waited_for(tokenizer: Toke
 def test_what_cannot_be_filled_in_is_told(model: LM, tokenizer: Tokenizer) -> None:
     with pytest.raises(ConfigError, match=r"text: number 2 of 2 has no mask\. Write <\|mask\|> where"):
         lm.fill(model, tokenizer, [M, "none"])
-    with pytest.raises(ConfigError, match=r"has 102 tokens with its masks, and the model reads at most 64"):
+    with pytest.raises(ConfigError, match=r"has 102 tokens with its masks, .* at most 64\. Shorten it, or lower max_tokens"):
         lm.fill(model, tokenizer, "a", max_tokens=100)
     with pytest.raises(ConfigError, match=r"the tokenizer has no mask token"):
         lm.fill(model, BytesConfig().build(), M)
@@ -187,6 +187,16 @@ def test_the_verb_prints_texts_json_and_files(folder: Path, lm: Lm) -> None:
     assert code == 0 and "2 texts filled in, 2 now" in err
     lines = [json.loads(line) for line in (folder.parent / "out.jsonl").read_text().splitlines()]
     assert [line["filled"] for line in lines] == [one["filled"] for one in found]
+
+
+def test_a_line_keeps_its_own_fields_or_is_refused(folder: Path, lm: Lm) -> None:
+    """Seen to fail: its tokens were replaced."""
+    call = ("fill", f"from={folder}", f"texts={folder.parent}/texts.jsonl", f"out={folder.parent}/out.jsonl")
+    (folder.parent / "texts.jsonl").write_text(json.dumps({"text": M, "tokens": "its own"}) + "\n")
+    assert lm(*call)[0] == 0 and json.loads((folder.parent / "out.jsonl").read_text())["tokens"] == "its own"
+    (folder.parent / "texts.jsonl").write_text(json.dumps({"text": M, "filled": "its own"}) + "\n")
+    code, _, err = lm(*call, "overwrite=true")
+    assert code == 2 and "it has the field filled already, which is written here. Rename it." in err, err
 
 
 def test_the_likeliest_tokens_are_those_of_transformers(tokenizer: Tokenizer, tmp_path: Path, lm: Lm) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Fill(OfTexts, FillConfig):
     """usage: lm fill from=FOLDER [text=TEXT ...] [texts=FILE out=FILE] [key=value ...]
 
-    Fills in the masks of a text, "The <|mask|> sat.", by an encoder that was
+    Fills in the masks of a text, "The<|mask|> sat.", by an encoder that was
     trained by objective=mlm, or diffusion: with the latter max_tokens=64 puts
     masks behind the text, and so continues it; at_once=4 is four times as fast.
 

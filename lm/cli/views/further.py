@@ -20,9 +20,11 @@ def further(run: RunFolder) -> list[str]:
     if lines and tokenizer.get("chat_template"):
         lines = [f"talk to it: lm generate {given}"]
     if config.get("objective.kind") == "diffusion":
-        lines = [f"sample it: lm fill {given} text={in_shell(prompt)} max_tokens=64"]
+        context = config.get("model.max_seq_len") or config.get("data.seq_len") or 256
+        lines = [f"sample it: lm fill {given} text={in_shell(prompt)} max_tokens={min(64, max(1, context // 4))}"]
     if config.get("objective.kind") == "mlm" and (mask := tokenizer.get("mask_token")):
-        lines = [f"try it: lm fill {given} text={in_shell(f'A {mask} text.')}"]
+        blank = "" if mask == "<|mask|>" else " "  # a part of the token of a word, where lm has made it
+        lines = [f"try it: lm fill {given} text={in_shell(f'A{blank}{mask} text.')}"]
     if config.get("objective.kind") == "reward":
         lines = [f"learn from it: lm train objective=grpo init_from=FOLDER objective.reward_model={shlex.quote(str(run.path))} data=..."]
     if config.get("objective.kind") in ("classify", "multi_label", "regression"):

@@ -13,7 +13,8 @@ Line = list[tuple[str, str]]  # (text, style)
 
 
 def shown(batch: Batch, tokenizer: Tokenizer, names: Sequence[str] | None = None) -> list[Line]:
-    """Returns lines with the inputs and labels of each document of each row; inputs with bidirectional attention are in ⟨⟩.
+    """Returns lines with the inputs and labels of each document of each row, those that count; inputs with bidirectional attention
+    are in ⟨⟩.
 
     names: of labels that are no tokens.
     """
@@ -22,6 +23,7 @@ def shown(batch: Batch, tokenizer: Tokenizer, names: Sequence[str] | None = None
 
 def _row(batch: Batch, row: int, tokenizer: Tokenizer, names: Sequence[str] | None) -> Iterator[Line]:
     assert batch.labels is not None
+    labels = batch.labels if batch.shares is None else batch.labels.masked_fill(batch.shares == 0, IGNORED)
     for number, places in enumerate(_documents(batch.tokens, batch.positions, batch.documents, row)):
         if batch.source_tokens is not None:
             sources = _documents(batch.source_tokens, batch.source_positions, batch.source_documents, row)
@@ -29,7 +31,7 @@ def _row(batch: Batch, row: int, tokenizer: Tokenizer, names: Sequence[str] | No
         prefix = batch.prefix[row][places] if batch.prefix is not None else None
         yield [(f"  reads {number}:  ", ""), *_spans(batch.tokens[row][places], prefix, tokenizer)]
         told = names if batch.targets is None or names is None else [_told(batch.targets[row][number].tolist(), names)]
-        yield [(f"  says {number}:   ", ""), *_spans(batch.labels[row][places], None, tokenizer, told)]
+        yield [(f"  says {number}:   ", ""), *_spans(labels[row][places], None, tokenizer, told)]
 
 
 def _told(targets: list[float], names: Sequence[str]) -> str:

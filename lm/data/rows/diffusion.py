@@ -13,7 +13,7 @@ from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.nn.batch import IGNORED, Batch
 
-_GOLDEN = (5**0.5 - 1) / 2
+_TURNS, _GOLDEN = 16, (5**0.5 - 1) / 2
 
 
 class DiffusionConfig(LikelihoodConfig):
@@ -38,7 +38,8 @@ class DiffusionRows(PackedRows):
     token, in which the model predicts each one from those before it: a bound on -log p (Nie et al. 2025, equation 14; Uria et al. 2014,
     arXiv:1310.1757). A token that begins documents alone is always shown, and has none.
 
-    The k of rows beside each other are spread over 1..n, so that a validation's mean is less a matter of chance.
+    From the first row to the last one k goes through 1..n sixteen times, each time from another place on: those of evenly spaced rows, as
+    of a validation, are spread over 1..n, however many they are, and their mean is less a matter of chance.
     """
 
     def __init__(self, packing: Packing, tokenizer: Tokenizer, seed: int) -> None:
@@ -48,6 +49,8 @@ class DiffusionRows(PackedRows):
             )
         super().__init__(packing, tokenizer, seed)
         self._mask, self._begins = tokenizer.mask, [token for token in tokenizer.prefix if token not in tokenizer.suffix]
+        self.n_labels = max(1, self.store.n_tokens - self.store.n_documents * len(self._begins))
+        self.bytes_per_label = self.store.n_bytes / self.n_labels
 
     def documents(self, ids: Ids) -> Ids:
         return self.packing.documents(ids)
@@ -56,7 +59,8 @@ class DiffusionRows(PackedRows):
         packed = self.packing.read(ids)
         tokens = packed.tokens
         chance = uniforms(self.seed, draw, ids, tokens.shape[1])
-        level = (uniforms(self.seed, draw, np.array([-1]), 1) + ids[:, None] * _GOLDEN) % 1  # (b, 1)
+        turns = ids[:, None] * _TURNS / len(self)
+        level = (uniforms(self.seed, draw, np.array([-1]), 1) + turns + np.floor(turns) * _GOLDEN) % 1  # (b, 1)
         known = (tokens != PADDING) & ~np.isin(tokens, self._begins)
         n = known.sum(1, keepdims=True)
         k = 1 + (level * n).astype(np.int64)

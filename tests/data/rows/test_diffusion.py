@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lm.cli.views.rows import shown
 from lm.data.kinds import BytesConfig, DiffusionConfig
 from lm.data.layout.best_fit import BestFit
 from lm.data.layout.windows import Windows
+from lm.data.order import spread
 from lm.data.rows.diffusion import DiffusionRows
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
@@ -65,9 +67,25 @@ def test_any_number_of_tokens_is_hidden_as_often_and_counts_by_how_many(make_sto
     assert torch.allclose(shares.sum(1), n.float(), rtol=1e-5), "a row counts as much as its tokens, however many are hidden"
     counts = np.bincount(((k - 1) * 8 // n).numpy(), minlength=8)
     alike = sum(np.bincount(np.arange(size) * 8 // size, minlength=8) / size for size in n.tolist())
-    assert np.abs(counts - alike).max() <= 3, "the rows of a validation are spread over the numbers"
+    assert np.abs(counts - alike).max() <= 5, "spread over the numbers: of independent ones 6.6 would be a standard deviation"
     places = hidden[(k > 20) & (k < 44)].float().mean(0)[1:-1]
     assert places.min() > 0.35 and places.max() < 0.65
+
+
+@pytest.mark.parametrize("read", [256, 217, 100, 64, 31, 16, 7])
+@pytest.mark.parametrize("n_rows", [256, 300, 670, 1424, 5362])
+def test_the_rows_of_a_validation_are_spread_over_the_numbers_whatever_part_they_are(
+    make_store: MakeStore, tokenizer: Tokenizer, n_rows: int, read: int
+) -> None:
+    """Seen to fail: of every 2.6th row, 256 of 670, from 0.53 to 0.98 of the tokens were hidden, of another seed from none to 0.4;
+    and of every 7th part of the rows as many."""
+    store = make_store([[65] * (16 * n_rows)])
+    for seed in range(4):
+        rows = DiffusionRows(Windows(store, 16, True, ahead=0), tokenizer, seed)
+        batch = rows.batch(spread(len(rows), read))
+        hidden = (batch.tokens == tokenizer.mask).float().mean(1)
+        assert len(rows) == n_rows and hidden.mean() == pytest.approx(17 / 32, abs=0.01 + 0.4 / read**0.5)
+        assert hidden.std() == pytest.approx(1 / 12**0.5, abs=0.01 + 0.4 / read**0.5)
 
 
 def test_what_begins_a_document_is_shown_and_not_predicted(make_store: MakeStore, tokenizer: Tokenizer) -> None:
@@ -76,6 +94,15 @@ def test_what_begins_a_document_is_shown_and_not_predicted(make_store: MakeStore
     batch = rows.batch(np.arange(len(rows)))
     begins = batch.tokens == bos
     assert begins.sum() == 60 and (fields(batch)[0][begins] == IGNORED).all() and not fields(batch)[1][begins].any()
+
+
+@pytest.mark.parametrize("fit", [False, True])
+def test_bytes_are_told_of_the_tokens_that_are_predicted(make_store: MakeStore, tokenizer: Tokenizer, fit: bool) -> None:
+    """Where tokens are not bytes, by the mean of a label. Seen to fail: the token that begins a document was one of the labels."""
+    store = make_store(documents(tokenizer, 60, 20))
+    rows = DiffusionRows(BestFit(store, 32, 0) if fit else Windows(store, 32, True, ahead=0), tokenizer, seed=1)
+    labels, _ = fields(rows.batch(np.arange(len(rows))))
+    assert rows.n_labels == (labels != IGNORED).sum() and rows.bytes_per_label * rows.n_labels == pytest.approx(store.n_bytes)
 
 
 def test_draws_depend_on_seed_step_and_row_alone(make_store: MakeStore, tokenizer: Tokenizer) -> None:
@@ -184,6 +211,14 @@ def test_a_validation_tells_the_bound_by_document_and_guesses_at_hidden_tokens_a
     assert sum(each[0] for each in sums.values()) == pytest.approx(found.nats, rel=1e-6)
     assert found.curves is not None and found.curves.calibration[:, 0].sum() == (shares > 0).sum()
     assert sum(each["tokens"] * each["loss"] for each in found.curves.by_place()) == pytest.approx(found.nats, rel=1e-6)
+
+
+def test_of_a_row_only_hidden_tokens_are_shown_as_told(make_store: MakeStore, tokenizer: Tokenizer) -> None:
+    """Seen to fail: all tokens were, as if the model learned to repeat what it reads."""
+    rows = make(make_store([[65, 66] * 8]), tokenizer, 16)
+    batch = rows.batch(np.array([0]))
+    reads, says = ("".join(text for text, _ in line).split(":")[1].strip().split("│") for line in shown(batch, tokenizer))
+    assert [one == "<|mask|>" for one in reads] == [one != "·" for one in says] and 1 < says.count("·") < 16
 
 
 def test_without_a_mask_token_it_is_refused(make_store: MakeStore, byte_tokenizer: Tokenizer) -> None:

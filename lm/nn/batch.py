@@ -41,7 +41,7 @@ class Batch:
     sharding: RowSharding = field(default_factory=lambda: UNSHARDED)  # whether ranks share the rows, and how
     lengths: list[int] | None = None  # tokens of each row of one text; None: not counted, and a GPU would have to be waited for
     beside: "list[Batch]" = field(default_factory=list)  # what a loss reads before a step's first rows; `_counted` in lm/data/loader.py
-    counted: tuple[Tensor, int] | None = None  # labels that `to` has copied from a CPU, and how many of them are not IGNORED
+    counted: tuple[Tensor, int] | None = None  # labels that `to` has copied from a CPU, and how many of them count
 
     @classmethod
     def of(cls, given: "Batch | Tensor") -> "Batch":
@@ -75,7 +75,7 @@ class Batch:
         moved = self._each(lambda x: x.to(device, non_blocking=cuda))
         moved.beside = [each.to(device) for each in self.beside]
         if self.labels is not None and moved.labels is not None and self.labels.is_cpu and not moved.labels.is_cpu:
-            moved.counted = moved.labels, int((self.labels != IGNORED).sum())
+            moved.counted = moved.labels, int(((self.labels != IGNORED) if self.shares is None else self.shares != 0).sum())
         return moved
 
     @property
@@ -84,7 +84,7 @@ class Batch:
         return self.sharding.row_len(self.tokens.shape[1])
 
     def n_labels(self, labels: Tensor) -> int | None:
-        """Returns how many of the labels are not IGNORED, where that is known without waiting for a GPU."""
+        """Returns how many of the labels count, where that is known without waiting for a GPU."""
         return self.counted[1] if self.counted is not None and self.counted[0] is labels else None
 
     def pin_memory(self) -> "Batch":

@@ -121,6 +121,12 @@ def test_what_compares_with_another_model_never_waits(name: str) -> None:
     COMPARED[name](model(FEW["dense"]), batch, 0, 0).total.backward()
 
 
+def test_labels_that_count_for_nothing_are_not_computed() -> None:
+    ids = torch.zeros(2, 4, dtype=torch.int64)
+    moved = Batch(ids, ids, shares=torch.tensor([[0, 2, 2, 0], [4.0, 0, 0, 0]])).to(META)
+    assert moved.labels is not None and moved.n_labels(moved.labels) == 3
+
+
 def test_labels_that_count_unequally_never_wait() -> None:
     batch = Batch(IDS, IDS, positions=IDS, documents=IDS.int(), counted=(IDS, IDS.numel()), shares=IDS.float())
     Likelihood(DiffusionConfig(chunk=5))(model({"kind": "encoder"}), batch, 0, 0).total.backward()

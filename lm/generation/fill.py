@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from lm.data.rows.reading import Read, Reading, batch_of
 from lm.data.tokenizer.source import around
 from lm.data.tokenizer.tokenizer import Tokenizer
-from lm.errors import ConfigError, NumericsError, expect
+from lm.errors import ConfigError, NumericsError
 from lm.generation.config import FillConfig
 from lm.generation.decode import decoding
 from lm.generation.load import expect_loaded
@@ -38,8 +38,12 @@ class Filled:
     tokens: list[Logprob]
 
 
+@overload
+def fill(model: LM, tokenizer: Tokenizer, text: str, **options: Any) -> str: ...
+@overload
+def fill(model: LM, tokenizer: Tokenizer, text: list[str], **options: Any) -> list[str]: ...
 @device_unset()
-def fill(model: LM, tokenizer: Tokenizer, text: str | Sequence[str], **options: Any) -> Any:
+def fill(model: LM, tokenizer: Tokenizer, text: Any, **options: Any) -> Any:
     """Returns the text with its masks filled in, or each of several texts.  text: with the tokenizer's mask token, such as <|mask|>, where
     something is to be filled in.  options: the fields of FillConfig (max_tokens, at_once, order, temperature, ...).
 
@@ -47,8 +51,8 @@ def fill(model: LM, tokenizer: Tokenizer, text: str | Sequence[str], **options: 
     some behind it, and for one that is longer than the model's context.
     """
     expect_loaded(model, tokenizer)
-    texts = [text] if isinstance(text, str) else text
-    if not isinstance(texts, Sequence) or not all(isinstance(each, str) for each in texts):
+    texts: Any = [text] if isinstance(text, str) else text
+    if not isinstance(texts, list | tuple) or not all(isinstance(each, str) for each in texts):
         raise ConfigError(f"text: {text!r:.80} is no text, and no list of texts. Give one, such as 'a text'.")
     found = [each.text for each in Filling(model, tokenizer, texts, from_tree(FillConfig, options)).all()]
     return found[0] if isinstance(text, str) else found
@@ -58,7 +62,6 @@ class Filling(Whole[Filled]):
     """Texts whose masks are filled in. Raises ConfigError as `fill`."""
 
     def __init__(self, model: LM, tokenizer: Tokenizer, texts: Sequence[str], cfg: FillConfig) -> None:
-        expect("cfg", cfg, FillConfig, "Give a FillConfig")
         self._mask, self._ends = _mask_of(model, tokenizer), ends_of(tokenizer)
         self._model, self.tokenizer, self._cfg = model, tokenizer, cfg
         self._reading = Reading(model.cfg, tokenizer, model.max_seq_len)

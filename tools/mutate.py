@@ -179,7 +179,7 @@ MUTATIONS = [
     ("the soft-cap of the head is skipped", "nn/head.py", "return logits if self.softcap is None else", "return logits if True else", REFERENCES),
     ("the head's scale comes too late", "nn/head.py", "else x * self.scale", "else x", ["nn/test_norm.py"]),
     ("the head reads the places without a label", "losses/tokens.py", "(labels == IGNORED).byte()", "(labels != IGNORED).byte()", ["losses/test_tokens.py"]),
-    ("an unlabelled token counts", "losses/cross_entropy.py", "(log_z.square() * (labels != IGNORED)).sum()", "log_z.square().sum()", ["losses/test_tokens.py"]),
+    ("an unlabelled token counts", "losses/cross_entropy.py", "logsumexp(-1).square() * counted).sum()", "logsumexp(-1).square()).sum()", ["losses/test_tokens.py"]),
     ("what has no label is taught", "losses/cross_entropy.py", "else warm, beta) * counted.squeeze(-1)).sum()", "else warm, beta)).sum()", ["losses/test_teacher.py"]),
     ("further labels cross into the next document", "losses/tokens.py", "return later if documents is None else", "return later if True else", ["nn/test_mtp.py"]),
     ("every row's auxiliary loss weighs the same", "losses/tokens.py", "Balance.of(ctx.moe, counted.sum(-1))", "Balance.of(ctx.moe, labels.shape[-1])", MOE),

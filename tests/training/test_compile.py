@@ -81,15 +81,15 @@ def test_more_layers_are_not_more_to_compile(changes: Tree) -> None:
 
 
 @pytest.mark.slow
-def test_a_hook_of_one_block_is_called_where_compilers_look_for_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hook_of_one_block_is_called_where_compilers_look_for_hooks() -> None:
     """Seen to fail without: blocks share what is compiled, and the second had what the first has."""
     torch._dynamo.reset()
-    monkeypatch.setattr(torch._dynamo.config, "skip_nnmodule_hook_guards", False)
-    model, called = random_model(model_config(BASE)), list[int]()
-    model.compile()
-    for _ in range(2):
-        model(tokens(2, 9))
-    with model.get_submodule("blocks.1.attention.o").register_forward_pre_hook(lambda *given: called.append(1)):
-        for _ in range(3):
+    with torch._dynamo.config.patch(skip_nnmodule_hook_guards=False):  # monkeypatch would leave it deleted
+        model, called = random_model(model_config(BASE)), list[int]()
+        model.compile()
+        for _ in range(2):
             model(tokens(2, 9))
+        with model.get_submodule("blocks.1.attention.o").register_forward_pre_hook(lambda *given: called.append(1)):
+            for _ in range(3):
+                model(tokens(2, 9))
     assert len(called) == 3

@@ -136,6 +136,14 @@ def test_draws_repeat_and_depend_on_the_seed_and_the_text_alone(model: LM, token
     assert lm.fill(model, tokenizer, "some text", seed=1, **options) != alone
 
 
+def test_each_forward_draws_anew(model: LM, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five masks, one of which each forward fills in: 5 + 4 + 3 + 2 + 1 draws, by numbers of their own."""
+    asked: list[tuple[bytes, int]] = []
+    monkeypatch.setattr("lm.generation.fill.uniform", lambda key, step: asked.append((key, step)) or 0.5)
+    filled(model, tokenizer, [M * 5], temperature=1.0)
+    assert len(asked) == len({*asked}) == 15
+
+
 def test_what_comes_behind_an_end_is_left_out_and_not_waited_for(tokenizer: Tokenizer) -> None:
     """A head that says eos wherever the token before is no mask: the first mask is filled in, and the text has ended."""
     model = encoder()

@@ -192,6 +192,17 @@ def test_shares_count_alike_in_the_plain_loss_its_gradient_and_in_chunks(options
     assert torch.allclose(quiet.total, reference.total, rtol=1e-5)
 
 
+def test_no_logits_are_computed_of_labels_that_count_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, read = encoder(vocab_size=30, max_seq_len=64), list[int]()
+    labels, shares = torch.zeros(16, 64, dtype=torch.int64), torch.zeros(16, 64)
+    shares[:, :4] = 16.0
+    head = model.head.forward
+    monkeypatch.setattr(model.head, "forward", lambda hidden: (read.append(len(hidden)), head(hidden))[1])
+    with torch.no_grad():
+        model(Batch(labels), read=causal_reader(labels, shares=shares))
+    assert 64 <= sum(read) < 128
+
+
 def test_a_validation_tells_the_bound_by_document_and_guesses_at_hidden_tokens_alone(make_store: MakeStore, tokenizer: Tokenizer) -> None:
     model = encoder(vocab_size=320, max_seq_len=32)
     rows = make(make_store(documents(tokenizer, 60, 30)), tokenizer, 32)

@@ -142,11 +142,13 @@ class OfTexts(Verb):
 
     def files(self) -> tuple[Path, Path] | None:
         """Returns the file of texts and the one to write; None where texts are given as they are. Raises ConfigError where it is neither,
-        or both."""
+        or both, and for a field of no file."""
         if (self.text is None) == (self.texts is None):
             raise ConfigError("text: give text=TEXT, or texts=FILE and out=FILE.")
         if (self.texts is None) != (self.out is None) or (self.texts is not None and self.format != "text"):
             raise ConfigError("texts, out, format: a file of texts needs out=FILE, and has a format of its own. Write texts=FILE out=FILE.")
+        if self.texts is None and self.field is not None:
+            raise ConfigError("field: it is of texts=FILE, which is not set. Set it, or leave it out.")
         return None if self.texts is None or self.out is None else (Path(self.texts).expanduser(), Path(self.out).expanduser())
 
     def read_lines(self, files: tuple[Path, Path], asked: Callable[[object, str], T], adds: str | None) -> tuple[list[Tree], list[T]]:

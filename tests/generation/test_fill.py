@@ -144,7 +144,7 @@ def test_each_forward_draws_anew(model: LM, tokenizer: Tokenizer, monkeypatch: p
     assert len(asked) == len({*asked}) == 15
 
 
-def test_what_comes_behind_an_end_is_left_out_and_not_waited_for(tokenizer: Tokenizer) -> None:
+def test_what_comes_behind_an_end_is_left_out_and_not_waited_for(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A head that says eos wherever the token before is no mask: the first mask is filled in, and the text has ended."""
     model = encoder()
     assert tokenizer.eos is not None
@@ -157,7 +157,7 @@ def test_what_comes_behind_an_end_is_left_out_and_not_waited_for(tokenizer: Toke
         logits[:, tokenizer.eos] += 100.0 - 10 * torch.arange(len(logits))
         return logits
 
-    model.head.forward = says_end  # type: ignore[method-assign]
+    monkeypatch.setattr(model.head, "forward", says_end)
     [found] = filled(model, tokenizer, ["it ends"], max_tokens=8)
     assert found.text == "it ends" and not found.tokens and calls == [8]
     [whole] = filled(model, tokenizer, [f"it {M} ends"])

@@ -56,8 +56,8 @@ class Classify(OfTexts):
         if self.text is None and self.text_pair is not None:
             raise ConfigError("text: give text=TEXT, or texts=FILE and out=FILE.")
         files = self.files()
-        if files is None and (self.field is not None or self.field_pair is not None):
-            raise ConfigError("field, field_pair: they are of texts=FILE, which is not set. Set it, or leave them out.")
+        if files is None and self.field_pair is not None:
+            raise ConfigError("field_pair: it is of texts=FILE, which is not set. Set it, or leave it out.")
         if files is not None and self.chat:
             raise ConfigError("chat: lines of a file tell by their fields whether they are chats. Leave it out.")
         folder = resolve_model(self.from_)

@@ -50,8 +50,6 @@ class Embed(OfTexts):
         """Prints numbers on stdout, notes on stderr."""
         self.refuse(rest)
         files = self.files()
-        if files is None and self.field is not None:
-            raise ConfigError("field: it is of texts=FILE, which is not set. Set it, or leave it out.")
         folder = resolve_model(self.from_)
         if files is not None:
             self._embed_file(folder, files)

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from lm.cli.verb import OfTexts
-from lm.errors import ConfigError
 from lm.generation.config import FillConfig
 from lm.printing import answer, note
 from lm.storage.model_folder import resolve_model
@@ -39,8 +38,6 @@ class Fill(OfTexts, FillConfig):
         """Prints texts on stdout, notes on stderr."""
         self.refuse(rest)
         files = self.files()
-        if files is None and self.field is not None:
-            raise ConfigError("field: it is of texts=FILE, which is not set. Set it, or leave it out.")
         folder = resolve_model(self.from_)
         if files is not None:
             self._fill_file(folder, files)

@@ -204,6 +204,16 @@ PUBLISHED: dict[str, Published] = {  # class, and the sizes in config.json of th
             "max_position_embeddings": 4096, "attention_bias": False, "tie_word_embeddings": False, "head_dim": 64,
         },
     ),
+    "deepseek_v32": (
+        "DeepseekV32ForCausalLM",
+        {
+            "vocab_size": 129280, "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048, "num_hidden_layers": 61,
+            "num_attention_heads": 128, "num_key_value_heads": 128, "n_shared_experts": 1, "n_routed_experts": 256, "kv_lora_rank": 512,
+            "q_lora_rank": 1536, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "first_k_dense_replace": 3,
+            "max_position_embeddings": 163840, "attention_bias": False, "tie_word_embeddings": False, "head_dim": 64,
+            "index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048, "mlp_bias": False,
+        },
+    ),
     "kimi_linear_48b": (
         "KimiLinearForCausalLM",
         {
@@ -272,6 +282,9 @@ TINY = {
     "smollm3_3b": f"{GQA} model.ffn.hidden=64",
     "olmo2_1b": "model.attention.n_heads=4 model.ffn.hidden=64",
     "deepseek_v3": f"{MLA} model.ffn.top_k=2 model.ffn.router.n_groups=2 model.ffn.router.top_groups=1 model.mtp.depth=1 {MOE}",
+    "deepseek_v32": f"{MLA} model.ffn.top_k=2 model.ffn.router.n_groups=2 model.ffn.router.top_groups=1 model.position.scaling=null"
+    f" model.attention.scale=null model.attention.indexer.n_heads=9 model.attention.indexer.head_dim=8 {MOE}"
+    " model.attention.indexer.top_k=5",
     "kimi_linear_48b": f"{MLA} model.attention.q_rank=null model.recurrent.n_heads=4 model.recurrent.k_dim=6 model.recurrent.v_dim=6"
     f" model.ffn.top_k=2 {MOE} model.n_layers=4",
     "phi3_mini": "model.attention.n_heads=4 model.attention.window=5 model.ffn.hidden=64",

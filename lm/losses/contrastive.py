@@ -50,7 +50,7 @@ class Contrastive(Measure):
         n = batch.n_labels(labels)
         n = int((labels != IGNORED).sum()) if n is None else n
         first = labelled_first(labels.flatten())[:n] // labels.shape[1]  # (n,) rows of anchors
-        vectors, experts = self._in_parts(model, batch)  # (b, d)
+        vectors, aux = self._in_parts(model, batch)  # (b, d)
         wrong = _apart(labels, batch.tokens)
         with without_autocast(vectors.device):  # cosines are divided by so little that bf16 is too coarse
             found = [self._compared(each, first, wrong) for each in (vectors, *(first_of(vectors, d) for d in self._first_dims))]
@@ -58,7 +58,7 @@ class Contrastive(Measure):
         total = torch.stack([sums.total for sums, _ in found]).mean()
         nats = torch.stack([each[:, 0] for _, each in found]).mean(0)
         told = {f"accuracy_{d}d": sums.metrics["accuracy"] for d, (sums, _) in zip(self._first_dims, shorter, strict=True)}
-        sums = experts.beside(LossSums(total, total.detach(), metrics=whole.metrics | told))
+        sums = aux.beside(LossSums(total, total.detach(), metrics=whole.metrics | told))
         return sums, torch.cat([nats.unsqueeze(-1), guesses[:, 1:]], -1)
 
     def _compared(self, vectors: Tensor, first: Tensor, wrong: Tensor) -> tuple[LossSums, Tensor]:

@@ -22,7 +22,7 @@ class LossSums:
     loads: Tensor | None = None  # (MoE layers, e), tokens per expert of this forward; None where there are no experts
     metrics: dict[str, Tensor] = field(default_factory=dict)  # what else is reported, by name: (2,), as of `mean_of`
     counts: Tensor | None = None  # sums over labels, from which the `figures` of a `Measure` follow; None: it has none
-    router_loss: Tensor | None = None  # the part of `total` that is the routers'; None where there is none
+    auxiliary: dict[str, Tensor] = field(default_factory=dict)  # the parts of `total` that layers add, by name
 
 
 def mean_of(total: Tensor, n: int) -> Tensor:

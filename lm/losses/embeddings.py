@@ -1,6 +1,5 @@
 """One vector for each text of a batch, as which it is compared with others."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lm.losses.balance import Balance, with_balance
+from lm.losses.auxiliary import Auxiliary, with_auxiliary
 from lm.nn.batch import Batch
 from lm.nn.context import Context
 from lm.nn.head import Head, Reader
@@ -53,13 +52,13 @@ class InParts:
     n: int = 1
     again: bool = False
 
-    def __call__(self, model: LM, batch: Batch) -> tuple[Tensor, Balance]:
-        """Returns the vectors, and what experts add to a loss of pairs, in which a text counts as half a unit."""
+    def __call__(self, model: LM, batch: Batch) -> tuple[Tensor, Auxiliary]:
+        """Returns the vectors, and what layers add to a loss of pairs, in which a text counts as half a unit."""
 
-        def vectors(fields: dict[str, Any]) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        def vectors(fields: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor], Tensor | None]:
             part = Batch(**fields)
-            found, experts = model(part, read=with_balance(row_vectors(part, model.cfg), 1 / 2))
-            return found, experts.loss, experts.loads
+            found, aux = model(part, read=with_auxiliary(row_vectors(part, model.cfg), 1 / 2))
+            return found, aux.losses, aux.loads
 
         assert batch.positions is not None
         lengths = (batch.positions >= 0).sum(-1).tolist() if batch.lengths is None else batch.lengths
@@ -70,15 +69,12 @@ class InParts:
         parts = [_narrowed(batch, some, lengths[order[end - 1]]) for some, end in zip(rows.split(sizes), ends, strict=True)]
         what: Recomputed = "block" if self.again and torch.is_grad_enabled() else "none"
         found, losses, loads = zip(*(recomputed(vectors, what, part) for part in parts), strict=True)
-        return torch.cat(found)[rows.argsort()], Balance(_sum(losses), _sum(loads))
+        total = {name: torch.stack([part[name] for part in losses]).sum(0) for name in losses[0]}
+        there = [part for part in loads if part is not None]
+        return torch.cat(found)[rows.argsort()], Auxiliary(total, torch.stack(there).sum(0) if there else None)
 
 
 WHOLE = InParts()
-
-
-def _sum(parts: Sequence[Tensor | None]) -> Tensor | None:
-    given = [each for each in parts if each is not None]
-    return torch.stack(given).sum(0) if given else None
 
 
 def _narrowed(batch: Batch, rows: Tensor, longest: int) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lm.losses.balance import Balance
+from lm.losses.auxiliary import Auxiliary
 from lm.losses.cross_entropy import LossSums, mean_of, with_error
 from lm.losses.likelihoods import label_logits
 from lm.losses.measure import Measure, macro_f1
@@ -43,7 +43,7 @@ class TargetLoss(Measure):
         read = label_logits(labels, batch.n_labels(labels))
 
         def sums(hidden: Tensor, head: Head, ctx: Context) -> LossSums:
-            return Balance.of(ctx.moe, (labels != IGNORED).sum(-1)).beside(self._sums(read(hidden, head, ctx), targets))
+            return Auxiliary.of(ctx.reported, (labels != IGNORED).sum(-1)).beside(self._sums(read(hidden, head, ctx), targets))
 
         return sums
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lm.losses.balance import Balance
+from lm.losses.auxiliary import Auxiliary
 from lm.losses.cross_entropy import ALL, LossSums, answered, losses_and_gradient, token_losses
 from lm.losses.teacher import SoftTargets
 from lm.nn.batch import IGNORED
@@ -226,10 +226,8 @@ def causal_reader(
             later = summed(further, _later_labels(labels, n, ctx.mask), head)
             total = total + later.total * (ctx.mtp_weight / len(ctx.mtp))
         found = LossSums(total, sums.nll, metrics=sums.metrics)
-        if not ctx.moe.loads:
-            return found
         counted = labels != IGNORED if shares is None else shares
-        return Balance.of(ctx.moe, counted.sum(-1)).beside(found)
+        return Auxiliary.of(ctx.reported, counted.sum(-1)).beside(found)
 
     return read
 

@@ -13,15 +13,15 @@ from lm.ops.cache.cache import Cache
 
 
 @dataclass
-class MoEStats:
-    """Auxiliary losses of MoE layers, and the loads of their experts, by (stack, layer)."""
+class Reported:
+    """What layers report beside their output: losses of rows by name, and the loads of experts, by (stack, layer)."""
 
-    losses: dict[tuple[str, int], Tensor] = field(default_factory=dict)  # (b,), to be weighted by each row's label tokens
+    losses: dict[str, dict[tuple[str, int], Tensor]] = field(default_factory=dict)  # (b,), to be weighted by each row's label tokens
     loads: dict[tuple[str, int], Tensor] = field(default_factory=dict)  # (e,), tokens per expert, padding left out
 
 
 class Context:
-    """Passed through every block of one forward; blocks read it, `report_moe` to it and tell each other by `shared`.
+    """Passed through every block of one forward; blocks read it, report losses and loads to it and tell each other by `shared`.
 
     No dataclass: FSDP2 copies the dataclasses among a block's arguments, to put its hooks on the tensors within, and what a block adds to
     a copy is lost.
@@ -36,16 +36,17 @@ class Context:
         memory_mask: Mask | None = None,
         tokens: Tensor | None = None,
         stack: str = "",
-        moe: MoEStats | None = None,
+        reported: Reported | None = None,
     ) -> None:
-        """tokens: (b, s), for mixers that look them up.  moe: that of another stack, which this one adds to."""
+        """tokens: (b, s), for mixers that look them up.  reported: that of another stack, which this one adds to."""
         self.position, self.mask, self.angles, self.cache = position, mask, angles, cache
         self.memory: Tensor | None = None  # (b, m, d), the encoder's output for cross-attention; None where the cache holds its keys
         self.memory_mask, self.tokens, self.stack = memory_mask, tokens, stack
         self.own: Tensor | None = None  # (b, s, c), what the layer at work alone reads of each token
         self.shared: dict[Hashable, tuple[Tensor, ...]] = {}  # what layers tell later ones of the same pass
-        self.moe = MoEStats() if moe is None else moe
-        self._reported: tuple[Tensor, Tensor | None] | None = None
+        self.reported = Reported() if reported is None else reported
+        self._losses: dict[str, Tensor] = {}  # of the block at work
+        self._loads: Tensor | None = None
         self.mtp: list[Tensor] = []  # hidden states that predict the 2nd, 3rd, ... next token, (b, s, d) each
         self.mtp_weight = 0.0
         self._cached_masks: dict[Hashable, Mask] = {}  # by group of the cache
@@ -72,22 +73,29 @@ class Context:
         same.own = own
         return same
 
-    def report_moe(self, loads: Tensor, losses: Tensor | None) -> None:
-        """Tells of the experts of the block at work how many tokens each has, (e,), and the losses of each row, (b,), if there are any.
+    def report_loss(self, name: str, rows: Tensor) -> None:
+        """Tells what the block at work adds to the loss of each row, (b,), and by what name metrics show it (`router_loss`).
 
         Without the layer's number, so that one compiled block serves for all that are alike; and a block that is run again (activation
         checkpointing) counts once, since nobody asks then.
         """
-        self._reported = loads, losses
+        self._losses = {**self._losses, name: rows}
 
-    def collect_moe(self, layer: int) -> None:
+    def report_loads(self, loads: Tensor) -> None:
+        """Tells of the experts of the block at work how many tokens each has, (e,)."""
+        self._loads = loads
+
+    def collect(self, layer: int) -> None:
         """Files what the block has reported under this layer, in addition to what it has reported before."""
-        if self._reported is not None:
-            at = self.stack, layer
-            for held, new in zip((self.moe.loads, self.moe.losses), self._reported, strict=True):
-                if new is not None:
-                    held[at] = held[at] + new if at in held else new
-            self._reported = None
+        for name, rows in self._losses.items():
+            self._add(self.reported.losses.setdefault(name, {}), layer, rows)
+        if self._loads is not None:
+            self._add(self.reported.loads, layer, self._loads)
+        self._losses, self._loads = {}, None
+
+    def _add(self, held: dict[tuple[str, int], Tensor], layer: int, new: Tensor) -> None:
+        at = self.stack, layer
+        held[at] = held[at] + new if at in held else new
 
     @property
     def positions(self) -> Tensor:

@@ -87,7 +87,7 @@ class Stack(nn.Module):
         if self._run is not recomputed and ctx.cache is None:
             self._prepare(block, ctx, len(inputs[0]))
         out = self._run(block, self.recompute.of(layer) if self.training else "none", *inputs, ctx)
-        ctx.collect_moe(layer)
+        ctx.collect(layer)
         return out
 
     def _prepare(self, block: nn.Module, ctx: Context, rows: int) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lm.errors import ConfigError, ResourceError, expect
 from lm.nn.batch import Batch
 from lm.nn.block import SequentialConfig
-from lm.nn.context import Context, MoEStats
+from lm.nn.context import Context, Reported
 from lm.nn.device_memory import require_memory
 from lm.nn.embed import TABLES
 from lm.nn.ffn.base import Mixture
@@ -250,7 +250,7 @@ class EncoderDecoderLM(LM):
         """Returns the context with the encoded source in `memory`, or without, where the cache holds the source already."""
         ctx = super().context(batch, cache)
         if batch.source_tokens is not None:
-            ctx.memory, source = self._encode(batch, ctx.moe)
+            ctx.memory, source = self._encode(batch, ctx.reported)
             if cache is not None:
                 cache.remember(source)
         elif cache is not None and cache.memory_positions is not None:
@@ -261,14 +261,14 @@ class EncoderDecoderLM(LM):
         ctx.memory_mask = Mask(q, source, batch.documents, batch.source_documents, causal=False, square=square, sharding=batch.sharding)
         return ctx
 
-    def _encode(self, batch: Batch, moe: MoEStats) -> tuple[Tensor, Tensor]:
+    def _encode(self, batch: Batch, reported: Reported) -> tuple[Tensor, Tensor]:
         """Returns the hidden states of the source, (b, m, d), and its positions, (b, m)."""
         assert batch.source_tokens is not None
         tokens, documents, positions = batch.source_tokens, batch.source_documents, batch.source_positions
         encoder, square = self.encoder, positions is None and documents is None
         positions = encoder.position.places(tokens.shape[1], tokens.device) if positions is None else positions
         mask = Mask(positions, positions, documents, documents, causal=False, square=square, sharding=batch.sharding)
-        ctx = Context(encoder.position, mask, encoder.position.angles(positions), stack="encoder", moe=moe, tokens=tokens)
+        ctx = Context(encoder.position, mask, encoder.position.angles(positions), stack="encoder", reported=reported, tokens=tokens)
         x = encoder.through_blocks(encoder.embedded(self.embed(tokens), ctx, None), ctx)  # (b, m) -> (b, m, d)
         return encoder.norm(x), positions.expand(len(tokens), -1)
 

@@ -39,6 +39,7 @@ def curves(run: Run) -> list[tuple[str, str]]:
         "Gradient norm": (_smoothed, "grad_norm"),
         "Load of the busiest expert, over the mean": (_plain, "expert_load"),
         "Loss of the routers": (_smoothed, "router_loss"),
+        "Loss of the indexers": (_smoothed, "indexer_loss"),
         "Tokens per second": (_plain, "tokens_per_second"),
     }
     return [

@@ -10,7 +10,10 @@ from torch import Tensor
 from lm.cost.count import count
 from lm.cost.memory import Setting, memory
 from lm.errors import ConfigError
+from lm.losses.auxiliary import Auxiliary
 from lm.nn.batch import Batch
+from lm.nn.context import Context
+from lm.nn.head import Head
 from lm.nn.model_config import ModelConfig, model_config
 from lm.nn.transformer import LM, EncoderDecoderLM, build_model
 from lm.testing.models import VOCAB, Doubles, random_model, same, tokens
@@ -137,9 +140,17 @@ def padding_changes_nothing(model: LM) -> None:
 
 
 def gradient_reaches_every_parameter(model: LM) -> None:
-    """Of those that learn. In float64: a gradient that a later norm nearly cancels would be rounded to 0 in float32."""
+    """Of those that learn, from the output or from what layers report. In float64: a gradient that a later norm nearly cancels would be
+    rounded to 0 in float32."""
+
+    def read(hidden: Tensor, head: Head, ctx: Context) -> Tensor:
+        loss: Tensor = head(hidden).square().sum()
+        return sum(Auxiliary.of(ctx.reported, 1.0).losses.values(), loss)
+
+    trained = model.training
     with torch.enable_grad():
-        model(a_batch(model, b=4)).square().sum().backward()
+        model.train()(a_batch(model, b=4), read=read).backward()
+    model.train(trained)
     wanting = [name for name, p in model.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.abs().sum() > 0)]
     assert not wanting, f"no gradient reaches {wanting}"
 

@@ -77,7 +77,7 @@ class TrainModule(LightningModule):
         self.nll = self.tokens_in_step = torch.zeros(())
         self.metrics: dict[str, Tensor] = {}  # the objective's further metrics of this step, each (2,): sum and count
         self.loads: Tensor | None = None  # (MoE layers, e), tokens per expert of this step
-        self.router_loss: Tensor | None = None  # of this step, summed as `nll`
+        self.auxiliary: dict[str, Tensor] = {}  # what layers add to the loss of this step, by name, summed as `nll`
         self.grad_norm = torch.zeros(())
         self.verdicts = StepJudge(cfg.numerics.skip_in_a_row)
         self.loss_scale = LossScale() if cfg.trainer.precision == "fp16-mixed" else None
@@ -138,7 +138,7 @@ class TrainModule(LightningModule):
         if self.micro == 0:
             self.nll = torch.zeros((), device=self.device, dtype=torch.float32)  # bf16-true makes bf16 the default
             self.tokens_in_step = self._label_tokens(batch)
-            self.loads, self.router_loss, self.metrics = None, None, {}
+            self.loads, self.auxiliary, self.metrics = None, {}, {}
         launch, n_micro = self.cfg.launch, self.trainer.accumulate_grad_batches
         first_row = (self.micro * launch.data_parallel + self.global_rank // launch.ranks_per_row) * len(batch.tokens)
         sums = self.objective(self.model, batch, self.step, first_row)
@@ -147,8 +147,7 @@ class TrainModule(LightningModule):
         self.metrics = {name: pair + self.metrics.get(name, 0.0) for name, pair in sums.metrics.items()}
         if sums.loads is not None:
             self.loads = sums.loads if self.loads is None else self.loads + sums.loads
-        if sums.router_loss is not None:
-            self.router_loss = sums.router_loss if self.router_loss is None else self.router_loss + sums.router_loss
+        self.auxiliary = {name: loss + self.auxiliary.get(name, 0.0) for name, loss in sums.auxiliary.items()}
         divided_by = self.strategy.divisor(n_micro, self.trainer.world_size)
         mean = sums.total * divided_by / self.tokens_in_step
         return mean if self.loss_scale is None else mean * self.loss_scale.factor
@@ -170,9 +169,8 @@ class TrainModule(LightningModule):
     ) -> None:
         if self._complete:
             if self.trainer.world_size > 1:
-                for mine in (self.nll, self.router_loss, *self.metrics.values()):
-                    if mine is not None:
-                        torch.distributed.all_reduce(mine)
+                for mine in (self.nll, *self.auxiliary.values(), *self.metrics.values()):
+                    torch.distributed.all_reduce(mine)
             if self.loss_scale is not None:
                 self.loss_scale.unscale(p.grad for p in self.model.parameters() if p.grad is not None)
             self.strategy.clip(self.model, optimizer, self.cfg.optim.clip)

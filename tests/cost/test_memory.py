@@ -28,6 +28,7 @@ SMALL = "model.vocab_size=96 model.d_model=128 model.n_layers=4 model.max_seq_le
 SETTING = Setting(micro_batch=2, seq_len=64, chunk=16, device="cpu")
 LONG = SMALL.replace("=64", "=512")
 ROW = replace(SETTING, micro_batch=1, seq_len=512)
+INDEXER = "indexer.n_heads=3 model.attention.indexer.head_dim=32 model.attention.indexer.top_k=64"
 FUSED = {  # none has a soft-cap, dropout of weights or forget gates, for which no kernel on a CPU is fused
     "tiny": "",
     "llama_tiny": "model.attention.n_heads=4 model.ffn.hidden=256",
@@ -186,6 +187,19 @@ def test_attention_without_a_fused_kernel_keeps_the_weights_of_all_pairs(option:
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
             held.append(kept_bytes(model, setting=ROW))
     assert found[1] - found[0] == pytest.approx(held[1] - held[0], rel=0.03 if precision == "fp32" else 0.12)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
+@pytest.mark.parametrize("preset", ["gpt2", "deepseek_tiny"])
+def test_an_indexer_keeps_the_scores_of_its_heads(preset: str, precision: Precision) -> None:
+    """The mask that all layers share is left out, and under autocast the queries and keys of indexers in float32."""
+    found, held = [], []
+    for changes in ("", f"model.attention.{INDEXER}"):
+        model = build_model(composed(f"model={preset}", FUSED[preset], LONG, changes).model, seed=0).train()
+        found.append(memory(model, replace(ROW, precision=precision)).activations)
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
+            held.append(kept_bytes(model, setting=ROW))
+    assert found[1] - found[0] == pytest.approx(held[1] - held[0], rel=0.05 if precision == "fp32" else 0.12)
 
 
 @pytest.mark.parametrize("preset", ["gpt2", "bart_base", "granite_3_1_2b"])

@@ -32,7 +32,7 @@ from tests.test_presets import SMALL, TINY, composed
 
 PRESETS = (
     *("llama3_8b", "gpt2", "gpt_neox_20b", "phi3_mini", "bloom_560m", "olmo2_1b", "starcoder2_3b", "mixtral_8x7b", "moe_tiny"),
-    *("deepseek_v3", "gpt_oss_20b", "t5_small", "t5_1_1_base", "switch_base_8", "bart_base", "bert_base", "olmo_hybrid_7b"),
+    *("deepseek_v3", "deepseek_v32", "gpt_oss_20b", "t5_small", "t5_1_1_base", "switch_base_8", "bart_base", "bert_base", "olmo_hybrid_7b"),
     *("nanochat_d20", "jamba_v0_1"),
 )
 FUSED = LoRAConfig(rank=3, alpha=5.0, rslora=True)

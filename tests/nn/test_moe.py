@@ -233,10 +233,10 @@ PADDED = torch.stack(
 def test_losses_per_row_equal_the_formulas_without_padding(router: dict[str, Any], balance: float, z: float) -> None:
     layer, x, ctx = mixture(router=router, balance_loss=balance, router_z_loss=z), inputs(), context(PADDED)
     layer(x, ctx)
-    ctx.collect_moe(5)
-    assert ctx.moe.losses["", 5].tolist() == pytest.approx(losses_by_hand(layer, x, PADDED >= 0), rel=1e-9)
+    ctx.collect(5)
+    assert ctx.reported.losses["router_loss"]["", 5].tolist() == pytest.approx(losses_by_hand(layer, x, PADDED >= 0), rel=1e-9)
     chosen = layer.router(x).experts[PADDED >= 0]
-    assert ctx.moe.loads["", 5].tolist() == [(chosen == i).sum().item() for i in range(4)]
+    assert ctx.reported.loads["", 5].tolist() == [(chosen == i).sum().item() for i in range(4)]
 
 
 @torch.no_grad()
@@ -290,7 +290,7 @@ def test_a_rows_losses_are_weighed_by_its_labels() -> None:
     for row, n in enumerate((0, 5, 12)):
         labels[row, :n] = IGNORED
     sums, ctx = loss_of(model, ids, labels), model(Batch(ids), read=lambda hidden, head, ctx: ctx)
-    rows = torch.stack(list(ctx.moe.losses.values())).sum(0)
+    rows = torch.stack(list(ctx.reported.losses["router_loss"].values())).sum(0)
     torch.testing.assert_close(sums.total - sums.nll, rows[0] * 12 + rows[1] * 7)
 
 

@@ -18,6 +18,7 @@ from tests.nn.models import BESIDE, CONV, DELTA, EXPERT, MAMBA2, MIXTURES, MLA, 
 
 MOE = MIXTURES[0]
 DENSE = {"kind": "mlp", "hidden": 24}
+INDEXER = {"n_heads": 2, "head_dim": 8, "top_k": 4}
 LONG = {"kind": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_len": 16}
 
 
@@ -108,6 +109,16 @@ MISTAKES: list[tuple[Tree, str]] = [
     (attention(forget=True, qk_norm="l2"), "qk_norm=l2 has no form with forget=true. Leave one of them out."),
     (attention(forget=True, query_growth={"rate": 0.1, "every": 8}), "query_growth has no form with forget=true. Leave one of them out."),
     (attention(kind="differential", forget=True), "attention.forget: there is no such key."),
+    (attention(forget=True, indexer=INDEXER), "indexer has no form with forget=true. Leave one of them out."),
+    (attention(window=8, indexer=INDEXER | {"every": 2}), "indexer.every=2 has no form with a window, which layers may see otherwise."),
+    (attention(indexer=INDEXER | {"every": 2}) | {"mtp": {"depth": 1}}, "every=2 has no form with mtp, whose blocks draft alone. Set it"),
+    (attention(indexer=INDEXER | {"head_dim": 6}), "indexer.head_dim=6 is below the 8 dimensions that rotate. Raise it, or use position"),
+    (attention(kind="mla", kv_rank=8, nope_dim=4, rope_dim=10, v_dim=4, indexer=INDEXER), "indexer.head_dim=8 is below the 10 dimensions"),
+    ({"attention": MLA | {"indexer": INDEXER, "query_growth": {"rate": 0.1, "every": 8}}}, "query_growth has no form with indexer. Leave"),
+    (
+        attention(indexer=INDEXER | {"every": 2}) | {"n_layers": 4, "recurrent": CONV, "pattern": ["recurrent", "attention"]},
+        "indexer.every=2 has layer 1 see what layer 0 chooses, which does not attend. Set it to 1.",
+    ),
     (attention(global_every=2), "attention: global_every=2 has no effect without a window. Set window, or drop global_every."),
     (attention(window=8, global_at=2), "attention: global_at=2 has no effect without global_every. Set it, or drop global_at."),
     (attention(window=8, global_every=2, global_at=2), "attention: global_at=2 is none of global_every=2 layers. Lower it, or drop it."),

@@ -29,6 +29,7 @@ RG_LRU = {"kind": "rg_lru", "width": 24, "n_heads": 2}
 MAMBA = {"kind": "mamba", "width": 24, "state_dim": 4, "rank": 2}
 OF_LAYERS: Tree = {"embed": {"per_layer": {"channels": 4}}, "block": {"kind": "sequential", "stream_gain": True}}
 VALUES: Tree = {"attention": {"kind": "gqa", "n_heads": 4, "n_kv_heads": 2, "qk_norm": "head", "value_norm": True, "values": "keys"}}
+SHARING: Tree = {"n_heads": 3, "head_dim": 8, "top_k": 4, "every": 2}
 CASES: dict[str, tuple[Tree, bool]] = {  # the model, and documents in a row
     "rows": ({}, False),
     "documents": ({}, True),
@@ -41,6 +42,8 @@ CASES: dict[str, tuple[Tree, bool]] = {  # the model, and documents in a row
     "keys of an earlier layer": ({"attention": {"kind": "gqa", "n_heads": 2, "n_kv_heads": 1, "shared_layers": 1}}, True),
     "the first tokens": ({"attention": {"kind": "gqa", "n_heads": 2, "window": 4, "keep_first": 2}}, True),
     "chunks, and heads that forget": ({"attention": {"kind": "gqa", "n_heads": 2, "window": 4, "chunked": True, "forget": True}}, True),
+    "chosen keys": ({"attention": {"kind": "gqa", "n_heads": 2, "indexer": {"n_heads": 2, "head_dim": 16, "top_k": 4}}}, True),
+    "latent attention to keys that an earlier layer chose": ({"attention": MLA | {"indexer": SHARING}}, True),
     "differences": ({"attention": {"kind": "differential", "n_heads": 2}}, True),
     "a state of several numbers a channel": ({"recurrent": MAMBA, "pattern": ["recurrent", "attention"]}, True),
     "a state of channels": ({"recurrent": RG_LRU, "pattern": ["recurrent", "attention"]}, True),

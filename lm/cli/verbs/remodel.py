@@ -25,6 +25,7 @@ class Remodel(Writer):
       layers                       the old layers that the new ones begin as, in order: repeated, left out, in another order
       model/residual=loop          the same layers, several times
       model.head.tied=false        the head begins as a copy of the embedding
+      model.attention.indexer.*    indexers that are drawn, and hide nothing in rows of up to top_k tokens
 
     Other weights of the same name and shape are copied. What is new is drawn, and 0 where it writes to the residual stream. Width and
     vocabulary stay. It says how far the logits of both models are apart, for random tokens.

@@ -31,7 +31,7 @@ ACTIVATIONS: dict[str, Activation] = {
 TRAINING_ONLY = (
     "init.", "dropout", "attention.dropout", "ffn.dropout", "ffn.expert.dropout", "ffn.dense.dropout", "ffn.balance_loss",
     "ffn.router_z_loss", "ffn.router.bias_rate", "ffn.router.jitter", "ffn.reference", "mtp.weight", "first_token", "block.layer_dropout",
-    "embed.noise",
+    "embed.noise", "attention.indexer.loss",
 )  # fmt: skip
 """Options that change no logits of a trained model, so that no family needs a place for them."""
 

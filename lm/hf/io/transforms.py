@@ -78,6 +78,26 @@ class SplitHeads:
 
 
 @dataclass(frozen=True)
+class Neighbours:
+    """The rows of each head of so many; of the first `rotated` of them, pairs that are neighbours here are half of them apart there."""
+
+    head_dim: int
+    rotated: int
+
+    def to_ours(self, theirs: list[Tensor]) -> list[Tensor]:
+        turned, rest = self._parts(theirs[0])
+        return [torch.cat([torch.stack(turned.chunk(2, dim=1), dim=2).flatten(1, 2), rest], dim=1).flatten(0, 1)]
+
+    def to_theirs(self, ours: list[Tensor]) -> list[Tensor]:
+        turned, rest = self._parts(ours[0])
+        return [torch.cat([turned[:, 0::2], turned[:, 1::2], rest], dim=1).flatten(0, 1)]
+
+    def _parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        heads = x.unflatten(0, (-1, self.head_dim))
+        return heads[:, : self.rotated], heads[:, self.rotated :]
+
+
+@dataclass(frozen=True)
 class ExchangeHalves:
     """The rows of each head, of which the first and the second half change places."""
 

@@ -12,7 +12,7 @@ _JOINED = "its decoder reads source and target in one attention, behind one soft
 _STREAMS = "its streams are mixed by gates for each channel, and its attention chooses which tokens it sees"
 _WIDTHS = "each layer reads a projection of the embedding, and heads are wider in layers without a window"
 WHY: dict[str, str] = {
-    "axk2": _CHOSEN,
+    "axk2": "its norms are gated by their input",
     "bailing_hybrid": "the decay of its states has a least value, and latent attention an output gate",
     "big_bird": _SPARSE,
     "bigbird_pegasus": _SPARSE,
@@ -21,7 +21,6 @@ WHY: dict[str, str] = {
     "dbrx": "queries, keys and values are clipped",
     "deberta": "its scores add those of contents and of distances, either with a projection of its own",
     "deberta-v2": "its scores add those of contents and of distances, either with a projection of its own",
-    "deepseek_v32": _CHOSEN,
     "deepseek_v4": "its layers attend to groups of tokens that are compressed to one key",
     "doge": "its values choose which few tokens others may see",
     "dory": "its hidden states are kept at length 1, as in nGPT",
@@ -30,8 +29,7 @@ WHY: dict[str, str] = {
     "embedding_gemma2_text": _WIDTHS,
     "flint": "its layers without a window are not evenly spaced",
     "gemma3n_text": "it has four residual streams that predict each other",
-    "glm5_next_text": _CHOSEN,
-    "glm_moe_dsa": _CHOSEN,
+    "glm5_next_text": "its streams are mixed by gates, and an attention without softmax stands beside one that chooses groups of tokens",
     "gpt_neox_japanese": "the last of its layers alone has a bias behind its attention",
     "gte": "its feed-forward has a bias behind the last matrix alone",
     "hy_v4": _CHOSEN,

@@ -23,8 +23,8 @@ ABSENT = ("bamba", "codegen", "diffllama", "gpt_neo", "modernbert-decoder", "mpt
 """It has none of these (of some: no more), and in a layer of their classes in transformers it finds no attention that it could replace, or
 for ModernBERT's decoder none of the names of its weights."""
 UNCHECKED = (
-    "axk1", "exaone", "gemma4_text", "gemma4_unified_text", "granite_swa", "granitemoe_swa", "kimi_linear", "kolibri1", "lfm3", "mistral4",
-    "sarvam_mla", "sarvam_moe",
+    "axk1", "deepseek_v32", "exaone", "gemma4_text", "gemma4_unified_text", "glm_moe_dsa", "granite_swa", "granitemoe_swa", "kimi_linear",
+    "kolibri1", "lfm3", "mistral4", "sarvam_mla", "sarvam_moe",
 )  # fmt: skip
 """Whether it has these, and computes the same, was not looked at, here or in SGLang."""
 _TIED: Tree = {"head.tied": True}

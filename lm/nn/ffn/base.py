@@ -64,7 +64,7 @@ class FFNConfig(Slot, group="model/ffn"):
 
 
 class Mixture(Declares, nn.Module):
-    """A feed-forward that sends each token to some of its experts, and reports losses and loads of these by `ctx.report_moe`."""
+    """A feed-forward that sends each token to some of its experts, and reports losses and loads of these to the context."""
 
     @abstractmethod
     def idle(self) -> int:

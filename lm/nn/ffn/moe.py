@@ -238,15 +238,15 @@ class MoE(Mixture):
         """Reports losses per row, so that no split into micro-batches or slices changes them, and loads of the batch; without padding."""
         cfg, total = self.cfg, ctx.mask.sharding.all_reduce
         counts = loads(routing.experts, real, cfg.n_experts)
+        ctx.report_loads(counts.sum(0))
         if not cfg.balance_loss and not cfg.router_z_loss:
-            ctx.report_moe(counts.sum(0), None)
             return
         n, losses = tokens(real, total), []
         if cfg.balance_loss:
             losses.append(cfg.balance_loss * cfg.n_experts * agreement(counts, routing.probabilities, real, n, cfg.top_k, total))
         if cfg.router_z_loss:
             losses.append(cfg.router_z_loss * squares_of_log_z(routing.logits, real, total) / n)
-        ctx.report_moe(counts.sum(0), torch.stack(losses).sum(0))
+        ctx.report_loss("router_loss", torch.stack(losses).sum(0))
 
 
 class NormedMoE(MoE):

@@ -14,8 +14,10 @@ from lm.nn.context import Context
 from lm.nn.init import halves
 from lm.nn.mixers.base import Mixer, saved_weights
 from lm.nn.mixers.behind_rotation import GrowingGQA, GrowingL2NormGQA, L2NormGQA, RotatedNormGQA
+from lm.nn.mixers.choosing import ChoosingGQA
 from lm.nn.mixers.forgetting import ForgettingGQA
 from lm.nn.mixers.grouped import GQA, QueryGrowth
+from lm.nn.mixers.indexer import IndexerConfig
 from lm.nn.mixers.sharing import SharingConfig, ValueGQA
 from lm.nn.mixers.token_values import TokenValueGQA, TokenValueRotatedNormGQA, TokenValues, ValueEmbedding
 from lm.nn.norm import NormConfig
@@ -42,6 +44,8 @@ class GQAConfig(SharingConfig):
     """In some layers each token adds a vector of its own, from a table, to its value. null: in none."""
     query_growth: QueryGrowth | None = None
     """Queries grow with their position in the document. null: they do not."""
+    indexer: IndexerConfig | None = None
+    """A small attention chooses which tokens are seen (DeepSeek-V3.2). null: all are."""
     forget: bool = False
     """A score fades by what its head forgets between key and query: the sum of log sigmoid(w x + b) over the tokens behind the key, the
     query included (Lin et al. 2025, arXiv:2503.02130, which has no positions beside it)."""
@@ -53,7 +57,7 @@ class GQAConfig(SharingConfig):
         forms = {
             "value_embedding": self.value_embedding is not None, f"keep_first={self.keep_first}": self.keep_first > 0,
             "value_residual=true": self.value_residual, f"qk_norm={self.qk_norm}": self.qk_norm in ("rotated", "l2"),
-            "query_growth": self.query_growth is not None, "forget=true": self.forget,
+            "query_growth": self.query_growth is not None, "indexer": self.indexer is not None, "forget=true": self.forget,
         }  # fmt: skip
         chosen = [form for form, used in forms.items() if used]
         if len(chosen) > 1 and chosen not in (["qk_norm=l2", "query_growth"], ["value_embedding", "qk_norm=rotated"]):
@@ -81,6 +85,8 @@ class GQAConfig(SharingConfig):
             raise ValueError(f"value_embedding.channels={self.value_embedding.channels} is above d_model={d_model}. Lower it.")
         if self.query_growth is not None:
             self.query_growth.require(position)
+        if self.indexer is not None:
+            self.indexer.require(self.rotary_width(d_model), position)
 
     def require_layers(self, layers: Sequence[int], drafts: bool) -> None:
         super().require_layers(layers, drafts)
@@ -88,8 +94,11 @@ class GQAConfig(SharingConfig):
             raise ValueError("value_residual=true mixes in the values of layer 0, which does not attend. Begin the pattern with attention.")
         if self.value_residual and drafts:
             raise ValueError("value_residual=true reads layer 0, without which the blocks of mtp draft. Leave one of them out.")
-        if self.value_embedding is not None and type(self).build is not GQAConfig.build:
-            raise ValueError(f"value_embedding has no form in attention={self.kind}. Set it to null.")
+        for name in ("value_embedding", "indexer"):
+            if getattr(self, name) is not None and type(self).build is not GQAConfig.build:
+                raise ValueError(f"{name} has no form in attention={self.kind}. Set it to null.")
+        if self.indexer is not None:
+            self.indexer.require_layers(layers, drafts, self.window)
         if self.value_embedding is not None and drafts:
             raise ValueError("value_embedding looks up the token of a place, and the blocks of mtp read two. Leave one of them out.")
         if self.value_embedding is not None and not any(map(self.value_embedding.acts, layers)):
@@ -120,13 +129,15 @@ class GQAConfig(SharingConfig):
             return GrowingGQA(self, norm, d_model, layer)
         if self.forget:
             return ForgettingGQA(self, norm, d_model, layer)
+        if self.indexer is not None:
+            return ChoosingGQA(self, self.indexer, norm, d_model, layer)
         if self.alters_values():
             return ValueGQA(self, norm, d_model, layer)
         return (StreamingGQA if self.first(layer) else GQA)(self, norm, d_model, layer)
 
     def cross(self) -> "GQAConfig":
         normed = {"rotated": "head", "l2": "none"}.get(self.qk_norm, self.qk_norm)  # nothing rotates between the two
-        off: Tree = dict.fromkeys(("window", "global_every", "global_at", "query_growth", "value_embedding"), None)
+        off: Tree = dict.fromkeys(("window", "global_every", "global_at", "query_growth", "value_embedding", "indexer"), None)
         none: Tree = {"keep_first": 0, "shared_layers": 0, "global_heads": None, "values": "own", "value_norm": False}
         return self.replace(**off, **none, chunked=False, value_residual=False, forget=False, qk_norm=normed)
 
@@ -136,7 +147,9 @@ class GQAConfig(SharingConfig):
     def flops(self, d_model: int, layer: int, seq_len: int) -> int:
         table, behind = self.table(layer), 4 * self.n_heads * self.width(d_model) * self._behind(layer, seq_len)
         gate = 0 if table is None else 2 * table.channels * self.kv_heads
-        return super().flops(d_model, layer, seq_len) + behind + gate
+        if self.indexer is None:
+            return super().flops(d_model, layer, seq_len) + behind + gate
+        return super().flops(d_model, layer, min(seq_len, self.indexer.top_k)) + self.indexer.flops(layer, seq_len)
 
     def _behind(self, layer: int, seq_len: int) -> int:
         return min(self.first(layer), max(0, seq_len - (self.layer_window(layer) or seq_len)))
@@ -148,11 +161,14 @@ class GQAConfig(SharingConfig):
         mixed, twice = kv if self.value_residual and layer else 0, 2 * q + 2 * kv if self.first(layer) else 0
         gates, repeated = (self.n_heads, 2 * q - 2 * kv) if self.forget else (0, 0)
         looked_up = 0 if self.table(layer) is None else kv + 2 * self.kv_heads
-        return sum_activations([super().saved_activations(d_model, layer), Activations(gates, mixed + looked_up + twice + repeated)])
+        further = [] if self.indexer is None else [self.indexer.saved_activations(layer)]
+        own = Activations(gates, mixed + looked_up + twice + repeated)
+        return sum_activations([super().saved_activations(d_model, layer), own, *further])
 
     def saved_scores(self, seq_len: int, device: str) -> Activations:
         softcap, dropout, sinks = self.softcap is not None, self.dropout > 0, self.gpt_oss_sinks
-        return saved_weights(self.n_heads, seq_len, device, softcap=softcap, dropout=dropout, sinks=sinks, forget=self.forget)
+        own = saved_weights(self.n_heads, seq_len, device, softcap=softcap, dropout=dropout, sinks=sinks, forget=self.forget)
+        return own if self.indexer is None else sum_activations([own, self.indexer.saved_scores(seq_len)])
 
     def kernel_outputs(self, d_model: int, layer: int) -> Activations:
         """With keep_first, attention outputs are twice as wide."""
@@ -160,13 +176,16 @@ class GQAConfig(SharingConfig):
         return sum_activations([kernel, Activations(0, kernel.narrow)]) if self.first(layer) else kernel
 
     def why_not_context_parallel(self, n: int) -> str | None:
-        said = "model.attention.forget sums gates over whole rows, of which a rank has a part. Set it to false"
-        return said if self.forget else super().why_not_context_parallel(n)
+        if self.forget:
+            return "model.attention.forget sums gates over whole rows, of which a rank has a part. Set it to false"
+        return super().why_not_context_parallel(n) if self.indexer is None else self.indexer.why_not_parallel
 
     def why_not_tensor_parallel(self, n: int) -> str | None:
         for name, heads in self.heads().items():
             if heads % n:
                 return f"model.attention.{name}={heads} is not a multiple of it, and each rank has as many. Choose a divisor"
+        if self.indexer is not None:
+            return self.indexer.why_not_parallel
         if self.value_embedding is not None:
             return "model.attention.value_embedding has tables, of which no rank can hold a slice. Set it to null"
         if self.inner_norm is not None:
@@ -179,14 +198,16 @@ class GQAConfig(SharingConfig):
         return self.replace(n_heads=self.n_heads // n, n_kv_heads=self.kv_heads // n, head_dim=self.width(d_model))
 
     def state(self, d_model: int, layer: int) -> PerToken:
-        """With forget, the log gate of each head too."""
+        """With forget, the log gate of each head too; the key of an indexer."""
         kept = super().state(d_model, layer)
         gates = ((self.n_heads, 1),) if self.forget else ()
-        return replace(kept, tensors=kept.tensors + gates, first=self.first(layer))
+        keys = () if self.indexer is None else self.indexer.state(layer)
+        return replace(kept, tensors=(*kept.tensors, *gates, *keys), first=self.first(layer))
 
     def implied(self, d_model: int, layers: Sequence[int]) -> Tree:
         found = super().implied(d_model, layers)
-        return found | {"keep_first": 0 if found["window"] is None else self.keep_first}
+        chosen = {} if self.indexer is None else self.indexer.implied(layers)
+        return found | {"keep_first": 0 if found["window"] is None else self.keep_first} | chosen
 
 
 class StreamingGQA(GQA):

@@ -2,17 +2,18 @@
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from lm.nn.activation_memory import Activations
+from lm.nn.activation_memory import Activations, sum_activations
 from lm.nn.context import Context
 from lm.nn.linear import AskedLinear, Linear, Out
 from lm.nn.mixers.base import Attention, AttentionConfig, Mixer, saved_weights
 from lm.nn.mixers.grouped import QueryGrowth
+from lm.nn.mixers.indexer import Choosing, IndexerConfig
 from lm.nn.norm import NormConfig, RMSNorm
 from lm.nn.position.base import PositionConfig
 from lm.ops.attention.attend import Scoring
@@ -44,8 +45,16 @@ class MLAConfig(AttentionConfig):
     """Factor on the scores. null: 1 / sqrt(nope_dim + rope_dim)."""
     query_growth: QueryGrowth | None = None
     """Queries grow with their position in the document (Mistral Small 4). null: they do not."""
+    indexer: IndexerConfig | None = None
+    """A small attention chooses which tokens are seen (DeepSeek-V3.2). null: all are."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Probability of dropping an attention weight."""
+
+    @model_validator(mode="after")
+    def _indexer_fits(self) -> Self:
+        if self.indexer is not None and self.query_growth is not None:
+            raise ValueError("query_growth has no form with indexer. Leave one of them out.")
+        return self
 
     def rotary_width(self, d_model: int) -> int:
         return self.rope_dim
@@ -59,21 +68,33 @@ class MLAConfig(AttentionConfig):
                              " Use position=rope or none, or another attention.")  # fmt: skip
         if self.query_growth is not None:
             self.query_growth.require(position)
+        if self.indexer is not None:
+            self.indexer.require(self.rope_dim, position)
+
+    def require_layers(self, layers: Sequence[int], drafts: bool) -> None:
+        if self.indexer is not None:
+            self.indexer.require_layers(layers, drafts, None)
 
     def build(self, norm: NormConfig, d_model: int, layer: int) -> Mixer:
-        return (MLA if self.query_growth is None else GrowingMLA)(self, d_model, layer)
+        return (ChoosingMLA if self.indexer is not None else MLA if self.query_growth is None else GrowingMLA)(self, d_model, layer)
 
     def flops(self, d_model: int, layer: int, seq_len: int) -> int:
         """Counts scores and weighted values, with keys and values expanded from the latent."""
-        return 2 * self.n_heads * (self.nope_dim + self.rope_dim + self.v_dim) * seq_len
+        each = 2 * self.n_heads * (self.nope_dim + self.rope_dim + self.v_dim)
+        return each * seq_len if self.indexer is None else each * min(seq_len, self.indexer.top_k) + self.indexer.flops(layer, seq_len)
 
     def saved_activations(self, d_model: int, layer: int) -> Activations:
         """Counts latents twice (before and after their norm), q, k, v, and the weighted values before and after heads are joined."""
         latents, width = (self.q_rank or 0) + self.kv_rank, self.n_heads * (self.nope_dim + self.rope_dim)
-        return Activations(0, 2 * latents + 2 * width + 3 * self.n_heads * self.v_dim, 0, d_model)
+        own = Activations(0, 2 * latents + 2 * width + 3 * self.n_heads * self.v_dim, 0, d_model)
+        return own if self.indexer is None else sum_activations([own, self.indexer.saved_activations(layer)])
 
     def saved_scores(self, seq_len: int, device: str) -> Activations:
-        return saved_weights(self.n_heads, seq_len, device, dropout=self.dropout > 0)
+        own = saved_weights(self.n_heads, seq_len, device, dropout=self.dropout > 0)
+        return own if self.indexer is None else sum_activations([own, self.indexer.saved_scores(seq_len)])
+
+    def why_not_context_parallel(self, n: int) -> str | None:
+        return super().why_not_context_parallel(n) if self.indexer is None else self.indexer.why_not_parallel
 
     def kernel_outputs(self, d_model: int, layer: int) -> Activations:
         """Counts the weighted values, and a logsumexp of each head."""
@@ -84,11 +105,11 @@ class MLAConfig(AttentionConfig):
         return Activations(0, self.n_heads * self.v_dim)
 
     def state(self, d_model: int, layer: int) -> PerToken:
-        """The latent and the rotated key."""
-        return PerToken(((1, self.kv_rank), (1, self.rope_dim)))
+        """The latent and the rotated key, and the key of an indexer."""
+        return PerToken(((1, self.kv_rank), (1, self.rope_dim), *(() if self.indexer is None else self.indexer.state(layer))))
 
     def implied(self, d_model: int, layers: Sequence[int]) -> Tree:
-        return {"scale": self.scale or self.score_width(d_model) ** -0.5}
+        return {"scale": self.scale or self.score_width(d_model) ** -0.5, **(self.indexer.implied(layers) if self.indexer else {})}
 
 
 class MLA(Attention):
@@ -116,39 +137,65 @@ class MLA(Attention):
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         cfg = self.cfg
-        q_nope, q_rope = self.queries(x, ctx).split([cfg.nope_dim, cfg.rope_dim], dim=-1)
+        source = self.source(x)
+        q_nope, q_rope = self.queries(source, ctx).split([cfg.nope_dim, cfg.rope_dim], dim=-1)
         latent, k_rope = self.kv_down(x).split([cfg.kv_rank, cfg.rope_dim], dim=-1)
         latent, k_rope = self.kv_norm(latent).unsqueeze(1), k_rope.unsqueeze(1)  # (b, s, r) -> (b, 1, s, r)
         q_rope = ctx.position.rotate(q_rope, ctx.angles, self.layer)
         k_rope = ctx.position.rotate(k_rope, ctx.angles, self.layer)
-        attended = self._expanded if ctx.cache is None else self._absorbed
-        return self.joined(attended(q_nope, q_rope, latent, k_rope, ctx))
+        further = self.further(x, ctx)
+        if ctx.cache is None:
+            k, v = self._expanded(latent, k_rope)
+            return self.joined(self.read(x, source, further, (torch.cat([q_nope, q_rope], dim=-1), k, v), ctx))
+        latent, k_rope, *further = ctx.cache.append(self.layer, latent, k_rope, *further)
+        q_nope = q_nope @ self.k_up.matrix().unflatten(0, (cfg.n_heads, -1))  # (b, h, s, nope) -> (b, h, s, r)
+        q, k = torch.cat([q_nope, q_rope], dim=-1), torch.cat([latent, k_rope], dim=-1)  # (b, 1, k, r + rope)
+        out = self.read(x, source, further, (q, k, latent), ctx)
+        return self.joined(out @ self.v_up.matrix().unflatten(0, (cfg.n_heads, -1)).transpose(-1, -2))  # (b, h, s, r) -> (b, h, s, v)
 
-    def queries(self, x: Tensor, ctx: Context) -> Tensor:
-        """(b, s, d) -> (b, h, s, nope + rope), not rotated."""
-        q = self.q(x) if self.cfg.q_rank is None else self.q_up(self.q_norm(self.q_down(x)))
+    def source(self, x: Tensor) -> Tensor:
+        """Returns what queries are made of: a latent, (b, s, q_rank), or x itself, (b, s, d)."""
+        return x if self.cfg.q_rank is None else self.q_norm(self.q_down(x))
+
+    def queries(self, source: Tensor, ctx: Context) -> Tensor:
+        """(b, s, d or q_rank) -> (b, h, s, nope + rope), not rotated."""
+        q = self.q(source) if self.cfg.q_rank is None else self.q_up(source)
         heads: Tensor = q.unflatten(-1, (self.cfg.n_heads, -1)).transpose(1, 2)
         return heads
 
-    def _expanded(self, q_nope: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, ctx: Context) -> Tensor:
+    def further(self, x: Tensor, ctx: Context) -> Sequence[Tensor]:
+        """Returns what else of these tokens a cache keeps, (b, 1, s, c) each."""
+        return ()
+
+    def read(self, x: Tensor, source: Tensor, further: Sequence[Tensor], qkv: tuple[Tensor, Tensor, Tensor], ctx: Context) -> Tensor:
+        """Returns what is read, (b, h, q, w).  qkv: as in `Attend`; further: of all keys."""
+        return self.weighted(*qkv, ctx.keys(self.layer), ctx.position)
+
+    def _expanded(self, latent: Tensor, k_rope: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns keys and values of all heads."""
         h = self.cfg.n_heads
         k, v = (up(latent.squeeze(1)).unflatten(-1, (h, -1)).transpose(1, 2) for up in (self.k_up, self.v_up))  # (b, h, s, c)
-        k = torch.cat([k, k_rope.expand(-1, h, -1, -1)], dim=-1)
-        return self.weighted(torch.cat([q_nope, q_rope], dim=-1), k, v, ctx.keys(self.layer), ctx.position)
-
-    def _absorbed(self, q_nope: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, ctx: Context) -> Tensor:
-        assert ctx.cache is not None
-        h = self.cfg.n_heads
-        latent, k_rope = ctx.cache.append(self.layer, latent, k_rope)
-        q_latent = q_nope @ self.k_up.matrix().unflatten(0, (h, -1))  # (b, h, s, nope) -> (b, h, s, r)
-        k = torch.cat([latent, k_rope], dim=-1)  # (b, 1, k, r + rope)
-        out = self.weighted(torch.cat([q_latent, q_rope], dim=-1), k, latent, ctx.keys(self.layer), ctx.position)
-        return out @ self.v_up.matrix().unflatten(0, (h, -1)).transpose(-1, -2)  # (b, h, s, r) -> (b, h, s, v)
+        return torch.cat([k, k_rope.expand(-1, h, -1, -1)], dim=-1), v
 
 
 class GrowingMLA(MLA):
     """MLA whose queries grow with their position, which their rotation does not change."""
 
-    def queries(self, x: Tensor, ctx: Context) -> Tensor:
+    def queries(self, source: Tensor, ctx: Context) -> Tensor:
         assert self.cfg.query_growth is not None
-        return self.cfg.query_growth.grown(super().queries(x, ctx), ctx, self.layer)
+        return self.cfg.query_growth.grown(super().queries(source, ctx), ctx, self.layer)
+
+
+class ChoosingMLA(Choosing, MLA):
+    """MLA to what an indexer has chosen."""
+
+    def __init__(self, cfg: MLAConfig, d_model: int, layer: int) -> None:
+        super().__init__(cfg, d_model, layer)
+        assert cfg.indexer is not None
+        self.add_indexer(cfg.indexer, cfg.q_rank or d_model, d_model)
+
+    def further(self, x: Tensor, ctx: Context) -> Sequence[Tensor]:
+        return self.index_keys(x, ctx)
+
+    def read(self, x: Tensor, source: Tensor, further: Sequence[Tensor], qkv: tuple[Tensor, Tensor, Tensor], ctx: Context) -> Tensor:
+        return self.of_chosen(x, source, further, qkv, ctx)

@@ -27,9 +27,8 @@ def _places(mask: Mask) -> tuple[Tensor, Tensor, Tensor]:
     whose own token is in the cache, the same; of padding any. What hidden slots hold is in all sums alike."""
 
     def build() -> tuple[Tensor, Tensor, Tensor]:
-        k = mask.k_positions
-        order = k.argsort(dim=1, stable=True)
+        k, (order, back) = mask.k_positions, mask.by_position()
         at = torch.searchsorted(k.gather(1, order), mask.q_positions.expand(len(k), -1).contiguous())
-        return order, order.argsort(dim=1), at.clamp_max(k.shape[1] - 1)
+        return order, back, at.clamp_max(k.shape[1] - 1)
 
     return mask.once("places", build)

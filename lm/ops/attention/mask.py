@@ -83,6 +83,15 @@ class Mask:
         found: T = self._built[key]
         return found
 
+    def by_position(self) -> tuple[Tensor, Tensor]:
+        """Returns which slot of a cache has its n-th token, hidden ones first, and for each slot n, (b, k) each."""
+
+        def build() -> tuple[Tensor, Tensor]:
+            order = self.k_positions.argsort(dim=1, stable=True)
+            return order, order.argsort(dim=1)
+
+        return self.once("by_position", build)
+
     def _build(self, window: int | None, first: int, chunked: bool) -> Tensor:
         q, k = self.q_positions.unsqueeze(-1), self.k_positions.unsqueeze(-2)  # (b, q) -> (b, q, 1), (b, k) -> (b, 1, k)
         seen = (k >= 0) & (q >= 0)

@@ -164,17 +164,23 @@ def data(trainer: Trainer, module: TrainModule) -> Tree:
 
 
 def experts(trainer: Trainer, module: TrainModule) -> Tree:
-    """Of the last step: for each MoE layer tokens of its busiest expert over the mean tokens of its experts, and the worst of these; how
-    many experts of all layers had no token; and what the routers' losses add to the loss of a token."""
+    """Of the last step: for each MoE layer tokens of its busiest expert over the mean tokens of its experts, and the worst of these; and
+    how many experts of all layers had no token."""
     if module.loads is None:
         return {}
     ratios = [round(ratio, 4) for ratio in (module.loads.amax(-1) / module.loads.mean(-1)).tolist()]
     told: Tree = {"expert_load": max(ratios), "idle_experts": int((module.loads == 0).sum())}
-    told |= {f"expert_load/{name}": ratio for name, ratio in zip(module.model.mixtures(), ratios, strict=True)}
-    return told | ({} if module.router_loss is None else {"router_loss": float(module.router_loss / module.tokens_in_step)})
+    return told | {f"expert_load/{name}": ratio for name, ratio in zip(module.model.mixtures(), ratios, strict=True)}
 
 
-LINE: tuple[Metric, ...] = (tokens, loss, objective_metrics, rate, gradient, loss_scale, speed, worst_rank, utilisation, data, experts)
+def auxiliary(trainer: Trainer, module: TrainModule) -> Tree:
+    """What layers, as routers, add to the loss of a token, by name."""
+    return {name: float(loss / module.tokens_in_step) for name, loss in module.auxiliary.items()}
+
+
+LINE: tuple[Metric, ...] = (
+    tokens, loss, objective_metrics, rate, gradient, loss_scale, speed, worst_rank, utilisation, data, experts, auxiliary,
+)  # fmt: skip
 """The built-in metrics, in this order: `speed` must stop its clock after `loss` has waited for the device."""
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from lm.data.rows.rated import KTOConfig
-from lm.losses.balance import Balance, with_balance
+from lm.losses.auxiliary import Auxiliary, with_auxiliary
 from lm.losses.cross_entropy import LossSums, mean_of
 from lm.losses.likelihoods import row_likelihoods
 from lm.losses.measure import Start
@@ -30,10 +30,10 @@ class KTO:
         assert batch.answers is not None
         if batch.beside:
             self._kl = self._mean_gain(model, batch.beside)
-        gain, experts = self._gains(model, batch)
+        gain, aux = self._gains(model, batch)
         sums = self._loss(gain, (batch.answers != IGNORED).any(-1), self._kl.clamp(min=0))
         sums.metrics["kl"] = mean_of(self._kl * len(gain), len(gain))
-        return experts.beside(sums)
+        return aux.beside(sums)
 
     @torch.no_grad()
     def _mean_gain(self, model: LM, batches: list[Batch]) -> Tensor:
@@ -43,13 +43,13 @@ class KTO:
             torch.distributed.all_reduce(total)
         return total[0] / total[1]
 
-    def _gains(self, model: LM, batch: Batch) -> tuple[Tensor, Balance]:
-        """(b,) log(p / p_start) of the labels of each row, and what experts add to the loss."""
+    def _gains(self, model: LM, batch: Batch) -> tuple[Tensor, Auxiliary]:
+        """(b,) log(p / p_start) of the labels of each row, and what layers add to the loss."""
         assert batch.labels is not None
         reader = row_likelihoods(batch.labels, n=batch.n_labels(batch.labels))
         before = self._start(model, batch, reader)
-        after, experts = model(batch, read=with_balance(reader, 1))
-        return after - before, experts
+        after, aux = model(batch, read=with_auxiliary(reader, 1))
+        return after - before, aux
 
 
 @loss_of(KTOConfig)

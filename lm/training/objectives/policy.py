@@ -17,7 +17,7 @@ from lm.data.rows.seq2seq import rounded
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.generation.decode import eager
 from lm.generation.rollouts import Asked, Drawer, Rollout, Sampler, asked_of
-from lm.losses.balance import with_balance
+from lm.losses.auxiliary import with_auxiliary
 from lm.losses.cross_entropy import LossSums, mean_of
 from lm.losses.likelihoods import label_likelihoods
 from lm.losses.measure import Start
@@ -86,14 +86,14 @@ class Policy(OwnAnswers, ABC, Generic[C]):
             with torch.no_grad():
                 self._recall(model, whole, model(whole.rows, read=self._reader_of(whole)))
         judged = whole.part(step % parts, parts)
-        logp, experts = model(judged.rows, read=with_balance(self._reader_of(judged), 1 / n))  # (tokens,)
+        logp, aux = model(judged.rows, read=with_auxiliary(self._reader_of(judged), 1 / n))  # (tokens,)
         seen = logp.detach()
         if drawn and parts == 1:
             self._recall(model, whole, seen)
         loss, metrics = self.loss(logp, judged)
         unsure = -(seen / judged.lengths[judged.answer]).sum() / n
         told = {name: pair.to(seen.device) for name, pair in (judged.metrics | metrics).items()}
-        return experts.beside(LossSums(loss / n, unsure, metrics=told))
+        return aux.beside(LossSums(loss / n, unsure, metrics=told))
 
     def _reader_of(self, judged: Judged) -> Reader:
         assert judged.rows.labels is not None

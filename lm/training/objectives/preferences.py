@@ -2,7 +2,7 @@
 
 from lm.data.rows.preference import PreferenceConfig
 from lm.data.rows.reward import RewardModelConfig
-from lm.losses.balance import with_balance
+from lm.losses.auxiliary import with_auxiliary
 from lm.losses.cross_entropy import LossSums
 from lm.losses.likelihoods import row_likelihoods, row_scores
 from lm.losses.measure import Start
@@ -27,8 +27,8 @@ class Preferences:
         assert batch.labels is not None
         reader = row_likelihoods(batch.labels, n=batch.n_labels(batch.labels))
         before = self._start(model, batch, reader) if self._loss.needs_start else None
-        after, experts = model(batch, read=with_balance(reader, 1 / 2))
-        return experts.beside(self._loss(after, before, (batch.labels != IGNORED).sum(-1)))
+        after, aux = model(batch, read=with_auxiliary(reader, 1 / 2))
+        return aux.beside(self._loss(after, before, (batch.labels != IGNORED).sum(-1)))
 
 
 @loss_of(PreferenceConfig)
@@ -44,8 +44,8 @@ class RewardModel:
 
     def __call__(self, model: LM, batch: Batch, step: int, first_row: int) -> LossSums:
         assert batch.labels is not None
-        rewards, experts = model(batch, read=with_balance(row_scores(batch.labels), 1 / 2))
-        return experts.beside(bradley_terry(rewards, self._centre))
+        rewards, aux = model(batch, read=with_auxiliary(row_scores(batch.labels), 1 / 2))
+        return aux.beside(bradley_terry(rewards, self._centre))
 
 
 @loss_of(RewardModelConfig)

@@ -127,7 +127,7 @@ def test_balance_counts_as_a_mean_over_rows(units: str) -> None:
         "texts": Measured(Contrastive(4, 0.1, False, InParts(3))),
     }[units]  # fmt: skip
     free, balanced = (objective(model, batch, 0, 0) for model in models)
-    each = models[1](batch, read=lambda hidden, head, ctx: torch.stack(list(ctx.moe.losses.values())).sum(0))
+    each = models[1](batch, read=lambda hidden, head, ctx: torch.stack(list(ctx.reported.losses["router_loss"].values())).sum(0))
     added = (balanced.total - free.total).item()
     assert added == pytest.approx(4 * each.mean().item(), rel=1e-4) and float(balanced.nll) == float(free.nll)
     assert balanced.loads is not None and balanced.loads.sum(-1).tolist() == [8 * 6 * 2] * 3

@@ -126,7 +126,7 @@ def test_experts_of_each_answer_are_balanced_once() -> None:
     teacher = redrawn(sparse.cfg, 0).requires_grad_(False)
     cfg = GKDConfig(teacher="there", on_policy=0.0)
     sums = GKD(cfg, Given(), Reference(lambda: teacher), 0, 0)(sparse, batch(), 0, 0)
-    aux: Tensor = sparse(batch(), read=lambda hidden, head, ctx: torch.stack(list(ctx.moe.losses.values())).sum())
+    aux: Tensor = sparse(batch(), read=lambda hidden, head, ctx: torch.stack(list(ctx.reported.losses["router_loss"].values())).sum())
     assert aux > 0 and sums.loads is not None
     torch.testing.assert_close(sums.total, aux, rtol=1e-4, atol=1e-5)
 

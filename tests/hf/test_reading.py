@@ -302,6 +302,19 @@ def test_rotary_parameters_that_have_no_place_are_refused_by_name(theirs: Path, 
     assert named in str(error.value)
 
 
+@torch.no_grad()
+def test_a_decoder_whose_tokens_see_those_behind_them_is_refused(theirs: Path) -> None:
+    """As embedding models say it. Seen to fail: it was read as causal without a word, and transformers reads in both directions."""
+    ids, load = torch.arange(2, 9)[None], transformers.AutoModelForCausalLM.from_pretrained
+    causal = load(theirs)(ids).logits
+    change(theirs, is_causal=True)
+    assert torch.equal(load(theirs)(ids).logits, causal) and read_hf(theirs).config.kind == "decoder"
+    change(theirs, is_causal=False)
+    assert not torch.allclose(load(theirs)(ids).logits, causal)
+    with pytest.raises(ConfigError, match=r"config\.json: is_causal=False lets each token of a decoder see those behind it"):
+        read_hf(theirs)
+
+
 def test_a_key_that_is_not_used_is_told(theirs: Path) -> None:
     change(theirs, residual_magic=0.5)
     assert any("residual_magic=0.5" in note for note in read_hf(theirs).notes)

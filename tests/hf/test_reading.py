@@ -16,8 +16,6 @@ from lm.hf.io.family import families  # noqa: E402
 from lm.hf.io.hub import local_folder  # noqa: E402
 from lm.hf.io.reading import read_hf  # noqa: E402
 from lm.hf.io.unread import WHY, refusal  # noqa: E402
-from lm.nn.position.rope import RopeConfig  # noqa: E402
-from lm.nn.position.scaling import LinearScaling  # noqa: E402
 from tests.hf.harness import change  # noqa: E402
 
 
@@ -291,8 +289,8 @@ def test_what_changes_nothing_is_neither_refused_nor_told(theirs: Path, keys: di
         ({"rope_theta": 5e5, "mrope_section": [2, 1, 1]}, "mrope_section=[2, 1, 1] among the rotary parameters"),
         ({"rope_type": "linear", "factor": 2.0, "beta_fast": 3.0}, "beta_fast=3.0 among the rotary parameters"),
         ({"rope_type": "default", "original_len": 3}, "original_len=3"),
-        ({"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}, "between full_attention and sliding_attention"),
-        ({"full_attention": {"rope_theta": 1e6, "magic": 2}, "sliding_attention": {"rope_theta": 1e6, "magic": 2}}, "magic=2"),
+        ({"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}, "by type of layer (full_attention, sliding"),
+        ({"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e6}}, "Write those of all layers, without the types"),
         ({"full_attention": {"rope_theta": 1e6}, "rope_type": "default"}, "full_attention={'rope_theta': 1000000.0}"),
     ],
 )  # fmt: skip
@@ -304,13 +302,17 @@ def test_rotary_parameters_that_have_no_place_are_refused_by_name(theirs: Path, 
     assert named in str(error.value)
 
 
-def test_rotary_parameters_that_all_types_of_layers_share_are_read(theirs: Path) -> None:
-    change(
-        theirs,
-        rope_parameters={f"{kind}_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 9.0} for kind in ("full", "sliding")},
-    )
-    position = read_hf(theirs).config.position
-    assert isinstance(position, RopeConfig) and position.theta == 9.0 and position.scaling == LinearScaling(factor=2.0)
+@torch.no_grad()
+def test_a_decoder_whose_tokens_see_those_behind_them_is_refused(theirs: Path) -> None:
+    """As embedding models say it. Seen to fail: it was read as causal without a word, and transformers reads in both directions."""
+    ids, load = torch.arange(2, 9)[None], transformers.AutoModelForCausalLM.from_pretrained
+    causal = load(theirs)(ids).logits
+    change(theirs, is_causal=True)
+    assert torch.equal(load(theirs)(ids).logits, causal) and read_hf(theirs).config.kind == "decoder"
+    change(theirs, is_causal=False)
+    assert not torch.allclose(load(theirs)(ids).logits, causal)
+    with pytest.raises(ConfigError, match=r"config\.json: is_causal=False lets each token of a decoder see those behind it"):
+        read_hf(theirs)
 
 
 def test_a_key_that_is_not_used_is_told(theirs: Path) -> None:

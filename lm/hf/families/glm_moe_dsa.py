@@ -45,7 +45,7 @@ class GLMMoEDSA(DeepSeekV32):
         return {"attention.indexer.every": found[0], "attention.indexer.first": found[1]}
 
     def write(self, ours: Tree) -> Tree:
-        every, first = ours["attention.indexer.every"], ours["attention.indexer.first"]
+        every, first = (ours.get(f"attention.indexer.{name}", 1) for name in ("every", "first"))
         types = [_FULL if owns(layer, every, first) else _SHARED for layer in range(ours["n_layers"])]
         return {**super().write(ours), "indexer_types": types}
 

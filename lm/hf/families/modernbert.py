@@ -49,7 +49,7 @@ class ModernBert(Family):
     further = (
         "layer_types", "local_attention", "global_attn_every_n_layers", "classifier_activation", "classifier_pooling", "layer_norm_eps",
         "position_embedding_type", "deterministic_flash_attn", "reference_compile", "repad_logits_with_grad", "sparse_prediction",
-        "sparse_pred_ignore_index", *_BASES,
+        "sparse_pred_ignore_index", "sliding_window", *_BASES,
     )  # fmt: skip
     respelled = ("local_attention", *_BASES)  # half is rounded down; bases in rope_parameters come first
     fixed = {
@@ -65,8 +65,13 @@ class ModernBert(Family):
         if (hf.get("rope_scaling") or {}).get("rope_type", "default") != "default":
             raise ConfigError("config.json: rope_scaling is of layers with a window too, which are not scaled in lm. Import another model.")
         usual = layer_types(hf["num_hidden_layers"], hf.get("global_attn_every_n_layers", 3), 0)
-        windows = {**hf, "sliding_window": hf.get("local_attention", 128) // 2 + self.itself}
+        windows = {**hf, "sliding_window": self.half(hf) + self.itself}
         return read_windows(windows, usual, None) | {"head.transform": activation(hf, "classifier_activation", "gelu")}
+
+    def half(self, hf: Tree) -> int:
+        """Returns how many tokens to either side of it a token sees: transformers' class takes this number first, too."""
+        found: int = hf["sliding_window"] if "sliding_window" in hf else hf.get("local_attention", 128) // 2
+        return found
 
     def write(self, ours: Tree) -> Tree:
         windows = write_windows(ours)

@@ -15,7 +15,6 @@ class ModernBertDecoder(ModernBert):
     auto = "AutoModelForCausalLM"
     transform = "lm_head"
     itself = 0
-    further = (*ModernBert.further, "sliding_window")
     fixed = {**ModernBert.fixed, "kind": "decoder"}
     fixed_there = {"pad_token_id": 0}  # where none is told, transformers takes 50283
 

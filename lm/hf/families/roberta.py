@@ -28,8 +28,8 @@ class Roberta(Bert):
     )
 
     def read(self, hf: Tree) -> Tree:
-        length = hf.get("max_position_embeddings", 512) - self.pad - 1
-        return super().read(hf) | {"max_seq_len": length, "head.transform": "gelu"}
+        [rows] = [hf.get(key, missing) for ours, key, missing in self.places() if ours == "max_seq_len"]
+        return super().read(hf) | {"max_seq_len": rows - self.pad - 1, "head.transform": "gelu"}
 
     def write(self, ours: Tree) -> Tree:
         return super().write(ours) | {"max_position_embeddings": ours["max_seq_len"] + self.pad + 1}

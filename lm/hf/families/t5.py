@@ -43,9 +43,11 @@ class T5(Family):
 
     def as_stored(self, hf: Tree, names: Collection[str]) -> Tree:
         """Unties the head where the file has one: transformers 5 calls every head tied, but that of 1.1, which does not scale its states,
-        may have a matrix of its own."""
-        own = hf.get("scale_decoder_outputs") is False and "lm_head.weight" in names
-        return {**hf, "tie_word_embeddings": False} if own else hf
+        may have a matrix of its own. Of an untied head without a matrix it takes the embedding's, and the states as they are."""
+        own = "lm_head.weight" in names
+        if not own and hf.get("tie_word_embeddings") is False:
+            return {"scale_decoder_outputs": False, **hf, "tie_word_embeddings": True}
+        return {**hf, "tie_word_embeddings": False} if own and hf.get("scale_decoder_outputs") is False else hf
 
     def read(self, hf: Tree) -> Tree:
         tied = hf.get("tie_word_embeddings", True)

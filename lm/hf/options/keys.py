@@ -34,6 +34,11 @@ def unheard(where: str, hf: Tree, family: Family, cfg: ModelConfig) -> list[str]
     """
     again, mine, options = family.hf(cfg), family.known_keys(), resolved(cfg)
     unused: list[str] = []
+    if not hf.get("is_causal", True) and cfg.kind != "encoder" and cfg.attending():
+        raise ConfigError(
+            f"{where}: is_causal={hf['is_causal']!r} lets each token of a decoder see those behind it too, and in lm none does."
+            " Import another model."
+        )
     for key, value in hf.items():
         if without_effect(key):
             continue

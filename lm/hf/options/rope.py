@@ -18,10 +18,8 @@ _THEIRS = {"position.scaling.kind": "rope_type", "position.scaling.original_len"
 
 def read_rope(hf: Tree, theta: float = 10000.0) -> Tree:
     """Returns our `position.*` options by dotted path.  theta: the family's, where the file names none."""
-    told = hf.get("rope_scaling") or hf.get("rope_parameters") or {}  # transformers' order
-    there = _of_all_layers(told)
-    if there is not told:
-        hf = _without_original(hf)
+    there = hf.get("rope_scaling") or hf.get("rope_parameters") or {}  # transformers' order
+    _require_flat(there)
     kind = str(there.get("rope_type", there.get("type", "default")))
     kind = {"su": "longrope"}.get(kind, kind)
     fraction = there.get("partial_rotary_factor", hf.get("partial_rotary_factor"))
@@ -84,17 +82,14 @@ def _without_original(hf: Tree) -> Tree:
     return {**hf, "original_max_position_embeddings": None}
 
 
-def _of_all_layers(there: Tree) -> Tree:
-    """Returns the rotary parameters; where the file has them for each type of layer, those of all types. Raises ConfigError where types
-    differ."""
-    if not there or not all(key.endswith("_attention") for key in there):
-        return there
-    first, *others = there.values()
-    if any(other != first for other in others):
+def _require_flat(there: Tree) -> None:
+    """Raises ConfigError for rotary parameters by type of layer: transformers' classes whose layers have the same ignore them, and take
+    the plain ones with their usual base, or fail."""
+    if there and all(key.endswith("_attention") for key in there):
         raise ConfigError(
-            f"config.json: rope_parameters differ between {' and '.join(there)}, and in lm all layers have the same. Import another model."
+            f"config.json: rotary parameters are told by type of layer ({', '.join(there)[:80]}), and transformers' class, whose layers"
+            " all have the same, does not look at them there. Write those of all layers, without the types."
         )
-    return dict(first)
 
 
 def _require_known(kind: str, there: Tree) -> None:

@@ -30,6 +30,7 @@ LLAMA3 = {
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "finetuned": True}
 LISTS = {"short_factor": [1.1, 1.0, 1.3, 1.2, 1.5, 1.4], "long_factor": [1.2, 1.7, 2.1, 3.3, 4.8, 6.5]}
 LONG = {"rope_type": "longrope", "rope_theta": 500.0, "original_max_position_embeddings": 32, **LISTS}
+LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0}
 BY_TYPE = {"full_attention": {**YARN, "rope_theta": 500.0}, "sliding_attention": {"rope_type": "default", "rope_theta": 90.0}}
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "an original length above that of llama3": ("llama", SIZES, {"rope_scaling": LLAMA3, "original_max_position_embeddings": 64}),
@@ -53,6 +54,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         "gpt_neox", NEOX,
         {"rotary_emb_base": 90, "rotary_pct": 1.0, "rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 0.5}},
     ),
+    "modernbert, half a window": ("modernbert", NEOX, {"local_attention": 64, "sliding_window": 3}),
     "t5, another activation": ("t5", T5, {"dense_act_fn": "gelu_new"}),
     "t5, gated by the exact gelu": ("t5", T5 | {"feed_forward_proj": "gated-gelu"}, {"dense_act_fn": "gelu"}),
     "qwen3-next, swish": (
@@ -104,6 +106,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "modernbert, a scaling of all layers": (
         "modernbert", SIZES | {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling is of layers with a window too",
     ),
+    "llama, rotary parameters by type of layer": (  # seen to fail: those of both types were read, and transformers took none of them
+        "llama", SIZES | {"rope_parameters": {f"{kind}_attention": LINEAR for kind in ("full", "sliding")}},
+        r"told by type of layer \(full_attention, sliding_attention\), .* does not look at them",
+    ),
+    "gpt-oss, the same": ("gpt_oss", SIZES | {"rope_parameters": {"full_attention": LINEAR}}, r"told by type of layer \(full_attention\)"),
     "phi 3, yarn without lists": ("phi3", SIZES | {"rope_scaling": YARN}, "rope_type='yarn' is not one that phi3 has"),
     "nanochat, a scaling that its norms undo": (
         "nanochat", SIZES | {"rope_theta": 500.0, "rope_scaling": YARN}, r"rope_type=yarn makes queries and keys 1.139 times as long",

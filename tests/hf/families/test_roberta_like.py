@@ -80,3 +80,10 @@ def test_a_config_of_published_sizes_is_understood(name: str) -> None:
     cfg = family.config(there)
     assert cfg.max_seq_len == 512 and unheard("config.json", there, family, cfg) == [] and family.homeless(cfg) == []
     assert family_for(cfg, imported=name).name == name
+
+
+@pytest.mark.parametrize("name", ["roberta", *PUBLISHED])
+def test_rows_of_a_config_that_does_not_say_are_those_of_transformers(name: str) -> None:
+    """Seen to fail: XLM-RoBERTa-XL has 514 places for positions where the others have 512, and its weights were refused."""
+    there = {key: value for key, value in PUBLISHED["xlm-roberta"].items() if key != "max_position_embeddings"}
+    assert families()[name].config(there).max_seq_len == transformers.CONFIG_MAPPING[name]().max_position_embeddings - 2

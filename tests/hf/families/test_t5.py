@@ -13,7 +13,7 @@ from lm.hf.io.family import families  # noqa: E402
 from lm.hf.io.reading import read_hf  # noqa: E402
 from lm.hf.io.writing import family_for  # noqa: E402
 from lm.hf.options.keys import unheard  # noqa: E402
-from tests.hf.harness import VOCAB, cases, verify  # noqa: E402
+from tests.hf.harness import VOCAB, cases, logits_agree, ours_of, redraw, verify  # noqa: E402
 
 BASE: dict[str, Any] = {
     "vocab_size": VOCAB, "d_model": 48, "d_kv": 10, "d_ff": 72, "num_layers": 3, "num_decoder_layers": 2, "num_heads": 5,
@@ -54,6 +54,20 @@ def test_t5_1_1_as_transformers_5_saves_it_again(tmp_path: Path) -> None:
     again.save_pretrained(tmp_path / "again")
     assert json.loads((tmp_path / "again" / "config.json").read_text())["tie_word_embeddings"]
     assert torch.equal(read_hf(tmp_path / "again").weights["head.weight"], theirs.lm_head.weight)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("said", [{}, {"scale_decoder_outputs": True}])
+def test_an_untied_head_without_a_matrix_is_the_embedding_over_plain_states(said: dict[str, bool], tmp_path: Path) -> None:
+    """As transformers 5 reads it. Seen to fail: the file was refused, for a matrix of the head that is missing."""
+    theirs = transformers.T5ForConditionalGeneration(transformers.T5Config(**BASE))
+    redraw(theirs, embed_gain=8.0 if said else 1.0)
+    theirs.save_pretrained(tmp_path)
+    kept = {key: value for key, value in json.loads((tmp_path / "config.json").read_text()).items() if key != "scale_decoder_outputs"}
+    (tmp_path / "config.json").write_text(json.dumps({**kept, "tie_word_embeddings": False, **said}))
+    found = read_hf(tmp_path)
+    assert found.config.head.tied
+    logits_agree(transformers.T5ForConditionalGeneration.from_pretrained(tmp_path).eval(), ours_of(found))
 
 
 @pytest.mark.parametrize("own_head", [True, pytest.param(False, marks=pytest.mark.slow)])

@@ -20,7 +20,9 @@ from lm.storage.model_folder import folder_hash, resolve_model
 from lm.units import counted
 
 if TYPE_CHECKING:
+    from lm.data.tokenizer.tokenizer import Tokenizer
     from lm.generation.whole import Whole
+    from lm.nn.transformer import LM
 
 T = TypeVar("T")
 
@@ -140,6 +142,30 @@ class OfTexts(Verb):
     format: Literal["text", "json"] = "text"
     """json: a list with an object of each text."""
 
+    def run(self, rest: list[str]) -> None:
+        """Prints what the model makes of the texts on stdout, notes on stderr; of a file of texts it writes it into another file."""
+        self.refuse(rest)
+        files = self.files()
+        folder = resolve_model(self.from_)
+        if files is not None:
+            self.write_file(folder, files)
+        else:
+            self.show(folder, [self.text] if isinstance(self.text, str) else self.text or [])
+
+    @abstractmethod
+    def show(self, folder: Path, texts: list[str]) -> None:
+        """Prints what the model in this folder makes of the texts."""
+
+    @abstractmethod
+    def write_file(self, folder: Path, files: tuple[Path, Path]) -> None:
+        """Writes what it makes of a file of texts.  files: of texts, and the one to write."""
+
+    def load(self, folder: Path) -> "tuple[LM, Tokenizer]":
+        """Returns the model and the tokenizer."""
+        from lm.generation.load import load
+
+        return load(folder, self.device, self.merge, self.dtype)
+
     def files(self) -> tuple[Path, Path] | None:
         """Returns the file of texts and the one to write; None where texts are given as they are. Raises ConfigError where it is neither,
         or both, and for a field of no file."""
@@ -173,6 +199,13 @@ class OfTexts(Verb):
         if not lines:
             raise ConfigError(f'{files[0]}: it holds no text. Write a line such as {{"text": "a text"}} for each.')
         return lines, found
+
+    def text_of(self, line: object, where: str) -> str:
+        """Returns the text of a line of a file. Raises ConfigError where it has none."""
+        from lm.generation.whole import require_texts, values_of
+
+        names = [self.field or "text"]
+        return require_texts(values_of(line, names, where), names, where, line)[0]
 
     def write_lines(self, out: Path, lines: list[Tree], fields: Sequence[str | None], of: "Whole[T]") -> None:
         """Writes each line with what the model makes of its text; a start that was ended is gone on with.  fields: of the texts."""

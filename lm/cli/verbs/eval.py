@@ -1,6 +1,7 @@
 """`lm eval from=FOLDER [data=...]`: loss and bits per byte of a model on any data."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -78,19 +79,26 @@ class Eval(Verb):
         model = resolve_model(self.from_)
         if self.retrieval is not None:
             self.refuse(rest)
-            ranked = self._retrieve(model, Path(self.retrieval).expanduser())
-            rows = [(name, f"{value:,}" if isinstance(value, int) else f"{value:.4f}") for name, value in ranked.items()]
-            answer(json.dumps(ranked) if self.format == "json" else table(rows, ""))
-            return
-        if self.dims is not None:
+            found = self._retrieve(model, Path(self.retrieval).expanduser())
+            self._print(found, [(name, _number(value)) for name, value in found.items()])
+        elif self.dims is not None:
             raise ConfigError(f"dims={self.dims}: it is of vectors, and without retrieval none are made. Set that, or leave it out.")
-        if self.tasks is not None:
+        elif self.tasks is not None:
             self.refuse(rest)
-            told = self._ask_tasks(model, self.tasks.split(","))
-            answer(json.dumps(told, allow_nan=False, default=str) if self.format == "json" else table(_metrics(told), ""))
-            return
-        if given := sorted(self.model_fields_set & _OF_TASKS):
+            found = self._ask_tasks(model, self.tasks.split(","))
+            self._print(found, _metrics(found))
+        elif given := sorted(self.model_fields_set & _OF_TASKS):
             raise ConfigError(f"{', '.join(given)}: only tasks have that, and none are named. Write tasks=arc_easy, or leave it out.")
+        else:
+            self._evaluate(model, rest)
+
+    def _print(self, found: Tree, *tables: Sequence[tuple[str, ...]]) -> None:
+        if self.format == "json":
+            answer(json.dumps(found, allow_nan=False, default=str))
+        else:
+            answer("\n\n".join(table(rows, "") for rows in tables))
+
+    def _evaluate(self, model: Path, rest: list[str]) -> None:
         saved = read_config(model)
         run = RunFolder.around(model)
         examined, says_length = take_examined(rest, [name.rstrip("_") for name in type(self).model_fields], run)
@@ -105,15 +113,11 @@ class Eval(Verb):
             model, data, examined.objective, wanted=examined.eval, parent=examined.init_from, seed=examined.seed, split=self.split,
             micro_batch=self.micro_batch, device=self.device, dtype=self.dtype, log=note,
         )  # fmt: skip
-        if self.format == "json":
-            answer(json.dumps(found, allow_nan=False))
-        else:
-            measure = (examined.objective or usual(saved["model"]["kind"], data.shape)).measure(None)
-            units = {f"val_{figure}": unit for figure, unit in measure.units.items()} | _REMARKS
-            numbers = {name: value for name, value in found.items() if isinstance(value, int | float)}
-            shown = {name: f"{value:,}" if isinstance(value, int) else f"{value:.4f}" for name, value in numbers.items()}
-            answer(table([(name, value, units.get(name.partition("/")[0], "")) for name, value in shown.items()], ""))
-            answer("\n" + table([("place", "val_loss", "tokens"), *map(_place, found["loss_by_place"])], ""))
+        measure = (examined.objective or usual(saved["model"]["kind"], data.shape)).measure(None)
+        units = {f"val_{figure}": unit for figure, unit in measure.units.items()} | _REMARKS
+        numbers = {name: _number(value) for name, value in found.items() if isinstance(value, int | float)}
+        figures = [(name, value, units.get(name.partition("/")[0], "")) for name, value in numbers.items()]
+        self._print({**found}, figures, [("place", "val_loss", "tokens"), *map(_place, found["loss_by_place"])])
 
     def _retrieve(self, model: Path, path: Path) -> Tree:
         from lm.generation.load import load
@@ -161,6 +165,10 @@ def _metrics(found: Tree) -> list[tuple[str, ...]]:
                 said = f"{error:.4f}" if isinstance(error, float) else ""
                 rows.append((task, metric if way == "none" else name, f"{value:.4f}", said, str(found["n_samples"].get(task, ""))))
     return rows
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
 
 
 def _place(each: Tree) -> tuple[str, str, str]:

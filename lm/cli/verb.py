@@ -183,7 +183,7 @@ class OfTexts(Verb):
         asked: returns it of a line and its place.  adds: the field that each line gets.  Raises ConfigError for a file of no texts, and
         where there is something at `out`.
         """
-        from lm.generation.answering import require_lines, require_new
+        from lm.generation.lines import require_lines, require_new
         from lm.generation.whole import read_texts_file
 
         if adds is None:

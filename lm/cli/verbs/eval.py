@@ -139,7 +139,7 @@ class Eval(Verb):
             from lm.generation.harness import downloads, run_tasks, task_manager
         except ModuleNotFoundError:
             raise ConfigError("tasks: the package lm-eval is needed for them. Run: pip install 'slotlm[eval]'") from None
-        from lm.generation.answering import require_lines
+        from lm.generation.lines import require_lines
         from lm.generation.load import load
 
         samples = None if self.samples is None else Path(self.samples).expanduser()

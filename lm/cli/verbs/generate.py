@@ -114,7 +114,8 @@ class Generate(Decoding, GenerateConfig):
     def _read_prompts(self) -> "list[Prompt] | None":
         if self.prompts is None or self.out is None:
             return None
-        from lm.generation.answering import read_prompts, require_lines
+        from lm.generation.answering import read_prompts
+        from lm.generation.lines import require_lines
 
         out, prompts = Path(os.path.expanduser(self.out)), Path(os.path.expanduser(self.prompts))
         require_lines(out, self.overwrite, read=prompts)

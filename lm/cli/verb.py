@@ -81,14 +81,18 @@ class Writer(Verb):
         from lm.storage.reading import read_json
 
         out = Path(self.out).expanduser()
-        model, prompt = read_config(out).get("model", {}), ["prompt=...", *map(shlex.quote, options)]
-        verb, what = ("eval", "data=text data.files=...") if model.get("kind") == "encoder" else ("generate", " ".join(prompt))
-        tokenizer = out / "tokenizer_config.json"
-        if verb == "eval" and tokenizer.is_file() and (mask := read_json(tokenizer).get("mask_token")):
-            verb, what = "fill", f"text={shlex.quote(f'A {mask} text.')}"
+        model, tokenizer = read_config(out).get("model", {}), out / "tokenizer_config.json"
         head = model.get("head", {})
-        verb, what = ("embed", "text=[TEXT,ANOTHER]") if embeds or head.get("pooling") == "mean" else (verb, what)
-        verb, what = ("classify", "text=...") if head.get("labels") else (verb, what)
+        if head.get("labels"):
+            verb, what = "classify", "text=..."
+        elif embeds or head.get("pooling") == "mean":
+            verb, what = "embed", "text=[TEXT,ANOTHER]"
+        elif model.get("kind") != "encoder":
+            verb, what = "generate", " ".join(["prompt=...", *map(shlex.quote, options)])
+        elif tokenizer.is_file() and (mask := read_json(tokenizer).get("mask_token")):
+            verb, what = "fill", f"text={shlex.quote(f'A {mask} text.')}"
+        else:
+            verb, what = "eval", "data=text data.files=..."
         return f"Try it: lm {verb} from={shlex.quote(self.out)} {what}"
 
 

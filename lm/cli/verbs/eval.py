@@ -12,9 +12,8 @@ from lm.cli.verb import Verb
 from lm.errors import ConfigError
 from lm.generation.config import Dtype
 from lm.printing import answer, note
-from lm.schema import Tree, flatten
+from lm.schema import Tree
 from lm.storage.model_folder import read_config, resolve_model
-from lm.storage.run_folder import RunFolder
 from lm.units import table
 
 _REMARKS = {
@@ -99,21 +98,15 @@ class Eval(Verb):
             answer("\n\n".join(table(rows, "") for rows in tables))
 
     def _evaluate(self, model: Path, rest: list[str]) -> None:
-        saved = read_config(model)
-        run = RunFolder.around(model)
-        examined, says_length = take_examined(rest, [name.rstrip("_") for name in type(self).model_fields], run)
+        examined = take_examined(rest, [name.rstrip("_") for name in type(self).model_fields], model)
         from lm.data.rows.base import usual
         from lm.generation.examine import evaluate
 
-        data = examined.data
-        if not says_length:
-            length = saved.get("model", {}).get("max_seq_len") if run is None else flatten(run.config()).get("data.seq_len")
-            data = data.replace(seq_len=length) if type(length) is int else data
         found = evaluate(
-            model, data, examined.objective, wanted=examined.eval, parent=examined.init_from, seed=examined.seed, split=self.split,
-            micro_batch=self.micro_batch, device=self.device, dtype=self.dtype, log=note,
+            model, examined.data, examined.objective, wanted=examined.eval, parent=examined.init_from, seed=examined.seed,
+            split=self.split, micro_batch=self.micro_batch, device=self.device, dtype=self.dtype, log=note,
         )  # fmt: skip
-        measure = (examined.objective or usual(saved["model"]["kind"], data.shape)).measure(None)
+        measure = (examined.objective or usual(read_config(model)["model"]["kind"], examined.data.shape)).measure(None)
         units = {f"val_{figure}": unit for figure, unit in measure.units.items()} | _REMARKS
         numbers = {name: _number(value) for name, value in found.items() if isinstance(value, int | float)}
         figures = [(name, value, units.get(name.partition("/")[0], "")) for name, value in numbers.items()]

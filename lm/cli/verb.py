@@ -1,5 +1,6 @@
 """The base classes of the command line's verbs: a verb has keys of its own, a usage and `run`. Each file of `verbs/` has one."""
 
+import os
 import shlex
 import time
 from abc import abstractmethod
@@ -80,7 +81,7 @@ class Writer(Verb):
         from lm.storage.model_folder import read_config
         from lm.storage.reading import read_json
 
-        out = Path(self.out).expanduser()
+        out = Path(os.path.expanduser(self.out))
         model, tokenizer = read_config(out).get("model", {}), out / "tokenizer_config.json"
         head = model.get("head", {})
         if head.get("labels"):
@@ -179,7 +180,9 @@ class OfTexts(Verb):
             raise ConfigError("texts, out, format: a file of texts needs out=FILE, and has a format of its own. Write texts=FILE out=FILE.")
         if self.texts is None and self.field is not None:
             raise ConfigError("field: it is of texts=FILE, which is not set. Set it, or leave it out.")
-        return None if self.texts is None or self.out is None else (Path(self.texts).expanduser(), Path(self.out).expanduser())
+        if self.texts is None or self.out is None:
+            return None
+        return Path(os.path.expanduser(self.texts)), Path(os.path.expanduser(self.out))
 
     def read_lines(self, files: tuple[Path, Path], asked: Callable[[object, str], T], adds: str | None) -> tuple[list[Tree], list[T]]:
         """Returns the lines of the file of texts, and what is asked of each.

@@ -1,5 +1,6 @@
 """One model out of several of one architecture, weight by weight: what `lm merge` and `lm average` do."""
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -71,7 +72,7 @@ def average(run: str | Path, out: str | Path, *, last: int | None = None, overwr
     """Writes the mean of a run's newest checkpoints, and returns the folder. Raises ConfigError where there are fewer, or fewer than two.
 
     last: how many. None: all that the run keeps."""
-    folder = RunFolder(Path(run).expanduser())
+    folder = RunFolder(Path(os.path.expanduser(run)))
     if not folder.exists():
         raise ConfigError(f"{run}: a run folder is needed, with its checkpoints. {nearest_run(folder.path)}")
     kept = checkpoints(folder.checkpoints)

@@ -1,6 +1,7 @@
 """`lm eval from=FOLDER [data=...]`: loss and bits per byte of a model on any data."""
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -78,7 +79,7 @@ class Eval(Verb):
         model = resolve_model(self.from_)
         if self.retrieval is not None:
             self.refuse(rest)
-            found = self._retrieve(model, Path(self.retrieval).expanduser())
+            found = self._retrieve(model, Path(os.path.expanduser(self.retrieval)))
             self._print(found, [(name, _number(value)) for name, value in found.items()])
         elif self.dims is not None:
             raise ConfigError(f"dims={self.dims}: it is of vectors, and without retrieval none are made. Set that, or leave it out.")
@@ -135,7 +136,7 @@ class Eval(Verb):
         from lm.generation.lines import require_lines
         from lm.generation.load import load
 
-        samples = None if self.samples is None else Path(self.samples).expanduser()
+        samples = None if self.samples is None else Path(os.path.expanduser(self.samples))
         if samples is not None:
             require_lines(samples, self.overwrite, "samples")
         manager = task_manager(tasks)

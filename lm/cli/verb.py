@@ -64,7 +64,7 @@ class Verb(Config):
         return found
 
 
-class Writer(Verb):
+class Writing(Verb):
     """Base of the verbs that write a folder."""
 
     out: str

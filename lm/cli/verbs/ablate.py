@@ -25,6 +25,7 @@ from lm.units import fitted, table
 
 if TYPE_CHECKING:
     from lm.ablation.running.jobs import Place
+    from lm.ablation.study import AskedStudy, Study
 
 DOINGS = ("plan", "run", "report", "noise")
 _OF_CLUSTER = {"cluster", "partition", "minutes", "gpus", "sbatch"}
@@ -143,7 +144,7 @@ class Ablate(Verb):
         from lm.ablation.ledger import Ledger
         from lm.ablation.probe import tried
         from lm.ablation.running.jobs import run_missing
-        from lm.ablation.study import AskedStudy, new_study, read_study
+        from lm.ablation.study import AskedStudy, read_study
         from lm.cli.views.study import plan
 
         again = frozen is not None and bool(self.model_fields_set & {"name", "dir"})
@@ -157,14 +158,7 @@ class Ablate(Verb):
         elif question is None:
             study = read_study(folder, frozen, self.seeds)
         else:
-            config = self._config(StudyConfig, question, begun.study if begun else None)
-            configs = composed("variants.", config.overrides, config.variants)
-            if config.match == "time" and self.cluster is not None and begun is None:
-                raise ConfigError(
-                    "match=time: it would measure this machine, and the runs go to others. Match flops, or leave cluster out."
-                )
-            study = new_study(folder, config, configs, begun)
-            study.asked.agree(folder)
+            study = self._asked_study(folder, question, begun)
         ledger = Ledger(folder.parent)
         for line in ledger.asked_before(study) if begun is None else ():
             note(line)
@@ -178,6 +172,17 @@ class Ablate(Verb):
         for line in fitted(cells(found), width()).split("\n"):
             say(line)
         say(f"report: {folder / 'report.md'}, {folder / 'report.html'}")
+
+    def _asked_study(self, folder: Path, question: Tree, begun: "AskedStudy | None") -> "Study":
+        from lm.ablation.study import new_study
+
+        config = self._config(StudyConfig, question, begun.study if begun else None)
+        configs = composed("variants.", config.overrides, config.variants)
+        if config.match == "time" and self.cluster is not None and begun is None:
+            raise ConfigError("match=time: it would measure this machine, and the runs go to others. Match flops, or leave cluster out.")
+        study = new_study(folder, config, configs, begun)
+        study.asked.agree(folder)
+        return study
 
     def _refuse_changes(self, doing: str, overrides: list[str], what: str) -> None:
         """Raises ConfigError for what would change the question of a begun study; more seeds do not, unless it is only reported."""

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -51,7 +51,12 @@ class Ledger:
 
     def entries(self) -> list[Entry]:
         """Returns the ledger's entries; a line cut off by a kill is left out."""
-        return list(self._entries()) if os.path.lexists(self.path) else []
+        found = []
+        for line in read_bytes(self.path).split(b"\n") if os.path.lexists(self.path) else ():
+            with suppress(ValueError, ConfigError):
+                tree = parse_json(line)
+                found.append(from_tree(Entry, tree if isinstance(tree, dict) else {}))
+        return found
 
     def note(self, study: Study, found: Tree) -> None:
         """Appends a study's present findings, unless its last entry says the same.  found: content of verdict.json."""
@@ -74,14 +79,6 @@ class Ledger:
                     said = f"{name} against {entry.baseline}: {answer.verdict}, {answer.pairs} pairs of {entry.metric}, {entry.date[:10]}"
                     told[mine] = f"{mine} against {base} was asked in study {entry.study} already: {said}"
         return list(told.values())
-
-    def _entries(self) -> Iterator[Entry]:
-        for line in read_bytes(self.path).split(b"\n"):
-            try:
-                tree = parse_json(line)
-                yield from_tree(Entry, tree if isinstance(tree, dict) else {})
-            except (ValueError, ConfigError):
-                continue
 
     def _append(self, line: str) -> None:
         """Appends a line in a single write, so that another study's append does not mix with it; begins a new line after a torn one."""

@@ -3,6 +3,7 @@
 import atexit
 import errno
 import os
+import signal
 import sys
 import threading
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from lm import collector, printing
-from lm.errors import ConfigError, LmError, ResourceError, internal
+from lm.errors import ConfigError, Interrupted, LmError, ResourceError, internal
 from lm.progress import progress
 
 VERBS = {
@@ -97,17 +98,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         _dispatch(args)
         code = 0
     except KeyboardInterrupt:
-        code = _fail(args, LmError("interrupted"), 130)
+        code = _fail(args, Interrupted("interrupted", signal.SIGINT))
     except BrokenPipeError:  # the reader of stdout is gone
         printing.drop_answers()
         code = 0
     except LmError as error:
-        code = _fail(args, error, error.exit_code)
-    except MemoryError:
-        remedy = "Lower trainer.micro_batch, data.seq_len or the model's size"
-        code = _fail(args, LmError(f"memory: an allocation failed. {remedy}."), ResourceError.exit_code)
+        code = _fail(args, error)
     except Exception as error:
-        code = _unexpected(args, error)
+        code = _fail(args, _unexpected(error))
     printing.shut_door()
     return code
 
@@ -165,28 +163,29 @@ def _help() -> str:
     return f"usage: lm VERB [key=value ...]\n\n{verbs}\n\n{own}\n\nexamples:\n{_EXAMPLES}\n\n`lm VERB --help` says more."
 
 
-def _fail(args: Sequence[str], error: LmError, code: int) -> int:
+def _fail(args: Sequence[str], error: LmError) -> int:
+    """Prints an error, and returns its exit code."""
     if "traceback=true" in args:
         printing.trace()
     for line in error.lines:
         printing.note(line)
-    return code
+    return error.exit_code
 
 
-def _unexpected(args: Sequence[str], error: Exception) -> int:
-    """Prints an error that is no LmError, of the file system or a bug, and returns the exit code."""
+def _unexpected(error: Exception) -> LmError:
+    """Returns what is told of an error that is no LmError: of memory, of the file system, or a bug."""
+    if isinstance(error, MemoryError):
+        return ResourceError("memory: an allocation failed. Lower trainer.micro_batch, data.seq_len or the model's size.")
     if isinstance(error, OSError) and error.errno in _REMEDIES:
         printing.drop_answers()
-        found = LmError(f"{error.filename or 'output'}: {error.strerror}. {_REMEDIES[error.errno]}.")
-        return _fail(args, found, ResourceError.exit_code)
+        return ResourceError(f"{error.filename or 'output'}: {error.strerror}. {_REMEDIES[error.errno]}.")
     if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
-        return _fail(args, ConfigError(f"{error.filename}: {error.strerror}. Give the path of a file or folder."), ConfigError.exit_code)
+        return ConfigError(f"{error.filename}: {error.strerror}. Give the path of a file or folder.")
     try:
         _require_folder()
     except ConfigError as gone:  # since the command started
-        return _fail(args, gone, gone.exit_code)
-    told = internal(error)
-    return _fail(args, told, told.exit_code)
+        return gone
+    return internal(error)
 
 
 def _require_folder() -> None:

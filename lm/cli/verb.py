@@ -1,5 +1,6 @@
 """The base classes of the command line's verbs: a verb has keys of its own, a usage and `run`. Each file of `verbs/` has one."""
 
+import os
 import shlex
 import time
 from abc import abstractmethod
@@ -20,7 +21,9 @@ from lm.storage.model_folder import folder_hash, resolve_model
 from lm.units import counted
 
 if TYPE_CHECKING:
+    from lm.data.tokenizer.tokenizer import Tokenizer
     from lm.generation.whole import Whole
+    from lm.nn.transformer import LM
 
 T = TypeVar("T")
 
@@ -61,7 +64,7 @@ class Verb(Config):
         return found
 
 
-class Writer(Verb):
+class Writing(Verb):
     """Base of the verbs that write a folder."""
 
     out: str
@@ -78,15 +81,19 @@ class Writer(Verb):
         from lm.storage.model_folder import read_config
         from lm.storage.reading import read_json
 
-        out = Path(self.out).expanduser()
-        model, prompt = read_config(out).get("model", {}), ["prompt=...", *map(shlex.quote, options)]
-        verb, what = ("eval", "data=text data.files=...") if model.get("kind") == "encoder" else ("generate", " ".join(prompt))
-        tokenizer = out / "tokenizer_config.json"
-        if verb == "eval" and tokenizer.is_file() and (mask := read_json(tokenizer).get("mask_token")):
-            verb, what = "fill", f"text={shlex.quote(f'A {mask} text.')}"
+        out = Path(os.path.expanduser(self.out))
+        model, tokenizer = read_config(out).get("model", {}), out / "tokenizer_config.json"
         head = model.get("head", {})
-        verb, what = ("embed", "text=[TEXT,ANOTHER]") if embeds or head.get("pooling") == "mean" else (verb, what)
-        verb, what = ("classify", "text=...") if head.get("labels") else (verb, what)
+        if head.get("labels"):
+            verb, what = "classify", "text=..."
+        elif embeds or head.get("pooling") == "mean":
+            verb, what = "embed", "text=[TEXT,ANOTHER]"
+        elif model.get("kind") != "encoder":
+            verb, what = "generate", " ".join(["prompt=...", *map(shlex.quote, options)])
+        elif tokenizer.is_file() and (mask := read_json(tokenizer).get("mask_token")):
+            verb, what = "fill", f"text={shlex.quote(f'A {mask} text.')}"
+        else:
+            verb, what = "eval", "data=text data.files=..."
         return f"Try it: lm {verb} from={shlex.quote(self.out)} {what}"
 
 
@@ -140,6 +147,30 @@ class OfTexts(Verb):
     format: Literal["text", "json"] = "text"
     """json: a list with an object of each text."""
 
+    def run(self, rest: list[str]) -> None:
+        """Prints what the model makes of the texts on stdout, notes on stderr; of a file of texts it writes it into another file."""
+        self.refuse(rest)
+        files = self.files()
+        folder = resolve_model(self.from_)
+        if files is not None:
+            self.write_file(folder, files)
+        else:
+            self.show(folder, [self.text] if isinstance(self.text, str) else self.text or [])
+
+    @abstractmethod
+    def show(self, folder: Path, texts: list[str]) -> None:
+        """Prints what the model in this folder makes of the texts."""
+
+    @abstractmethod
+    def write_file(self, folder: Path, files: tuple[Path, Path]) -> None:
+        """Writes what it makes of a file of texts.  files: of texts, and the one to write."""
+
+    def load(self, folder: Path) -> "tuple[LM, Tokenizer]":
+        """Returns the model and the tokenizer."""
+        from lm.generation.load import load
+
+        return load(folder, self.device, self.merge, self.dtype)
+
     def files(self) -> tuple[Path, Path] | None:
         """Returns the file of texts and the one to write; None where texts are given as they are. Raises ConfigError where it is neither,
         or both, and for a field of no file."""
@@ -149,7 +180,9 @@ class OfTexts(Verb):
             raise ConfigError("texts, out, format: a file of texts needs out=FILE, and has a format of its own. Write texts=FILE out=FILE.")
         if self.texts is None and self.field is not None:
             raise ConfigError("field: it is of texts=FILE, which is not set. Set it, or leave it out.")
-        return None if self.texts is None or self.out is None else (Path(self.texts).expanduser(), Path(self.out).expanduser())
+        if self.texts is None or self.out is None:
+            return None
+        return Path(os.path.expanduser(self.texts)), Path(os.path.expanduser(self.out))
 
     def read_lines(self, files: tuple[Path, Path], asked: Callable[[object, str], T], adds: str | None) -> tuple[list[Tree], list[T]]:
         """Returns the lines of the file of texts, and what is asked of each.
@@ -157,7 +190,7 @@ class OfTexts(Verb):
         asked: returns it of a line and its place.  adds: the field that each line gets.  Raises ConfigError for a file of no texts, and
         where there is something at `out`.
         """
-        from lm.generation.answering import require_lines, require_new
+        from lm.generation.lines import require_lines, require_new
         from lm.generation.whole import read_texts_file
 
         if adds is None:
@@ -173,6 +206,13 @@ class OfTexts(Verb):
         if not lines:
             raise ConfigError(f'{files[0]}: it holds no text. Write a line such as {{"text": "a text"}} for each.')
         return lines, found
+
+    def text_of(self, line: object, where: str) -> str:
+        """Returns the text of a line of a file. Raises ConfigError where it has none."""
+        from lm.generation.whole import require_texts, values_of
+
+        names = [self.field or "text"]
+        return require_texts(values_of(line, names, where), names, where, line)[0]
 
     def write_lines(self, out: Path, lines: list[Tree], fields: Sequence[str | None], of: "Whole[T]") -> None:
         """Writes each line with what the model makes of its text; a start that was ended is gone on with.  fields: of the texts."""

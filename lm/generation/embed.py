@@ -12,8 +12,8 @@ from torch import Tensor
 from lm.data.rows.reading import Read, Reading, batch_of
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError, NumericsError, expect
-from lm.generation.answering import require_new
 from lm.generation.decode import decoding
+from lm.generation.lines import require_new
 from lm.generation.load import expect_loaded
 from lm.generation.whole import Whole, numbered, of_text
 from lm.losses.embeddings import first_of, row_vectors

@@ -119,12 +119,10 @@ class Engine:
         """Ends a sample: no later step decodes it."""
         sample.over = True
 
-    def clear(self) -> list[Request]:
-        """Drops all requests and the cache, as after an allocation that failed; returns the requests that were not answered."""
-        lost = [*self._waiting, *dict.fromkeys(sample.request for sample in self._running if not sample.over)]
+    def clear(self) -> None:
+        """Drops all requests and the cache, as after an allocation that failed."""
         self._waiting.clear()
         self._running, self._cache, self._prompt = [], None, None
-        return lost
 
     def step(self) -> list[Event]:
         """Prefills waiting prompts and draws the next token of each row; returns the events, none where no request is left."""

@@ -4,6 +4,7 @@ import math
 import operator
 import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import reduce
 from pathlib import Path
 from typing import Literal, NotRequired, Self, cast
@@ -229,39 +230,33 @@ def _tell_what_has_changed(
     folder: Path, data: DataConfig, files: Mapping[str, str], used: Iterable[tuple[str, str]], log: Callable[[str], None]
 ) -> None:
     """Tells `log` why figures are not those of the run: of models that are compared with or learned from, and of the data's files."""
-    for which in _made_anew(folder, used):
-        log(f"{which}: another model by now than the run has used, so these figures are not those that the run told.")
-    if changed := _changed_since(folder, data, files):
-        others = f" (and {counted(len(changed) - 1, 'other file')})" if len(changed) > 1 else ""
-        log(f"{changed[0]}{others} since the run read it, so these figures are not of what it validated on.")
+    run = RunFolder.around(folder)
+    if run is None or not (saved := checkpoints(run.checkpoints)):
+        return
+    with suppress(CheckpointError):  # it is the model that is examined
+        for which in _made_anew(run, saved[0], used):
+            log(f"{which}: another model by now than the run has used, so these figures are not those that the run told.")
+    with suppress(CheckpointError):
+        if changed := _changed_since(run, saved[0], data, files):
+            others = f" (and {counted(len(changed) - 1, 'other file')})" if len(changed) > 1 else ""
+            log(f"{changed[0]}{others} since the run read it, so these figures are not of what it validated on.")
 
 
-def _made_anew(model: Path, used: Iterable[tuple[str, str]]) -> list[str]:
+def _made_anew(run: RunFolder, newest: Path, used: Iterable[tuple[str, str]]) -> list[str]:
     """Returns those of the models used, each an option and a folder, that the run used too and that are others since its newest
     checkpoint."""
-    run = RunFolder.around(model)
-    if run is None or not (saved := checkpoints(run.checkpoints)):
-        return []
-    try:
-        own, meta = Examined.of_run(run), read_meta(saved[0])
-        further = own.objective.learns_from() if own.objective is not None else None
-        named = [("init_from", own.init_from, "parent_hash"), *([(*further, "teacher_hash")] if further is not None else [])]
-        hashes = {(option, place(path, run.path, True)): meta.get(key) for option, path, key in named if path is not None}
-        found = {each: hashes.get((each[0], place(each[1], run.path, True))) for each in used}
-        return ["=".join(each) for each, before in found.items() if before not in (None, folder_hash(resolve_model(each[1])))]
-    except CheckpointError:  # it is the model that is examined
-        return []
+    own, meta = Examined.of_run(run), read_meta(newest)
+    further = own.objective.learns_from() if own.objective is not None else None
+    named = [("init_from", own.init_from, "parent_hash"), *([(*further, "teacher_hash")] if further is not None else [])]
+    hashes = {(option, place(path, run.path, True)): meta.get(key) for option, path, key in named if path is not None}
+    found = {each: hashes.get((each[0], place(each[1], run.path, True))) for each in used}
+    return ["=".join(each) for each, before in found.items() if before not in (None, folder_hash(resolve_model(each[1])))]
 
 
-def _changed_since(model: Path, data: DataConfig, files: Mapping[str, str]) -> list[str]:
+def _changed_since(run: RunFolder, newest: Path, data: DataConfig, files: Mapping[str, str]) -> list[str]:
     """Returns the files of `data` that have changed since the run's newest checkpoint; none where `data` is not the run's own."""
-    run = RunFolder.around(model)
-    if run is None or not (saved := checkpoints(run.checkpoints)):
+    before, now = ({place(name, run.path, True): file for name, file in each.items()} for each in (read_meta(newest)["files"], files))
+    if not (found := changed_files(before, now)):
         return []
-    try:
-        before, now = ({place(name, run.path, True): file for name, file in each.items()} for each in (read_meta(saved[0])["files"], files))
-        found = changed_files(before, now)
-        own = Examined.of_run(run).data if found else data
-    except CheckpointError:  # it is the model that is examined
-        return []
+    own = Examined.of_run(run).data
     return found if own.replace(seq_len=data.seq_len, val_rows=data.val_rows, remote=data.remote) == data else []

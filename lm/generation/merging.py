@@ -1,5 +1,6 @@
 """One model out of several of one architecture, weight by weight: what `lm merge` and `lm average` do."""
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -44,22 +45,24 @@ def merge(
     """
     target = require_free(out, overwrite, *models, *([base] if base is not None else []))
     folders = [resolve_model(str(model)) for model in models]
-    enough = 1 if any(read_config(folder).get("adapter") for folder in folders[:1]) else 2
+    enough = 1 if folders and read_config(folders[0]).get("adapter") else 2
     shares = _shares(len(models), enough, weights, method, base, density)
     density = 0.2 if density is None else density
     start = None if base is None else resolve_model(str(base))
     tokenizer = load_tokenizer(folders[0])
     read = [read_merged(folder) for folder in folders]
-    before = None if start is None else _of_base(start, tokenizer)
     others = [(folder, *each, load_tokenizer(folder).hash) for folder, each in zip(folders[1:], read[1:], strict=True)]
-    for folder, tree, own, its_hash in [*others, *([(start, *before)] if start is not None and before is not None else [])]:
+    if start is not None:
+        others.append((start, *_of_base(start, tokenizer)))
+    for folder, tree, own, its_hash in others:
         _require_same(folders[0], *read[0], folder, tree, own)
         if its_hash != tokenizer.hash:
             raise ConfigError(f"{folder}: its tokenizer is not that of {folders[0]}, so their ids mean other texts. Leave it out.")
-    found = _merged([own for _, own in read], shares, method, None if before is None else before[1], density)
+    before = None if start is None else others[-1][2]
+    found = _merged([own for _, own in read], shares, method, before, density)
     tree = read[0][0]
     told: Tree = {"models": [str(model) for model in models], "weights": shares, "method": method}
-    told |= {"base": str(base), "density": density} if before is not None else {}
+    told |= {"base": str(base), "density": density} if base is not None else {}
     imported = {key: tree[key] for key in IMPORTED if tree.get(key) is not None and all(of.get(key) == tree[key] for of, _ in read)}
     extra = {"merged": told, **imported, "tokenizer_hash": tokenizer.hash, "plugins": tree.get("plugins") or {}}
     dtyped = {name: weight.to(read[0][1][name].dtype) for name, weight in found.items()}
@@ -71,7 +74,7 @@ def average(run: str | Path, out: str | Path, *, last: int | None = None, overwr
     """Writes the mean of a run's newest checkpoints, and returns the folder. Raises ConfigError where there are fewer, or fewer than two.
 
     last: how many. None: all that the run keeps."""
-    folder = RunFolder(Path(run).expanduser())
+    folder = RunFolder(Path(os.path.expanduser(run)))
     if not folder.exists():
         raise ConfigError(f"{run}: a run folder is needed, with its checkpoints. {nearest_run(folder.path)}")
     kept = checkpoints(folder.checkpoints)

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
-from lm.generation.answering import read_lines
 from lm.generation.embed import Embedding, read_texts
+from lm.generation.lines import read_lines
 from lm.nn.transformer import LM
 from lm.schema import Tree
 

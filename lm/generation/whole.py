@@ -11,7 +11,7 @@ from lm.data.records.fields import names as fields_of
 from lm.data.rows.reading import Read
 from lm.data.sources.table import rows
 from lm.errors import ConfigError
-from lm.generation.answering import add_line, digest, gone_on_with, read_file, read_lines
+from lm.generation.lines import add_line, digest, gone_on_with, read_file, read_lines
 from lm.schema import Tree
 
 _ROWS, _TOKENS = 32, 1 << 14  # of a batch at the most, so that long texts need no more memory than short ones

@@ -69,7 +69,7 @@ def compare(
 
 def table_format(out: str | Path) -> str | None:
     """Returns the table format that a path's ending names; None where the path is a folder. Raises ConfigError for an unknown ending."""
-    if str(out).endswith("/") or Path(out).expanduser().is_dir():
+    if str(out).endswith("/") or Path(os.path.expanduser(out)).is_dir():
         return None
     ending = Path(out).suffix[1:].lower()
     if ending.isalpha() and ending not in _ENDINGS:

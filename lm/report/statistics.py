@@ -19,14 +19,15 @@ _CORRELATED_FROM, _PERMUTED_FROM, _RESAMPLED_FROM = 3, 6, 10  # least pairs: two
 # reaches 5 %, and a bootstrap is too narrow
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Difference:
     """The difference variant - baseline of a metric of which less is better.
 
     pairs: differences by seed, ascending seeds that both have; inf where only the variant diverged, -inf where only the baseline did, NaN
     where both did, which is no difference of 0.
     interval: Student's t, at the level that Holm's procedure leaves this variant.  near: misses in 10 % / variants, for two one-sided tests
-    of equivalence.  p: of the same test as the interval, corrected by Holm. All None where a pair is not finite, or there is only one.
+    of equivalence. Both are None, like the mean, where a pair is not finite, or there are fewer than two.  p: of the same test as the
+    interval, or of the sign test where a pair is not finite, corrected by Holm; None of fewer than two pairs.
     permutation_p: exact, over all signs, from 6 pairs on.  bootstrap: BCa at the same level, from 10 pairs on.  more_seeds: further seeds
     that would decide with 80 % power, by the spread so far; None: no number would.  pairing: correlation of baseline and variant over
     seeds, from 3 pairs on.  apart: unpaired seeds that would give the same precision.  given_up: these pairs led to giving the variant up
@@ -34,12 +35,12 @@ class Difference:
     """
 
     pairs: tuple[float, ...]
-    mean: float | None
-    interval: Interval | None
-    near: Interval | None
-    p: float | None
-    permutation_p: float | None
-    bootstrap: Interval | None
+    mean: float | None = None
+    interval: Interval | None = None
+    near: Interval | None = None
+    p: float | None = None
+    permutation_p: float | None = None
+    bootstrap: Interval | None = None
     verdict: Verdict
     more_seeds: int | None
     level: float
@@ -219,7 +220,7 @@ def _judged(pairs: Sequence[float], p: float, level: float, least_effect: float,
         worse = sum(pair > 0 for pair in pairs) > sum(pair < 0 for pair in pairs)
         verdict: Verdict = "cannot tell" if p >= ALPHA or len(pairs) < 2 else "no better" if worse else "better"
         more = _more_signs(pairs, level) if verdict == "cannot tell" else None
-        return Difference(tuple(pairs), None, None, None, p if len(pairs) > 1 else None, None, None, verdict, more, level)
+        return Difference(pairs=tuple(pairs), p=p if len(pairs) > 1 else None, verdict=verdict, more_seeds=more, level=level)
     interval, near = interval_of(pairs, level), interval_of(pairs, 2 * ALPHA / variants)
     if least_effect and max(map(abs, near)) < least_effect:
         verdict = "equal within"
@@ -231,8 +232,9 @@ def _judged(pairs: Sequence[float], p: float, level: float, least_effect: float,
         verdict = "cannot tell"
     more = _more_seeds(pairs, level, least_effect, variants) if verdict == "cannot tell" else None
     return Difference(
-        tuple(pairs), statistics.fmean(pairs), interval, near, p, _permutation_p(pairs), _bootstrap(pairs, level), verdict, more, level
-    )
+        pairs=tuple(pairs), mean=statistics.fmean(pairs), interval=interval, near=near, p=p, permutation_p=_permutation_p(pairs),
+        bootstrap=_bootstrap(pairs, level), verdict=verdict, more_seeds=more, level=level,
+    )  # fmt: skip
 
 
 def interval_of(pairs: Sequence[float], level: float) -> Interval:

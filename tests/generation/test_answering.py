@@ -130,7 +130,7 @@ def test_a_first_line_without_its_end_is_written_anew(lm: Lm, args: list[str], t
     assert lm(*args)[0] == 0
     with (tmp_path / "a.jsonl").open("rb") as file, pytest.MonkeyPatch.context() as patch:
         whole = file.read()
-        patch.setattr(answering, "_publish", lambda *_: 1 / 0)
+        patch.setattr("lm.generation.lines._publish", lambda *_: 1 / 0)
         assert lm(*args[:3], "out=b.jsonl", *args[4:])[0] == 1
     part = tmp_path / ".b.jsonl.part"
     part.write_bytes(part.read_bytes().split(b"\n")[0])

@@ -29,7 +29,7 @@ def verdict(study: Study) -> Tree:
     results = {name: study.results(study.reporting(name)) for name in study.variants}
     lengths = {1.0: results[config.baseline], **{factor: study.results(jobs) for factor, jobs in study.branches().items()}}
     worths = {name: worth(lengths, results[name], told.level) for name, told in found.items() if len(lengths) > 1 and told.mean is not None}
-    rows = {name: _row(study, name, results[name], found.get(name), worths.get(name)) for name in study.variants}
+    variants = {name: _variant(study, name, results[name], found.get(name), worths.get(name)) for name in study.variants}
     factors = sorted([1.0, *LENGTHS]) if config.exchange else []
     exchange = {f"{factor:g}": _length(study, factor, lengths.get(factor, {})) for factor in factors} or None
     told = {
@@ -46,8 +46,8 @@ def verdict(study: Study) -> Tree:
         "level": ALPHA,
         "exchange": exchange,
         **made(study),
-        "variants": rows,
-        "warnings": _warnings(study, rows, found, exchange),
+        "variants": variants,
+        "warnings": _warnings(study, variants, found, exchange),
     }
     return from_tree(Found, told, "verdict.json").tree()
 
@@ -121,7 +121,7 @@ def _by_seed(runs: dict[int, float]) -> Tree:
     return {str(seed): value if math.isfinite(value) else None for seed, value in sorted(runs.items())}
 
 
-def _row(study: Study, name: str, runs: dict[int, float], difference: Difference | None, tokens: Worth | None) -> Tree:
+def _variant(study: Study, name: str, runs: dict[int, float], difference: Difference | None, tokens: Worth | None) -> Tree:
     known = [value for value in runs.values() if math.isfinite(value)]
     tuned, cost = study.tuned(name), size(study.variants[name])
     tried = {f"{value:.4g}": metric if math.isfinite(metric) else None for value, metric in tuned.tried.items()} if tuned else None
@@ -156,9 +156,9 @@ def _tuning(study: Study, name: str) -> Tree:
     return {"ended": sum(result is not None for result in results), "runs": len(results)}
 
 
-def _warnings(study: Study, rows: Tree, found: dict[str, Difference], exchange: Tree | None) -> list[str]:
+def _warnings(study: Study, variants: Tree, found: dict[str, Difference], exchange: Tree | None) -> list[str]:
     config, going_on = study.config, study.going_on()
-    base = rows[config.baseline]["size"]
+    base = variants[config.baseline]["size"]
     notes = []
     if config.seeds < FEW_SEEDS:
         notes.append(
@@ -168,7 +168,7 @@ def _warnings(study: Study, rows: Tree, found: dict[str, Difference], exchange: 
         notes.append("No setting was tuned, so a variant that wants another learning rate loses by it. Say tune=optim.lr.")
     elif not config.tests:
         notes.append(f"Validation text chose {config.tune} and judges what it chose. Say metric=test_bits_per_byte.")
-    for name, row in rows.items():
+    for name, row in variants.items():
         if row["tuned"] and row["tuned"]["at_edge"]:
             notes.append(f"{name}: the best {config.tune} lies at the edge of what was tried. Start from another value.")
         if abs(row["size"]["parameters"] / base["parameters"] - 1) > 0.01:
@@ -191,7 +191,7 @@ def _warnings(study: Study, rows: Tree, found: dict[str, Difference], exchange: 
             same = f"{config.metric} is that of {config.baseline} to the last digit, for every seed"
             notes.append(f"{name}: its {same}, as if what it changes were never used. Look whether it is what was meant.")
     notes += [*lacking(study), *other_texts(study), *unlike(study)]
-    notes += short_of(config, exchange, rows)
+    notes += short_of(config, exchange, variants)
     notes.append(f"Shown at {si(base['parameters'])} parameters and {si(base['tokens'])} tokens; rankings are known to change with both.")
     return notes
 

@@ -28,7 +28,7 @@ def in_tokens(row: Tree) -> str:
     return f" It {said.replace('%', ' %')} (Holm-corrected 95 % interval {interval.rstrip(']').replace(', ', ' to ')})."
 
 
-def short_of(config: StudyConfig, exchange: Tree | None, rows: Tree) -> list[str]:
+def short_of(config: StudyConfig, exchange: Tree | None, variants: Tree) -> list[str]:
     """Returns warnings on why differences are not, or cannot be, expressed in tokens."""
     notes = []
     for factor, length in (exchange or {}).items():
@@ -38,7 +38,7 @@ def short_of(config: StudyConfig, exchange: Tree | None, rows: Tree) -> list[str
         if None in runs:
             lost = f"{runs.count(None)} of {len(runs)} runs at {factor} times its tokens diverged"
             notes.append(f"{config.baseline}: {lost}, so no difference is told in tokens. Start from a lower rate.")
-    told = [row for row in rows.values() if row["difference"] and row["difference"]["mean"] is not None]
+    told = [row for row in variants.values() if row["difference"] and row["difference"]["mean"] is not None]
     if exchange and told and not notes and not any(row["worth"] for row in told):
         notes.append(
             f"{config.baseline}: more tokens do not lower {config.metric}, so no difference is told in them. Use more text, or more seeds."

@@ -54,13 +54,12 @@ def compose(overrides: Sequence[str], saved: Layer | None = None) -> Composition
             check_section(item.key)  # a mistyped section is reported before anything is composed
     chosen = {item.key: item.value for item in given if item.is_group}
     choices = choices_of(chosen)
-    switched = _switched(choices, chosen)
     recipe, parent = choices["recipes"], parent_of(choices["recipes"], given)
-    gentle = gentle_choices(recipe, chosen, "objective" in switched) if parent is not None and saved is None else {}
-    if gentle:
+    gentle: Choices = {}
+    if parent is not None and saved is None:
+        gentle = gentle_choices(recipe, chosen, "objective" in _switched(choices, chosen))
         choices = choices_of(chosen | gentle)
-        switched = _switched(choices, chosen | gentle)
-    layers, notes = _file_layers(choices, switched)
+    layers, notes = _file_layers(choices, _switched(choices, chosen | gentle))
     _refuse_unknown(layers)
     if saved is not None:
         layers, notes = [_without(saved, chosen), *_of_sections(layers, {key.split("/")[0] for key in chosen})], []
@@ -83,7 +82,9 @@ def compose(overrides: Sequence[str], saved: Layer | None = None) -> Composition
         notes += [f"run.name: left out {layer.values['run.name']} ({layer.source}); runs are named after what they do" for layer in named]
         layers.append(Layer("derived from recipe and overrides", "", {"run.name": run_name(given)}))
     found = Composition([*layers, spoken], choices, notes)
-    return replace(found, notes=[*notes, *_of_parent(found, parent, gentle)]) if parent is not None and saved is None else found
+    if parent is not None and saved is None:
+        found.notes += _of_parent(found, parent, gentle)
+    return found
 
 
 def _of_parent(found: Composition, parent: str, gentle: Mapping[str, str | None]) -> list[str]:
@@ -112,9 +113,11 @@ def _without(saved: Layer, chosen: Mapping[str, str | None]) -> Layer:
 def _of_sections(layers: list[Layer], sections: set[str]) -> list[Layer]:
     """Returns the files' values for these sections; with `recipes` among them, all values of the recipe too."""
     recipe = "recipes" in sections
-    kept = [layer for layer in layers if recipe or layer.label != "recipe"]
-    own = [{path: v for path, v in layer.values.items() if recipe or path.split(".")[0] in sections} for layer in kept]
-    return [Layer(layer.label, layer.source, values) for layer, values in zip(kept, own, strict=True)]
+    return [
+        replace(layer, values={path: value for path, value in layer.values.items() if recipe or path.split(".")[0] in sections})
+        for layer in layers
+        if recipe or layer.label != "recipe"
+    ]
 
 
 def _with_parent(layers: list[Layer], parent: str, given: Sequence[Given], recipe: str | None) -> list[Layer]:

@@ -15,6 +15,7 @@ from lm.storage.model_folder import meant, read_config, resolve_model
 
 FURTHER = ("objective.teacher", "objective.reward_model")
 """Options that name a further model, which training learns from."""
+SPECIALS = "tokenizer.specials"  # the one option of the tokenizer that a run with init_from has: what it adds
 
 
 def with_one_parent(given: Sequence[Given]) -> list[Given]:
@@ -66,23 +67,37 @@ def _gentle() -> Tree:
     return catalog.read(gentle_source())
 
 
-SPECIALS = "tokenizer.specials"  # the one option of the tokenizer that a run with init_from has: what it adds
-
-
 def parent_values(init_from: str, given: Sequence[Given], recipe: str | None, specials: object) -> Tree:
     """Returns the checkpoint's values of `model` and `tokenizer`, by dotted path. Raises ConfigError where the command line chooses others,
     CheckpointError where there is no checkpoint.
 
     recipe: the recipe that has set init_from, where the command line has not.  specials: what files say of SPECIALS.
     """
+    folder = _folder(init_from, given, recipe)
+    _refuse_others(init_from, given)
+    model = read_config(folder).get("model")
+    if not isinstance(model, dict):
+        raise CheckpointError(f"{folder}: its config names no model. Use a folder that lm wrote.")
+    found = flatten(model, "model.") | {"tokenizer.kind": "file", "tokenizer.path": str(folder / "tokenizer.json")}
+    _, field = find_field(known.root(), nest(found), SPECIALS.split("."))
+    specials = next((as_text(field, item.raw, item.value) for item in given if item.key == SPECIALS and field is not None), specials)
+    return found | (_with_rows(found, folder, specials) if isinstance(specials, list) and specials else {})
+
+
+def _folder(init_from: str, given: Sequence[Given], recipe: str | None) -> Path:
+    """Returns the checkpoint's folder. Raises CheckpointError; where a recipe names it, with the recipe that writes it."""
     try:
-        folder = resolve_model(init_from)
+        return resolve_model(init_from)
     except CheckpointError as error:
         if any(item.key == "init_from" for item in given):
             raise
         makers = [name for name in catalog.groups()["recipes"] if name.replace("/", "-") == Path(init_from).name]
         makes = "".join(f" It is what lm train recipes={maker} writes." for maker in makers)
         raise CheckpointError(f"recipes={recipe}: init_from={error.sentence}{makes}") from error
+
+
+def _refuse_others(init_from: str, given: Sequence[Given]) -> None:
+    """Raises ConfigError where the command line chooses another model or tokenizer."""
     for item in given:
         section = item.key.replace("/", ".").split(".")[0]
         if section == "tokenizer" and item.key != SPECIALS:
@@ -96,13 +111,6 @@ def parent_values(init_from: str, given: Sequence[Given], recipe: str | None, sp
                 f"{item.text}: init_from={init_from} brings its own model. Leave it out, set single keys such as model.dropout, or rebuild"
                 f" the model first, by lm remodel."
             )
-    model = read_config(folder).get("model")
-    if not isinstance(model, dict):
-        raise CheckpointError(f"{folder}: its config names no model. Use a folder that lm wrote.")
-    found = flatten(model, "model.") | {"tokenizer.kind": "file", "tokenizer.path": str(folder / "tokenizer.json")}
-    _, field = find_field(known.root(), nest(found), SPECIALS.split("."))
-    specials = next((as_text(field, item.raw, item.value) for item in given if item.key == SPECIALS and field is not None), specials)
-    return found | (_with_rows(found, folder, specials) if isinstance(specials, list) and specials else {})
 
 
 def _with_rows(values: Tree, folder: Path, specials: list[Any]) -> Tree:

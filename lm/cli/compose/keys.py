@@ -114,15 +114,16 @@ def chosen_as_value(path: str, values: Mapping[str, object], kinds: bool) -> str
 
 
 def _unknown(parts: list[str], n: int, owner: type[Config], parent: FieldInfo | None, tree: Tree) -> str:
-    here, key = ".".join(parts[:n]), parts[n - 1]
+    """Returns the sentence on the n-th part of a path, which does not exist.  owner: the class that lacks it.  parent: the field of its
+    section; None where the path is of one part."""
+    here, key, section = ".".join(parts[:n]), parts[n - 1], ".".join(parts[: n - 1])
     if n > 1 and parent is not None and not variants(parent.annotation):
-        section = ".".join(parts[: n - 1])
         if any(get_origin(option) is list for option in members(parent.annotation)):
             return f"{here}: {section} is a list. Write {section}=[{{{key}:...}}], with brackets around each entry's own."
         return f"{here}: {section} is a value and has no keys. Leave .{key} out."
     kinds, said = variants(parent.annotation) if parent is not None else {}, at(tree, parts[: n - 1])
     if kinds and "" not in kinds and str(said.get("kind") if isinstance(said, dict) else None) not in kinds:
-        return _no_kind(".".join(parts[: n - 1]), key, said, kinds)
+        return _no_kind(section, key, said, kinds)
     if here in catalog.GLOBAL:
         return f"{here}: this chooses a file, and has no keys. Write {here}=NAME on the command line."
     if n == 1:
@@ -131,24 +132,23 @@ def _unknown(parts: list[str], n: int, owner: type[Config], parent: FieldInfo | 
         return f"{here}: there is no such key. {_elsewhere(key, [*owner.model_fields, *catalog.GLOBAL], tree)}"
     kind = owner.model_fields.get("kind")
     if kind and key == kind.default:
-        return f"{here}: the keys of kind '{key}' stand in {'.'.join(parts[: n - 1])} itself. Leave .{key} out."
+        return f"{here}: the keys of kind '{key}' stand in {section} itself. Leave .{key} out."
     own = [name for name in owner.model_fields if name != "kind"]
     said_kind = f" in kind '{kind.default}'" if kind else ""
-    group = ".".join(parts[: n - 1])
     siblings = {name: sibling for name, sibling in kinds.items() if name and sibling is not owner}
     others = {name for sibling in siblings.values() for name in sibling.model_fields} - {*own, "kind"}
     near = nearest(key, [*own, *sorted(others)])
-    by_others = any(path.removeprefix(f"{group}.") in own for path in meant(key, group, ()))
+    by_others = any(path.removeprefix(f"{section}.") in own for path in meant(key, section, ()))
     if near not in others or by_others:
-        return f"{here}: there is no such key{said_kind}. {_elsewhere(key, own, tree, group)}"
-    inner = [path for path, _ in fields(known.root(), tree) if path.startswith(f"{group}.") and path.endswith(f".{near}")]
+        return f"{here}: there is no such key{said_kind}. {_elsewhere(key, own, tree, section)}"
+    inner = [path for path, _ in fields(known.root(), tree) if path.startswith(f"{section}.") and path.endswith(f".{near}")]
     if inner:  # the kind that was chosen calls so a key of a section of its own
         return f"{here}: there is no such key{said_kind}. Did you mean '{inner[0]}'?"
-    if group == "data" and "sources" in own:
+    if section == "data" and "sources" in own:
         return f"{here}: there is no such key{said_kind}, whose sources have one each. Write data.sources=[{{...,data:{{...,{near}:...}}}}]"
-    having = " or ".join(_having(group, near, siblings))
+    having = " or ".join(_having(section, near, siblings))
     hint = "only in others. Write" if near == key else f"Did you mean '{near}'? Write"
-    return f"{here}: there is no such key{said_kind}{',' if near == key else '.'} {hint} {having} {group}.{near}=..."
+    return f"{here}: there is no such key{said_kind}{',' if near == key else '.'} {hint} {having} {section}.{near}=..."
 
 
 def _elsewhere(key: str, own: Sequence[str], tree: Tree, section: str = "") -> str:

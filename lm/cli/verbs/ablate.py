@@ -25,6 +25,7 @@ from lm.units import fitted, table
 
 if TYPE_CHECKING:
     from lm.ablation.running.jobs import Place
+    from lm.ablation.study import AskedStudy, Study
 
 DOINGS = ("plan", "run", "report", "noise")
 _OF_CLUSTER = {"cluster", "partition", "minutes", "gpus", "sbatch"}
@@ -143,29 +144,21 @@ class Ablate(Verb):
         from lm.ablation.ledger import Ledger
         from lm.ablation.probe import tried
         from lm.ablation.running.jobs import run_missing
-        from lm.ablation.study import AskedStudy, new_study, read_study
+        from lm.ablation.study import AskedStudy, read_study
         from lm.cli.views.study import plan
 
-        there = frozen is not None and not self.model_fields_set & {"name", "dir"}
-        folder = frozen if frozen is not None and there else self._folder(name)
+        again = frozen is not None and bool(self.model_fields_set & {"name", "dir"})
+        folder = frozen if frozen is not None and not again else self._folder(name)
         begun = AskedStudy.read(folder)
-        seeds = self.seeds if doing != "report" and "seeds" in self.model_fields_set else None
-        read = {"seeds"} if seeds is not None else set()
-        if question is None and (unread := sorted((self.model_fields_set & StudyConfig.model_fields.keys()) - read) + overrides):
-            what = f"{folder} goes on" if frozen is None or there else f"study={self.study} is run again"
-            how = f"{folder} is reported as it was asked for" if doing == "report" else f"{what} as it was asked for, but for seeds"
-            raise ConfigError(f"{unread[0]}: {how}. Leave it out, or repeat the command that began it.")
-        if question is None or (doing == "report" and begun is None):
-            study = read_study(folder, None if doing == "report" else frozen, seeds)
+        if question is None:
+            goes_on = f"study={self.study} is run again" if again else f"{folder} goes on"
+            self._refuse_changes(doing, overrides, f"{folder} is reported" if doing == "report" else goes_on)
+        if doing == "report" and (question is None or begun is None):
+            study = read_study(folder)
+        elif question is None:
+            study = read_study(folder, frozen, self.seeds)
         else:
-            config = self._config(StudyConfig, question, begun.study if begun else None)
-            configs = composed("variants.", config.overrides, config.variants)
-            if config.match == "time" and self.cluster is not None and begun is None:
-                raise ConfigError(
-                    "match=time: it would measure this machine, and the runs go to others. Match flops, or leave cluster out."
-                )
-            study = new_study(folder, config, configs, begun)
-            study.asked.agree(folder)
+            study = self._asked_study(folder, question, begun)
         ledger = Ledger(folder.parent)
         for line in ledger.asked_before(study) if begun is None else ():
             note(line)
@@ -179,6 +172,24 @@ class Ablate(Verb):
         for line in fitted(cells(found), width()).split("\n"):
             say(line)
         say(f"report: {folder / 'report.md'}, {folder / 'report.html'}")
+
+    def _asked_study(self, folder: Path, question: Tree, begun: "AskedStudy | None") -> "Study":
+        from lm.ablation.study import new_study
+
+        config = self._config(StudyConfig, question, begun.study if begun else None)
+        configs = composed("variants.", config.overrides, config.variants)
+        if config.match == "time" and self.cluster is not None and begun is None:
+            raise ConfigError("match=time: it would measure this machine, and the runs go to others. Match flops, or leave cluster out.")
+        study = new_study(folder, config, configs, begun)
+        study.asked.agree(folder)
+        return study
+
+    def _refuse_changes(self, doing: str, overrides: list[str], what: str) -> None:
+        """Raises ConfigError for what would change the question of a begun study; more seeds do not, unless it is only reported."""
+        more_seeds = doing != "report" and self.seeds is not None
+        but = "" if doing == "report" else ", but for seeds"
+        if unread := sorted(self.model_fields_set & StudyConfig.model_fields.keys() - {*["seeds"] * more_seeds}) + overrides:
+            raise ConfigError(f"{unread[0]}: {what} as it was asked for{but}. Leave it out, or repeat the command that began it.")
 
     def _noise(self, overrides: list[str]) -> None:
         if foreign := sorted(self.model_fields_set - {"name", "dir", "metric", "least_effect", "jobs", "threads", *_OF_CLUSTER}):
@@ -213,9 +224,7 @@ class Ablate(Verb):
             if foreign := sorted(given & {"tokens", "count", "flops", "at"}):
                 raise ConfigError(f"{foreign[0]}: only a ladder of sizes takes it. Give sizes=64,96,128,192, or the study= that one began.")
             return False
-        others = {"baseline", "match", "knob", "least_effect", "give_up_after", "exchange", "check"}
-        if self.sizes is not None:
-            others.add("study")
+        others = {"baseline", "match", "knob", "least_effect", "give_up_after", "exchange", "check", *["study"] * (self.sizes is not None)}
         if foreign := sorted(given & others):
             raise ConfigError(f"{foreign[0]}: a ladder of sizes fits a law to losses, and compares no variants of a study. Leave it out.")
         return True

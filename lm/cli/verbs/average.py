@@ -2,12 +2,12 @@
 
 from pydantic import Field
 
-from lm.cli.verb import Writer
+from lm.cli.verb import Writing
 from lm.errors import ConfigError
 from lm.printing import say
 
 
-class Average(Writer):
+class Average(Writing):
     """usage: lm average RUN out=FOLDER [last=N]
 
     The mean of the weights of a run's checkpoints becomes a model folder, which is what init_from=, lm generate, lm eval and lm

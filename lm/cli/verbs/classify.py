@@ -8,7 +8,6 @@ from lm.cli.verb import OfTexts
 from lm.errors import ConfigError
 from lm.printing import answer
 from lm.schema import MaybeEmpty
-from lm.storage.model_folder import resolve_model
 from lm.units import table
 
 if TYPE_CHECKING:
@@ -50,52 +49,47 @@ class Classify(OfTexts):
     format: Literal["text", "json"] = "text"
     """json: a list of each text with all probabilities."""
 
-    def run(self, rest: list[str]) -> None:
-        """Prints a table on stdout, notes on stderr."""
-        self.refuse(rest)
+    def files(self) -> tuple[Path, Path] | None:
+        """As that of `OfTexts`; refuses what goes with only one of the two as well."""
         if self.text is None and self.text_pair is not None:
             raise ConfigError("text: give text=TEXT, or texts=FILE and out=FILE.")
-        files = self.files()
+        files = super().files()
         if files is None and self.field_pair is not None:
             raise ConfigError("field_pair: it is of texts=FILE, which is not set. Set it, or leave it out.")
         if files is not None and self.chat:
             raise ConfigError("chat: lines of a file tell by their fields whether they are chats. Leave it out.")
-        folder = resolve_model(self.from_)
-        if files is not None:
-            self._classify_file(folder, files)
-            return
-        given = self._given()
+        return files
+
+    def show(self, folder: Path, texts: list[str]) -> None:
+        given = self._given(texts)
         from lm.generation.classify import classify, predicted
-        from lm.generation.load import load
 
         chats = [[{"role": role, "content": text} for role, text in zip(_SPEAKERS, each, strict=False)] for each in given]
-        model, tokenizer = load(folder, self.device, self.merge, self.dtype)
+        model, tokenizer = self.load(folder)
         found = classify(model, tokenizer, chats if self.chat else given)
         if self.format == "json":
             told = [
-                dict(zip(("text", "text_pair"), texts, strict=False)) | predicted(each, model.cfg.head)
-                for texts, each in zip(given, found, strict=True)
+                dict(zip(("text", "text_pair"), each, strict=False)) | predicted(chances, model.cfg.head)
+                for each, chances in zip(given, found, strict=True)
             ]
             answer(json.dumps(told, ensure_ascii=False))
             return
         answer(table(_rows(given, found), indent=""))
 
-    def _given(self) -> list[tuple[str, ...]]:
-        first, second = ([each] if isinstance(each, str) else each or [] for each in (self.text, self.text_pair))
+    def _given(self, texts: list[str]) -> list[tuple[str, ...]]:
         if self.text_pair is None:
-            return [(text,) for text in first]
-        if len(first) != len(second):
-            raise ConfigError(f"text_pair: {len(second)} were given for {len(first)} of text. Give each text its second one.")
-        return list(zip(first, second, strict=True))
+            return [(text,) for text in texts]
+        second = [self.text_pair] if isinstance(self.text_pair, str) else self.text_pair
+        if len(texts) != len(second):
+            raise ConfigError(f"text_pair: {len(second)} were given for {len(texts)} of text. Give each text its second one.")
+        return list(zip(texts, second, strict=True))
 
-    def _classify_file(self, folder: Path, files: tuple[Path, Path]) -> None:
+    def write_file(self, folder: Path, files: tuple[Path, Path]) -> None:
         from lm.generation.classify import PREDICTED, Telling
-        from lm.generation.load import load
 
         fields = [self.field, *([self.field_pair] if self.field_pair is not None else [])]
         lines, given = self.read_lines(files, lambda line, where: _asked(line, fields, where), PREDICTED)
-        model, tokenizer = load(folder, self.device, self.merge, self.dtype)
-        self.write_lines(files[1], lines, fields, Telling(model, tokenizer, given))
+        self.write_lines(files[1], lines, fields, Telling(*self.load(folder), given))
 
 
 def _rows(given: list[tuple[str, ...]], found: list[dict[str, float]]) -> list[list[str]]:

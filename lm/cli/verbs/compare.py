@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Literal
 
 from lm.cli.listing import known
-from lm.cli.verb import Writer
+from lm.cli.verb import Writing
 from lm.errors import ConfigError
 from lm.printing import answer, note, say
 
 
-class Compare(Writer):
+class Compare(Writing):
     """usage: lm compare RUN RUN ... [baseline=RUN] [out=FOLDER] [format=csv] [x=time]
 
     A folder may be that of one run, or of several, as a sweep leaves them. Runs that cannot be read are left out, and named. Without out=,

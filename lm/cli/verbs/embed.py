@@ -10,7 +10,7 @@ from lm.cli.verb import OfTexts
 from lm.errors import ConfigError
 from lm.printing import answer, note
 from lm.spelling import did_you_mean
-from lm.storage.model_folder import read_config, resolve_model
+from lm.storage.model_folder import read_config
 from lm.units import counted, table
 
 if TYPE_CHECKING:
@@ -46,37 +46,25 @@ class Embed(OfTexts):
     dims: int | None = Field(None, gt=0)
     """The first so many numbers of each vector, made to length 1; of use where objective.first_dims has trained them. null: all."""
 
-    def run(self, rest: list[str]) -> None:
-        """Prints numbers on stdout, notes on stderr."""
-        self.refuse(rest)
-        files = self.files()
-        folder = resolve_model(self.from_)
-        if files is not None:
-            self._embed_file(folder, files)
-            return
+    def show(self, folder: Path, texts: list[str]) -> None:
         import numpy as np
 
         from lm.generation.embed import EMBEDDING, shortest
 
-        given = [self.text] if isinstance(self.text, str) else self.text or []
-        embedding = self._embedding(folder, self._before(folder), given)
+        embedding = self._embedding(folder, self._before(folder), texts)
         self.note_cut(embedding)
         found = np.stack(embedding.all())
         vectors = [shortest(vector) for vector in found]
         if self.format == "json":
-            answer(json.dumps([{"text": text, EMBEDDING: vector} for text, vector in zip(given, vectors, strict=True)], ensure_ascii=False))
+            answer(json.dumps([{"text": text, EMBEDDING: vector} for text, vector in zip(texts, vectors, strict=True)], ensure_ascii=False))
         else:
-            answer(table(_cosines(given, found), indent="") if len(given) > 1 else json.dumps(vectors[0]))
+            answer(table(_cosines(texts, found), indent="") if len(texts) > 1 else json.dumps(vectors[0]))
 
-    def _embed_file(self, folder: Path, files: tuple[Path, Path]) -> None:
+    def write_file(self, folder: Path, files: tuple[Path, Path]) -> None:
         from lm.generation.embed import EMBEDDING
-        from lm.generation.whole import require_texts, values_of
 
-        names = [self.field or "text"]
         matrix = files[1].suffix == _MATRIX
-        lines, texts = self.read_lines(
-            files, lambda line, where: require_texts(values_of(line, names, where), names, where, line)[0], None if matrix else EMBEDDING
-        )
+        lines, texts = self.read_lines(files, self.text_of, None if matrix else EMBEDDING)
         before = self._before(folder)
         embedding = self._embedding(folder, before, texts)
         if not matrix:
@@ -89,9 +77,8 @@ class Embed(OfTexts):
     def _embedding(self, folder: Path, before: str, texts: list[str]) -> "Embedding":
         """Returns the work on these texts, each with `before` in front of it."""
         from lm.generation.embed import Embedding, read_texts
-        from lm.generation.load import load
 
-        model, tokenizer = load(folder, self.device, self.merge, self.dtype)
+        model, tokenizer = self.load(folder)
         return Embedding(model, read_texts(model, tokenizer, [before + text for text in texts]), dims=self.dims)
 
     def _before(self, folder: Path) -> str:

@@ -1,6 +1,8 @@
 """`lm eval from=FOLDER [data=...]`: loss and bits per byte of a model on any data."""
 
 import json
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -11,9 +13,8 @@ from lm.cli.verb import Verb
 from lm.errors import ConfigError
 from lm.generation.config import Dtype
 from lm.printing import answer, note
-from lm.schema import Tree, flatten
+from lm.schema import Tree
 from lm.storage.model_folder import read_config, resolve_model
-from lm.storage.run_folder import RunFolder
 from lm.units import table
 
 _REMARKS = {
@@ -78,42 +79,39 @@ class Eval(Verb):
         model = resolve_model(self.from_)
         if self.retrieval is not None:
             self.refuse(rest)
-            ranked = self._retrieve(model, Path(self.retrieval).expanduser())
-            rows = [(name, f"{value:,}" if isinstance(value, int) else f"{value:.4f}") for name, value in ranked.items()]
-            answer(json.dumps(ranked) if self.format == "json" else table(rows, ""))
-            return
-        if self.dims is not None:
+            found = self._retrieve(model, Path(os.path.expanduser(self.retrieval)))
+            self._print(found, [(name, _number(value)) for name, value in found.items()])
+        elif self.dims is not None:
             raise ConfigError(f"dims={self.dims}: it is of vectors, and without retrieval none are made. Set that, or leave it out.")
-        if self.tasks is not None:
+        elif self.tasks is not None:
             self.refuse(rest)
-            told = self._ask_tasks(model, self.tasks.split(","))
-            answer(json.dumps(told, allow_nan=False, default=str) if self.format == "json" else table(_metrics(told), ""))
-            return
-        if given := sorted(self.model_fields_set & _OF_TASKS):
+            found = self._ask_tasks(model, self.tasks.split(","))
+            self._print(found, _metrics(found))
+        elif given := sorted(self.model_fields_set & _OF_TASKS):
             raise ConfigError(f"{', '.join(given)}: only tasks have that, and none are named. Write tasks=arc_easy, or leave it out.")
-        saved = read_config(model)
-        run = RunFolder.around(model)
-        examined, says_length = take_examined(rest, [name.rstrip("_") for name in type(self).model_fields], run)
+        else:
+            self._evaluate(model, rest)
+
+    def _print(self, found: Tree, *tables: Sequence[tuple[str, ...]]) -> None:
+        if self.format == "json":
+            answer(json.dumps(found, allow_nan=False, default=str))
+        else:
+            answer("\n\n".join(table(rows, "") for rows in tables))
+
+    def _evaluate(self, model: Path, rest: list[str]) -> None:
+        examined = take_examined(rest, [name.rstrip("_") for name in type(self).model_fields], model)
         from lm.data.rows.base import usual
         from lm.generation.examine import evaluate
 
-        data = examined.data
-        if not says_length:
-            length = saved.get("model", {}).get("max_seq_len") if run is None else flatten(run.config()).get("data.seq_len")
-            data = data.replace(seq_len=length) if type(length) is int else data
         found = evaluate(
-            model, data, examined.objective, wanted=examined.eval, parent=examined.init_from, seed=examined.seed, split=self.split,
-            micro_batch=self.micro_batch, device=self.device, dtype=self.dtype, log=note,
+            model, examined.data, examined.objective, wanted=examined.eval, parent=examined.init_from, seed=examined.seed,
+            split=self.split, micro_batch=self.micro_batch, device=self.device, dtype=self.dtype, log=note,
         )  # fmt: skip
-        if self.format == "json":
-            answer(json.dumps(found, allow_nan=False))
-        else:
-            measure = (examined.objective or usual(saved["model"]["kind"], data.shape)).measure(None)
-            units = {f"val_{figure}": unit for figure, unit in measure.units.items()} | _REMARKS
-            numbers = {name: value for name, value in found.items() if isinstance(value, int | float)}
-            shown = {name: f"{value:,}" if isinstance(value, int) else f"{value:.4f}" for name, value in numbers.items()}
-            answer(table([(name, value, units.get(name.partition("/")[0], "")) for name, value in shown.items()], ""))
-            answer("\n" + table([("place", "val_loss", "tokens"), *map(_place, found["loss_by_place"])], ""))
+        measure = (examined.objective or usual(read_config(model)["model"]["kind"], examined.data.shape)).measure(None)
+        units = {f"val_{figure}": unit for figure, unit in measure.units.items()} | _REMARKS
+        numbers = {name: _number(value) for name, value in found.items() if isinstance(value, int | float)}
+        figures = [(name, value, units.get(name.partition("/")[0], "")) for name, value in numbers.items()]
+        self._print({**found}, figures, [("place", "val_loss", "tokens"), *map(_place, found["loss_by_place"])])
 
     def _retrieve(self, model: Path, path: Path) -> Tree:
         from lm.generation.load import load
@@ -135,10 +133,10 @@ class Eval(Verb):
             from lm.generation.harness import downloads, run_tasks, task_manager
         except ModuleNotFoundError:
             raise ConfigError("tasks: the package lm-eval is needed for them. Run: pip install 'slotlm[eval]'") from None
-        from lm.generation.answering import require_lines
+        from lm.generation.lines import require_lines
         from lm.generation.load import load
 
-        samples = None if self.samples is None else Path(self.samples).expanduser()
+        samples = None if self.samples is None else Path(os.path.expanduser(self.samples))
         if samples is not None:
             require_lines(samples, self.overwrite, "samples")
         manager = task_manager(tasks)
@@ -161,6 +159,10 @@ def _metrics(found: Tree) -> list[tuple[str, ...]]:
                 said = f"{error:.4f}" if isinstance(error, float) else ""
                 rows.append((task, metric if way == "none" else name, f"{value:.4f}", said, str(found["n_samples"].get(task, ""))))
     return rows
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
 
 
 def _place(each: Tree) -> tuple[str, str, str]:

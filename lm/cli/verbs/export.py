@@ -2,14 +2,14 @@
 
 from typing import Literal
 
-from lm.cli.verb import Writer
+from lm.cli.verb import Writing
 from lm.errors import ConfigError
 from lm.printing import note, say
 from lm.storage.model_folder import resolve_model
 from lm.units import si
 
 
-class Export(Writer):
+class Export(Writing):
     """usage: lm export from=FOLDER out=FOLDER [format=hf|gguf|peft] [key=value ...]
 
     hf: config.json, generation_config.json, safetensors, tokenizer files and a model card; the logits are compared with those of

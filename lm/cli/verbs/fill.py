@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Literal
 from lm.cli.verb import OfTexts
 from lm.generation.config import FillConfig
 from lm.printing import answer, note
-from lm.storage.model_folder import resolve_model
 
 if TYPE_CHECKING:
     from lm.data.tokenizer.tokenizer import Tokenizer
@@ -34,19 +33,11 @@ class Fill(OfTexts, FillConfig):
     format: Literal["text", "json"] = "text"
     """json: a list of each text, filled in, with the tokens of its masks and log p of each."""
 
-    def run(self, rest: list[str]) -> None:
-        """Prints texts on stdout, notes on stderr."""
-        self.refuse(rest)
-        files = self.files()
-        folder = resolve_model(self.from_)
-        if files is not None:
-            self._fill_file(folder, files)
-            return
-        given = [self.text] if isinstance(self.text, str) else self.text or []
-        filling = self._filling(folder, given)
+    def show(self, folder: Path, texts: list[str]) -> None:
+        filling = self._filling(folder, texts)
         found = filling.all()
         if self.format == "json":
-            answer(json.dumps([{"text": text, **filling.added(one)} for text, one in zip(given, found, strict=True)], ensure_ascii=False))
+            answer(json.dumps([{"text": text, **filling.added(one)} for text, one in zip(texts, found, strict=True)], ensure_ascii=False))
             return
         for one in found:
             answer(one.text)
@@ -58,20 +49,14 @@ class Fill(OfTexts, FillConfig):
             names = [tokenizer.special_names.get(token) or tokenizer.decode([token]) for token, _ in told]
             note("  ".join(f"{logprob:.4f} {name!r}" for name, (_, logprob) in zip(names, told, strict=True)))
 
-    def _fill_file(self, folder: Path, files: tuple[Path, Path]) -> None:
+    def write_file(self, folder: Path, files: tuple[Path, Path]) -> None:
         from lm.generation.fill import FILLED
-        from lm.generation.whole import require_texts, values_of
 
-        names = [self.field or "text"]
-        lines, texts = self.read_lines(
-            files, lambda line, where: require_texts(values_of(line, names, where), names, where, line)[0], FILLED
-        )
+        lines, texts = self.read_lines(files, self.text_of, FILLED)
         how = self.model_dump(mode="json", include={*FillConfig.model_fields})
         self.write_lines(files[1], lines, [self.field, json.dumps(how)], self._filling(folder, texts))
 
     def _filling(self, folder: Path, texts: list[str]) -> "Filling":
         from lm.generation.fill import Filling
-        from lm.generation.load import load
 
-        model, tokenizer = load(folder, self.device, self.merge, self.dtype)
-        return Filling(model, tokenizer, texts, self)
+        return Filling(*self.load(folder), texts, self)

@@ -77,8 +77,8 @@ class Generate(Decoding, GenerateConfig):
     def run(self, rest: list[str]) -> None:
         """Prints text on stdout, notes on stderr."""
         self.refuse(rest)
-        self._require_files()
-        if self.prompt is None and self.prompts is None and (sys.stdin is None or sys.stdin.closed):
+        files = self._files()
+        if self.prompt is None and files is None and (sys.stdin is None or sys.stdin.closed):
             raise ConfigError(f"prompt: none was given, and standard input is closed. {_REMEDY}.")
         if self.compile and self.beams > 1:
             raise ConfigError(f"compile=true is for rows that stay in place, and beams={self.beams} move. Leave one of them out.")
@@ -87,12 +87,17 @@ class Generate(Decoding, GenerateConfig):
             from lm.generation.load import drafter_of, load
             from lm.generation.writer import Writer
 
-        prompts = self._read_prompts()  # before the model, which takes longer
+        if files is not None:  # before the model, which takes longer
+            from lm.generation.answering import read_prompts
+            from lm.generation.lines import require_lines
+
+            require_lines(files[1], self.overwrite, read=files[0])
+            prompts = read_prompts(files[0])
         model, tokenizer = load(folder, self.device, self.merge, self.dtype, self.cache, self.compile)
         drafter = drafter_of(model, tokenizer, self, self.dtype, self.compile)
         writer = Writer(model, tokenizer, self, drafter)
-        if prompts is not None:
-            self._answer_all(prompts, folder_hash(folder), writer)
+        if files is not None:
+            self._answer_all(prompts, files[1], folder_hash(folder), writer)
         elif self.prompt is None and (self.chat or (self.chat is None and tokenizer.chat_template is not None)):
             with quiet():  # else progress would be printed over the user's input
                 self._converse(writer)
@@ -101,7 +106,9 @@ class Generate(Decoding, GenerateConfig):
         if drafter is not None:
             note(drafter.tally.sentence())
 
-    def _require_files(self) -> None:
+    def _files(self) -> tuple[Path, Path] | None:
+        """Returns the file of prompts and that of the answers; None where there are none. Raises ConfigError for one without the other, and
+        for what goes with neither."""
         if self.prompts is None and (self.out is not None or self.overwrite):
             raise ConfigError("out, overwrite: they are of prompts=FILE, which is not set. Set it, or leave them out.")
         if self.prompts is None and self.continue_final_message:
@@ -110,20 +117,13 @@ class Generate(Decoding, GenerateConfig):
             raise ConfigError("prompts: the answers need a file. Write out=FILE.")
         if self.prompts is not None and (self.prompt is not None or self.format != "text"):
             raise ConfigError("prompt, format: prompts=FILE has prompts and a format of its own. Leave them out.")
-
-    def _read_prompts(self) -> "list[Prompt] | None":
         if self.prompts is None or self.out is None:
             return None
-        from lm.generation.answering import read_prompts, require_lines
+        return Path(os.path.expanduser(self.prompts)), Path(os.path.expanduser(self.out))
 
-        out, prompts = Path(os.path.expanduser(self.out)), Path(os.path.expanduser(self.prompts))
-        require_lines(out, self.overwrite, read=prompts)
-        return read_prompts(prompts)
-
-    def _answer_all(self, prompts: "list[Prompt]", of: str, writer: "Writer") -> None:
+    def _answer_all(self, prompts: "list[Prompt]", out: Path, of: str, writer: "Writer") -> None:
         from lm.generation.answering import answer_all
 
-        assert self.out is not None
         self.require(writer.tokenizer.vocab_size)
         if messages := not isinstance(prompts[0].asked, str):
             self._require_template(writer.tokenizer)
@@ -143,7 +143,6 @@ class Generate(Decoding, GenerateConfig):
                 speed = n_tokens / elapsed
                 status(f"{done:,} of {counted(len(prompts), 'prompt')} answered, {speed:,.0f} tokens/s")
 
-        out = Path(os.path.expanduser(self.out))
         try:
             with quiet():
                 n, n_tokens = answer_all(writer, prompts, out, asked, told, self.overwrite)

@@ -2,14 +2,14 @@
 
 from pydantic import Field
 
-from lm.cli.verb import Writer
+from lm.cli.verb import Writing
 from lm.errors import ConfigError
 from lm.printing import note, say
 from lm.storage.model_folder import read_config
 from lm.units import si
 
 
-class Import(Writer):
+class Import(Writing):
     """usage: lm import from=FOLDER_OR_HUB_NAME out=FOLDER [key=value ...]
 
     Reads config.json, safetensors and tokenizer.json, or with transformers an older vocab.json, vocab.txt or tokenizer.model; runs no

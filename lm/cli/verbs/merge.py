@@ -2,12 +2,12 @@
 
 from typing import Literal
 
-from lm.cli.verb import Writer
+from lm.cli.verb import Writing
 from lm.errors import ConfigError
 from lm.printing import say
 
 
-class Merge(Writer):
+class Merge(Writing):
     """usage: lm merge FOLDER FOLDER ... out=FOLDER [weights=0.5,0.5] [method=linear|slerp|ties] [base=FOLDER]
 
     Runs, models or checkpoints of one architecture and tokenizer become one model folder, which is what init_from=, lm generate, lm eval

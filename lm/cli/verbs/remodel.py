@@ -5,7 +5,7 @@ import shlex
 
 from pydantic import Field
 
-from lm.cli.verb import Writer
+from lm.cli.verb import Writing
 from lm.errors import ConfigError
 from lm.printing import note, say
 from lm.schema import MOST
@@ -15,7 +15,7 @@ from lm.units import si
 _SHOWN = 5
 
 
-class Remodel(Writer):
+class Remodel(Writing):
     """usage: lm remodel from=FOLDER out=FOLDER [model/SLOT=OPTION ...] [model.KEY=VALUE ...] [layers=0-5,3-8]
 
     A run, model or checkpoint becomes a model folder of another architecture, which is what init_from= takes, and begins with its weights:

@@ -1,6 +1,7 @@
 """`lm runs [FOLDER ...]`: what runs there are."""
 
 import json
+import os
 import time
 from dataclasses import asdict
 from glob import has_magic
@@ -33,7 +34,7 @@ class Runs(Verb):
 
     def run(self, rest: list[str]) -> None:
         """Prints the list; an argument is a folder if it exists or has no '='."""
-        given = [Path(each).expanduser() for each in self.folders(rest) or ["runs"]]
+        given = [Path(os.path.expanduser(each)) for each in self.folders(rest) or ["runs"]]
         from lm.report.listing import listed
         from lm.report.run import run_folders
         from lm.storage.reading import closed

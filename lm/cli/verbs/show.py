@@ -1,5 +1,6 @@
 """`lm show model=PRESET [overrides]`: what `lm train` with these overrides would build, without building its weights."""
 
+import os
 from pathlib import Path
 
 from lm.cli.compose.arguments import overrides_of
@@ -60,7 +61,7 @@ def _values(run: RunFolder) -> Tree:
 
     values = flatten(placed(run.config(), run.path))
     for option in FURTHER:
-        if (path := values.get(option)) is not None and not Path(path).expanduser().exists():
+        if (path := values.get(option)) is not None and not Path(os.path.expanduser(path)).exists():
             note(f"{option}={path} is there no more, so memory is without it")
             values = {key: value for key, value in values.items() if not key.startswith((option, "objective.rewards"))}
     return values

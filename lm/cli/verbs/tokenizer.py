@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 from lm.cli.compose.sections import take_corpus
-from lm.cli.verb import Writer
+from lm.cli.verb import Writing
 from lm.printing import note, say
 from lm.storage.out import out_folder, require_free
 from lm.units import sized
@@ -16,7 +16,7 @@ _OPTIONS = ("vocab_size", "pattern", "specials", "max_chars")
 _HELD_OUT_CHARS = 1 << 22
 
 
-class Tokenizer(Writer):
+class Tokenizer(Writing):
     """usage: lm tokenizer out=FOLDER [kind=byte_bpe|unigram|wordpiece|bytes] [vocab_size=N]
                         [pattern=own|gpt2|gpt4|gpt4o|llama3|qwen2] [specials=[<|a|>,<|b|>]] [max_chars=N]
                         [overrides of lm train, such as data=text data.files=...]

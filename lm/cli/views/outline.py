@@ -54,9 +54,7 @@ def _distinct(blocks: nn.ModuleList) -> Iterator[tuple[str, nn.Module, int]]:
 def _label(where: list[int]) -> str:
     """Returns the blocks' indices as 0-31, as 0,2..30 with a step, or as a list."""
     step = where[1] - where[0] if len(where) > 1 else 1
-    if where != list(range(where[0], where[-1] + 1, step)):
-        return ",".join(map(str, where))
-    if len(where) < 3:
+    if len(where) < 3 or where != list(range(where[0], where[-1] + 1, step)):
         return ",".join(map(str, where))
     return f"{where[0]}-{where[-1]}" if step == 1 else f"{where[0]},{where[1]}..{where[-1]}"
 

@@ -23,10 +23,8 @@ Hold = Callable[[Tensor, Tensor | None], nn.Module]
 
 def stacked(linears: Sequence[nn.Linear], hold: Hold, order: Tensor | None = None) -> nn.Module:
     """Returns one layer for several linear ones with the same input; its outputs are theirs side by side, or those taken in `order`."""
-    weight, biases = (
-        torch.cat([linear.weight.detach() for linear in linears]),
-        [each.bias.detach() for each in linears if each.bias is not None],
-    )
+    weight = torch.cat([linear.weight.detach() for linear in linears])
+    biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
     bias = torch.cat(biases) if biases else None
     return hold(weight, bias) if order is None else hold(weight[order], None if bias is None else bias[order])
 

@@ -99,7 +99,7 @@ def test_a_file_that_a_kill_has_left_is_gone_on_with(made: str, lm: Lm, tmp_path
     [
         (["text=a", "text=b", "text_pair=c"], "text_pair: 1 were given for 2 of text"),
         (["text_pair=c"], "give text=TEXT, or"),
-        (["text=a", "field_pair=b"], "they are of texts=FILE"),
+        (["text=a", "field_pair=b"], "field_pair: it is of texts=FILE, which is not set"),
         ([], "give text=TEXT, or texts=FILE and out=FILE"),
         (["text=a", "texts=a.jsonl", "out=b"], "give text=TEXT, or"),
         (["texts=a.jsonl"], "needs out=FILE"),

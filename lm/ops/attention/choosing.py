@@ -12,9 +12,11 @@ SMALLEST = 1e-9  # what a probability counts as at least, in a logarithm
 
 def index_scores(q: Tensor, k: Tensor, weights: Tensor) -> Tensor:
     """sum_h weights_h relu(q_h k^T) in float32 or wider, (b, q, k).  q: (b, h, q, c); k: (b, 1, k, c); weights: (b, q, h)."""
+    b, h, s, _ = q.shape
     with without_autocast(q.device):
-        each = F.relu(wide(q) @ wide(k).transpose(-1, -2))  # (b, h, q, k)
-        return torch.einsum("bhqk,bqh->bqk", each, wide(weights))
+        queries = wide(q).transpose(1, 2).flatten(1, 2)  # (b, h, q, c) -> (b, q*h, c): heads side by side, as they are summed
+        each = F.relu(queries @ wide(k).squeeze(1).transpose(-1, -2)).view(b, s, h, -1)  # (b, q, h, k)
+        return (wide(weights).unsqueeze(-2) @ each).squeeze(-2)  # (b, q, 1, h) @ (b, q, h, k) -> (b, q, k)
 
 
 def best(scores: Tensor, seen: Tensor, n: int, mask: Mask) -> Tensor:
@@ -32,9 +34,9 @@ def best(scores: Tensor, seen: Tensor, n: int, mask: Mask) -> Tensor:
 def _from_here_on(level: Tensor, mask: Mask) -> Tensor:
     """Returns for each key how many of these there are, itself and those of later tokens, (b, q, k)."""
     if not mask.cached:
-        return level.flip(-1).cumsum(-1).flip(-1)
+        return level.flip(-1).cumsum(-1, dtype=torch.int32).flip(-1)
     order, back = (each[:, None].expand(level.shape) for each in mask.by_position())
-    return level.gather(-1, order).flip(-1).cumsum(-1).flip(-1).gather(-1, back)
+    return level.gather(-1, order).flip(-1).cumsum(-1, dtype=torch.int32).flip(-1).gather(-1, back)
 
 
 def log_chances(scores: Tensor, shown: Tensor) -> Tensor:

@@ -110,6 +110,7 @@ MISTAKES: list[tuple[Tree, str]] = [
     (attention(forget=True, query_growth={"rate": 0.1, "every": 8}), "query_growth has no form with forget=true. Leave one of them out."),
     (attention(kind="differential", forget=True), "attention.forget: there is no such key."),
     (attention(forget=True, indexer=INDEXER), "indexer has no form with forget=true. Leave one of them out."),
+    (attention(indexer=INDEXER) | {"position": {"kind": "alibi"}}, "which position=alibi does not bias. Use position=rope"),
     (attention(window=8, indexer=INDEXER | {"every": 2}), "indexer.every=2 has no form with a window, which layers may see otherwise."),
     (attention(indexer=INDEXER | {"every": 2}) | {"mtp": {"depth": 1}}, "every=2 has no form with mtp, whose blocks draft alone. Set it"),
     (attention(indexer=INDEXER | {"head_dim": 6}), "indexer.head_dim=6 is below the 8 dimensions that rotate. Raise it, or use position"),

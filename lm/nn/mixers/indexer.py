@@ -12,7 +12,7 @@ from lm.nn.linear import Linear
 from lm.nn.mixers.base import Attention
 from lm.nn.position.base import PositionConfig
 from lm.ops.attention.attend import weights
-from lm.ops.attention.choosing import best, index_scores, log_chances, mean_divergence
+from lm.ops.attention.choosing import best, index_scores, log_chances, mean_divergence, rows_of
 from lm.ops.attention.mask import Mask
 from lm.schema import MOST, MOST_LAYERS, Config, Tree
 
@@ -43,7 +43,12 @@ class IndexerConfig(Config):
         return next(each for each in range(layer, -1, -1) if owns(each, self.every, self.first))
 
     def require(self, rotary: int, position: PositionConfig) -> None:
-        """Raises ValueError where its heads are too narrow for the rotation of so many dimensions."""
+        """Raises ValueError where its heads are too narrow for the rotation of so many dimensions, or would not hear of positions at all:
+        of two tokens that are alike, rounding would choose."""
+        if position.acts == "bias":
+            raise ValueError(
+                f"indexer has scores of its own, which position={position.kind} does not bias. Use position=rope, learned or none."
+            )
         if position.acts == "rotate" and self.head_dim < rotary:
             raise ValueError(
                 f"indexer.head_dim={self.head_dim} is below the {rotary} dimensions that rotate. Raise it, or use position=none."
@@ -156,7 +161,12 @@ class Choosing(Attention):
         """Returns what is read of the chosen keys, (b, h, q, w).  qkv: as in `Attend`; the rest as in `Indexer`."""
         q, k, v = qkv
         mask, hides = ctx.keys(self.layer), k.shape[2] > self.top_k
-        bias, shown, chances = self.bias(mask, ctx.position), *self._choice(x, source, index_keys, mask, hides, ctx)
+        shown, chances = self._choice(x, source, index_keys, mask, hides, ctx)
+        if hides and q.shape[2] == 1 and mask.cached:
+            at = shown[:, 0].float().topk(self.top_k).indices  # (b, n); where fewer are seen, hidden ones beside them
+            narrow, (k, v) = mask.of_keys(at), (rows_of(each, at) for each in (k, v))
+            return self.weighted(q, k, v, narrow, ctx.position)
+        bias = self.bias(mask, ctx.position)
         if hides:
             only = torch.zeros_like(shown, dtype=q.dtype).masked_fill(~shown, float("-inf")).unsqueeze(1)  # (b, 1, q, k)
             bias = only if bias is None else bias + only

@@ -39,6 +39,11 @@ def _from_here_on(level: Tensor, mask: Mask) -> Tensor:
     return level.gather(-1, order).flip(-1).cumsum(-1, dtype=torch.int32).flip(-1).gather(-1, back)
 
 
+def rows_of(x: Tensor, at: Tensor) -> Tensor:
+    """Returns the keys or values of these slots, (b, g, k, c) and (b, n) -> (b, g, n, c)."""
+    return x.gather(2, at[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
+
+
 def log_chances(scores: Tensor, shown: Tensor) -> Tensor:
     """log softmax of the scores of the keys that are shown, (b, q, k); finite everywhere, for the gradients of queries that see none."""
     return scores.masked_fill(~shown, torch.finfo(scores.dtype).min).log_softmax(-1)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -82,6 +82,16 @@ class Mask:
                 self._built[key] = build()
         found: T = self._built[key]
         return found
+
+    def of_keys(self, at: Tensor) -> "Mask":
+        """Returns the mask over the keys of these slots of a cache alone.  at: (b, n)."""
+
+        def of(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x.expand(len(at), -1).gather(1, at)
+
+        assert self.explicit is None
+        k_positions, documents = self.k_positions.expand(len(at), -1).gather(1, at), of(self.k_documents)
+        return replace(self, k_positions=k_positions, k_documents=documents, k_prefix=of(self.k_prefix), square=False, _built={})
 
     def by_position(self) -> tuple[Tensor, Tensor]:
         """Returns which slot of a cache has its n-th token, hidden ones first, and for each slot n, (b, k) each."""

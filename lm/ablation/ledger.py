@@ -1,6 +1,7 @@
 """A record of the questions and answers of all studies of a folder, to notice a pair of configs that is compared again."""
 
 import json
+import logging
 import os
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -8,13 +9,15 @@ from pathlib import Path
 
 from lm.ablation.study import Study
 from lm.data.sources.fingerprint import short_hash
-from lm.errors import ConfigError
+from lm.errors import CheckpointError, ConfigError, LmError, ResourceError
 from lm.report.collect import compared
 from lm.report.statistics import Verdict
 from lm.schema import Config, Tree, from_tree
 from lm.storage.atomic import disk_errors
 from lm.storage.reading import never_waiting, parse_json, read_bytes
 from lm.training.config import TrainConfig
+
+log = logging.getLogger("lm")
 
 
 class Answer(Config):
@@ -50,20 +53,29 @@ class Ledger:
         self.path = absolute.with_name(f"{absolute.name}.jsonl")
 
     def entries(self) -> list[Entry]:
-        """Returns the ledger's entries; a line cut off by a kill is left out."""
+        """Returns the ledger's entries; a line cut off by a kill is left out. None, with a warning, where it cannot be read."""
         found = []
-        for line in read_bytes(self.path).split(b"\n") if os.path.lexists(self.path) else ():
+        try:
+            lines = read_bytes(self.path).split(b"\n") if os.path.lexists(self.path) else []
+        except CheckpointError as error:
+            _without(error)
+            lines = []
+        for line in lines:
             with suppress(ValueError, ConfigError):
                 tree = parse_json(line)
                 found.append(from_tree(Entry, tree if isinstance(tree, dict) else {}))
         return found
 
     def note(self, study: Study, found: Tree) -> None:
-        """Appends a study's present findings, unless its last entry says the same.  found: content of verdict.json."""
+        """Appends a study's present findings, unless its last entry says the same. Where it cannot, as another user's ledger, a warning is
+        all: the study stands without.  found: content of verdict.json."""
         entry = _entry(study, found)
         before = [entry.replace(date=old.date) == old for old in self.entries() if (old.study, old.hash) == (entry.study, entry.hash)]
         if any(answer.verdict for answer in entry.variants.values()) and not (before and before[-1]):
-            self._append(json.dumps(entry.tree(), ensure_ascii=False))
+            try:
+                self._append(json.dumps(entry.tree(), ensure_ascii=False))
+            except (CheckpointError, ResourceError) as error:
+                _without(error)
 
     def asked_before(self, study: Study) -> list[str]:
         """Returns one sentence for each pair of configs that other studies have compared, with the newest finding."""
@@ -86,6 +98,10 @@ class Ledger:
             torn = os.path.lexists(self.path) and not read_bytes(self.path).endswith(b"\n")
             with open(self.path, "ab", buffering=0, opener=never_waiting) as file:
                 file.write(("\n" * torn + line + "\n").encode(errors="backslashreplace"))
+
+
+def _without(error: LmError) -> None:
+    log.warning("%s No verdict depends on this ledger of all studies.", error)
 
 
 def _entry(study: Study, found: Tree) -> Entry:

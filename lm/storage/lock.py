@@ -51,6 +51,9 @@ class RunLock:
         os.register_at_fork(after_in_child=self._close)  # else a loader worker that outlives us would keep the lock
 
     def __enter__(self) -> Self:
+        above = (self._path.parent, *self._path.parent.parents)
+        if (link := next((each for each in above if each.is_symlink() and not each.exists()), None)) is not None:
+            raise ResourceError(f"{link}: it is a link to {os.readlink(link)}, which is not there. Make that folder, or remove the link.")
         with disk_errors(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(self._path, "a+", encoding="utf-8", errors="replace", opener=_not_elsewhere)

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
@@ -87,7 +88,8 @@ def read_config(folder: Path) -> Tree:
         return read_meta(folder)
     config = read_json(folder / CONFIG)
     if "model_type" in config and "format" not in config:
-        raise CheckpointError(f"{folder}: this is a Hugging Face model. Make it ours first: lm import from={folder} out=FOLDER.")
+        remedy = f"Make it ours first: lm import {quote(f'from={folder}')} out=FOLDER"
+        raise CheckpointError(f"{folder}: this is a Hugging Face model. {remedy}.")
     verify_file(folder, CONFIG)
     return current(config, folder / CONFIG)
 

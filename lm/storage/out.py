@@ -26,7 +26,7 @@ def out_folder(out: Path, overwrite: bool, needed_bytes: int = 0) -> Iterator[Pa
 
 def require_free(out: str | os.PathLike[str], overwrite: bool, *read: str | os.PathLike[str]) -> Path:
     """Returns `out` as a path. Raises ConfigError where it exists; with `overwrite`, only where it is not a folder of its own that a verb
-    has written.
+    has written; and where it lies in a folder with a manifest, which nothing could read any more.
 
     read: folders that are read for the new one: none may lie in `out`, where it would be replaced.
     """
@@ -37,6 +37,8 @@ def require_free(out: str | os.PathLike[str], overwrite: bool, *read: str | os.P
         there = Path(os.path.expanduser(source))
         if there.exists() and there.resolve().is_relative_to(path.resolve()):  # else it is a name on the hub
             raise ConfigError(f"out={out}: {os.fspath(source)} is read from there, and would be replaced. Choose another folder.")
+    if (around := next(filter(_sealed, Path(os.path.realpath(path.parent), "_").parents), None)) is not None:
+        raise ConfigError(f"out={out}: it lies in {around}, where only what its {MANIFEST} lists may be. Choose a folder outside of it.")
     if not os.path.lexists(path):
         return path
     if not overwrite:
@@ -44,6 +46,14 @@ def require_free(out: str | os.PathLike[str], overwrite: bool, *read: str | os.P
     if (found := _foreign(path)) is not None:
         raise ConfigError(f"out={out}: {found}, so it is not overwritten. Choose another folder, or remove it yourself.")
     return path
+
+
+def _sealed(folder: Path) -> bool:
+    """Whether the folder has a manifest of lm."""
+    try:
+        return os.path.lexists(folder / MANIFEST) and bool(listed_files(folder))
+    except CheckpointError:  # another program's
+        return False
 
 
 def _foreign(path: Path) -> str | None:

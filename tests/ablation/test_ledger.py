@@ -16,6 +16,7 @@ from lm.cli.compose.compose import compose_config
 from lm.schema import Tree
 from lm.training.config import TrainConfig
 from tests.ablation.test_page import noisy, tree
+from tests.conftest import unprivileged
 from tests.training.conftest import TINY, settled
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "verdict.schema.json"
@@ -72,6 +73,25 @@ def test_a_torn_line_costs_nothing_else(torn: str, tmp_path: Path) -> None:
     assert len(ledger.entries()) == 1
     ledger.note(study, says(study, 5))
     assert [entry.variants["a"].pairs for entry in ledger.entries()] == [2, 5]
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o600])
+def test_a_study_stands_without_the_ledger_of_another_user(
+    public: Path, mode: int, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """Seen to fail: a study in a folder that several share ended in an error, without its verdicts, or did not begin."""
+    study, ledger = asked(tmp_path / "ffn", FFN), Ledger(public / "studies")
+    ledger.note(study, says(study, 2))
+    public.chmod(0o755)
+    ledger.path.chmod(mode if os.geteuid() == 0 else mode & 0o444 if mode == 0o644 else 0)
+    with unprivileged():
+        assert bool(ledger.asked_before(asked(tmp_path / "other", FFN))) == (mode == 0o644)
+        ledger.note(study, says(study, 5))
+    assert caplog.messages[-1].startswith(f"{ledger.path}: cannot be ") and caplog.messages[-1].endswith(
+        "depends on this ledger of all studies."
+    )
+    ledger.path.chmod(0o644)
+    assert [entry.variants["a"].pairs for entry in ledger.entries()] == [2]
 
 
 def test_verdict_json_is_what_its_schema_says(tmp_path: Path) -> None:

@@ -78,6 +78,13 @@ def test_a_study_is_run_once_judged_at_any_time_and_takes_more_seeds(
     assert html.count("<circle") == 3 and html.count("<polyline") == 6 and "report.html" in out
     ledger = [json.loads(line) for line in tmp_path.with_name(f"{tmp_path.name}.jsonl").read_text().splitlines()]
     assert [line["variants"]["gelu"]["pairs"] for line in ledger] == [2, 3]
+
+    (tmp_path / "ffn/verdict.json").unlink()
+    (tmp_path / "ffn/verdict.json").mkdir()
+    code, told, err = lm("ablate", "report", "study=ffn", "dir=.")
+    assert (code, err.splitlines()[-1].startswith("ffn/verdict.json: cannot be written")) == (5, True)
+    assert told and out.startswith(told), "of another user's study, which can only be read, the verdicts are told; seen to fail"
+    (tmp_path / "ffn/verdict.json").rmdir()
     code, _, err = lm("ablate", "plan", FFN, "dir=.", "name=again", *corpus)
     assert code == 0 and "gelu against swiglu was asked in study ffn already" in err
     report = (tmp_path / "ffn/report.md").read_text()

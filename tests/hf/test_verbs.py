@@ -408,6 +408,9 @@ def test_a_tokenizer_that_is_missing_is_told_once(theirs: Path, lm: Run) -> None
 def test_a_folder_that_was_not_imported_says_how_to(theirs: Path) -> None:
     with pytest.raises(CheckpointError, match=r"this is a Hugging Face model\. Make it ours first: lm import from="):
         load(theirs)
+    blank = theirs.rename(theirs.parent / "aus gabe")
+    with pytest.raises(CheckpointError, match=r"lm import 'from=.*aus gabe' out=FOLDER"):
+        load(blank)
 
 
 @pytest.mark.slow

@@ -361,3 +361,9 @@ def test_what_belongs_to_somebody_else_and_stays_is_told(public: Path, caplog: p
     left.chmod(0o755)
     clean(public)
     assert not list(public.iterdir()) and len(caplog.messages) == 1
+
+
+def test_a_run_behind_a_link_to_nothing_is_told(tmp_path: Path) -> None:
+    (tmp_path / "runs").symlink_to(tmp_path / "gone")
+    with pytest.raises(ResourceError, match=r"runs: it is a link to .*gone, which is not there\. Make that folder, or remove the link\."):
+        RunLock(tmp_path / "runs" / "a").__enter__()

@@ -164,6 +164,20 @@ def test_what_is_read_is_never_replaced(args: tuple[str, ...], source: str, plac
     assert {path.name: path.read_bytes() for path in (place / source).iterdir()} == before
 
 
+@pytest.mark.parametrize("verb", WRITERS)
+def test_nothing_is_written_into_a_folder_whose_manifest_would_not_list_it(verb: str, place: Path, lm: Call) -> None:
+    """Seen to fail: an export into the model's own folder ended well, and nothing could read the model from then on."""
+    (place / "link").symlink_to("base")
+    for out in ("base/new", "base/deep/new", "link/new"):
+        code, _, err = lm(*WRITERS[verb], f"out={out}")
+        assert code == 2 and err.splitlines()[-1].startswith(f"out={out}: it lies in {place}/base, where only what its {MANIFEST} lists"), (
+            err
+        )
+    verify(place / "base")
+    (place / "run" / MANIFEST).write_text('{"name": "an app of the web", "icons": []}')
+    assert lm(*WRITERS[verb], "out=base/../run/new")[0] == 0, "that of another program lists nothing"
+
+
 def test_a_name_on_the_hub_may_be_that_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert require_free("owner/name", False, "owner/name") == Path("owner/name")

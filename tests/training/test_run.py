@@ -164,6 +164,16 @@ def test_a_second_process_in_a_run_folder_is_refused_with_pid_and_host(
     train_rank(configure())
 
 
+@pytest.mark.parametrize("key", ["plan=true", "check=true"])
+def test_a_run_that_another_process_trains_can_be_planned_and_checked(
+    configure: Configure, tiny: list[str], tmp_path: Path, key: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Seen to fail: neither writes anything in the run's folder, and yet both wanted it for themselves."""
+    train_rank(configure())
+    with RunLock(tmp_path / "run"):
+        assert main(["train", *tiny, key]) == 0, capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_report_that_cannot_be_written_does_not_fail_the_run(tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run" / "report.html").mkdir(parents=True)

@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 
 from lm.ablation.judging.again import HOW, asked, command, ran
-from lm.ablation.judging.verdict import CURVES, Row, method, report, rows, sentences, verdict
+from lm.ablation.judging.verdict import CURVES, Row, method, report, rows, sentences
 from lm.ablation.study import Study
 from lm.report.curves import settled
 from lm.report.frame import render
@@ -28,13 +28,11 @@ _SKIPPED = 0.25  # first part of a run that charts leave out: its steep fall wou
 _ARROW = "M-5 0L4-5V5z"
 
 
-def write_report(study: Study) -> Tree:
-    """Writes verdict.json, report.md and report.html beside the runs; returns the content of verdict.json."""
-    found = verdict(study)
+def write_report(study: Study, found: Tree) -> None:
+    """Writes verdict.json, report.md and report.html beside the runs.  found: the study's verdict."""
     replace_file(study.folder / "verdict.json", json.dumps(found, indent=1, allow_nan=False))
     replace_file(study.folder / "report.md", report(found))
     replace_file(study.folder / "report.html", page(found, curves(study)))
-    return found
 
 
 def curves(study: Study) -> Curves:

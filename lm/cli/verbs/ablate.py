@@ -140,7 +140,7 @@ class Ablate(Verb):
             config = self._config(StudyConfig, question, None)
             check("variants.", config.overrides, config.variants)
         from lm.ablation.judging.page import write_report
-        from lm.ablation.judging.verdict import cells
+        from lm.ablation.judging.verdict import cells, verdict
         from lm.ablation.ledger import Ledger
         from lm.ablation.probe import tried
         from lm.ablation.running.jobs import run_missing
@@ -167,10 +167,11 @@ class Ablate(Verb):
             return
         if doing == "run":
             run_missing(study, self._place())
-        found = write_report(study)
-        ledger.note(study, found)
-        for line in fitted(cells(found), width()).split("\n"):
+        found = verdict(study)
+        for line in fitted(cells(found), width()).split("\n"):  # also where another user's folder can only be read
             say(line)
+        write_report(study, found)
+        ledger.note(study, found)
         say(f"report: {folder / 'report.md'}, {folder / 'report.html'}")
 
     def _asked_study(self, folder: Path, question: Tree, begun: "AskedStudy | None") -> "Study":

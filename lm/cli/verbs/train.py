@@ -81,7 +81,7 @@ def _ended(composition: Composition) -> Path | None:
     training code must decide; it says the same where nothing is left to do."""
     config = composition.full()
     folder = RunFolder.of(config["run"])
-    if config["launch"]["nodes"] > 1 or not folder.exists():
+    if config["plan"] or config["check"] or config["launch"]["nodes"] > 1 or not folder.exists():  # the first two write nothing in it
         return None
     with folder.lock():
         summary = folder.ended(config)

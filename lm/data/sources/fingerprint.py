@@ -137,13 +137,12 @@ class HashedFile(io.RawIOBase):
 
 def _hashes(stats: list[_Stat], paths: Sequence[Path], cache: Path) -> list[str]:
     memo = cache / "hashes" / f"{short_hash(stats)}.json"
-    if memo.is_file():
-        try:
-            known = json.loads(memo.read_bytes())
-        except (ValueError, OSError):  # torn, or another user's own
-            known = None
-        if isinstance(known, list) and len(known) == len(paths) and all(isinstance(sha, str) for sha in known):
-            return known
+    try:
+        known = json.loads(memo.read_bytes())
+    except (ValueError, OSError):  # none yet, torn, or another user's own
+        known = None
+    if isinstance(known, list) and len(known) == len(paths) and all(isinstance(sha, str) for sha in known):
+        return known
     found = [sha256_of(path) for path in paths]
     with suppress(OSError, ResourceError):  # a cache that cannot be written: then they are hashed again the next time
         memo.parent.mkdir(exist_ok=True)

@@ -5,11 +5,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lm.data.store.cache import Log, build_once
-from lm.errors import CheckpointError, ConfigError
+from lm.errors import CheckpointError, ConfigError, ResourceError
 from lm.progress import progress
 from lm.storage.atomic import TEMPORARY, disk_errors, replace_file
 from lm.storage.lock import locked
-from lm.storage.reading import read_json
+from lm.storage.reading import closed, read_json
 from lm.storage.remote import exists, fetch, put, require_writable
 
 Checked = Mapping[str, Callable[[Path], bool]]
@@ -46,7 +46,11 @@ def shared_once(
 
 
 def fetched(folder: Path, log: Log, remote: str | None, files: Checked = TOKENS) -> bool:
-    """Returns whether the folder is on this machine; fetches it first where only `remote` has it."""
+    """Returns whether the folder is on this machine; fetches it first where only `remote` has it. Raises ResourceError for one that only
+    another user may read."""
+    for there in (folder.parent, folder):
+        if (fault := closed(there)) is not None:
+            raise ResourceError(f"data.cache_dir: {there} cannot be read ({fault}). Let its owner make it readable, or set data.cache_dir.")
     if remote is None or folder.is_dir():
         return folder.is_dir()
     url = _url(folder, remote)

@@ -1,12 +1,17 @@
-"""What makes cached tokens anew: the meaning of the code that turns sources into tokens, and nothing else."""
+"""What makes cached tokens anew: the meaning of the code that turns sources into tokens, and nothing else; and whose they are."""
 
 import ast
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
+from lm.data.kinds import BytesConfig, TextConfig
 from lm.data.store import cache
+from lm.data.store.prepare import prepare
+from lm.errors import ResourceError
+from tests.conftest import unprivileged
 
 DATA = Path(cache.__file__).parents[1]
 
@@ -70,3 +75,21 @@ def test_what_makes_tokens_imports_nothing_else_of_the_data_room() -> None:
             if name.startswith("lm.data.") and name not in light and name.split(".")[2] not in cache.ROOMS:
                 faults.append(f"{file.name}:{node.lineno} {name}")
     assert not faults
+
+
+@pytest.mark.parametrize("kept", ["hashes", "tokens", "tokens/*"])
+def test_of_a_cache_that_another_user_has_made_for_himself_the_message_names_what_is_closed(public: Path, kept: str) -> None:
+    """Seen to fail: closed hashes of files were told as data.files that cannot be read; closed tokens were named without their key."""
+    (public / "a.txt").write_text("one text\n" * 200)
+    cfg = TextConfig(files=str(public / "a.txt"), cache_dir=str(public / "cache"))
+    made = prepare(cfg, BytesConfig(), log=lambda line: None)
+    private = next(path for path in (public / "cache").glob(kept) if path.is_dir())
+    private.chmod(0o700 if os.geteuid() == 0 else 0)
+    (public / "cache").chmod(0o755)
+    with unprivileged():
+        if kept == "hashes":  # they are only a help
+            assert prepare(cfg, BytesConfig(), log=lambda line: None).train.n_tokens == made.train.n_tokens
+        else:
+            with pytest.raises(ResourceError, match=rf"^data\.cache_dir: {private} cannot be read \(Permission denied\)\. Let its owner"):
+                prepare(cfg, BytesConfig(), log=lambda line: None)
+    private.chmod(0o755)

@@ -22,7 +22,7 @@ from lm.report.curves import _compare, _mean, comparison_png
 from lm.report.run import read_run
 from lm.storage.reading import yaml_text
 from lm.storage.run_folder import RunFolder
-from tests.conftest import Lm
+from tests.conftest import Lm, unprivileged
 
 WriteRun = Callable[..., Path]
 
@@ -56,6 +56,17 @@ def test_a_folder_of_runs_is_compared_and_what_cannot_be_read_is_left_out_by_nam
     assert code == 2 and "failed: metrics.jsonl is missing" in err.splitlines()[-1]
     code, _, err = lm("compare", str(sweep / "torn"))
     assert code == 3 and "summary.json" in err.splitlines()[-1]
+
+
+def test_without_a_place_for_the_picture_the_table_is_told(
+    lm: Lm, write_run: WriteRun, public: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(public / "a")
+    monkeypatch.chdir(public)
+    with unprivileged():
+        code, out, err = lm("compare", "a")
+        assert code == 0 and "1.6" in out and "no picture: " in err and "Or say out=FOLDER." in err
+        assert lm("compare", "a", "out=here")[0] == 5
 
 
 def test_seeds_of_before_and_after_an_option_came_about_share_a_row(tmp_path: Path, write_run: WriteRun, lm: Lm) -> None:

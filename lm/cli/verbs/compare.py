@@ -1,11 +1,12 @@
 """`lm compare RUN RUN ...`: a table, and one picture of the curves."""
 
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from lm.cli.listing import known
 from lm.cli.verb import Writing
-from lm.errors import ConfigError
+from lm.errors import ConfigError, ResourceError
 from lm.printing import answer, note, say
 
 
@@ -38,9 +39,17 @@ class Compare(Writing):
         alone = table_format(self.out) is not None
         replaced = self.overwrite or "out" not in self.model_fields_set
         baseline = self.baseline or _of_study(Path(folders[0]))
-        made = compare(
-            folders, self.out, overwrite=replaced, format=self.format, x=self.x, baseline=baseline, as_of_today=known.as_of_today
+        compared = partial(
+            compare, folders, overwrite=replaced, format=self.format, x=self.x, baseline=baseline, as_of_today=known.as_of_today
         )
+        try:
+            made = compared(self.out)
+        except ResourceError as error:
+            if "out" in self.model_fields_set:
+                raise
+            answer(compared(None))
+            note(f"no picture: {error} Or say out=FOLDER.")
+            return
         answer(made)
         tell = say if self.format == "text" else note  # stdout may be read by a program
         tell(f"table: {self.out}" if alone else f"picture: {Path(self.out) / 'compare.png'}")

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("doubles")
 
 D, S, DOCUMENTS = 24, 11, [4, 5, 2]
 CPU = torch.device("cpu")
-INDEXER: dict[str, Any] = {"n_heads": 3, "head_dim": 8, "top_k": 3}
+INDEXER: dict[str, Any] = {"n_heads": 3, "head_dim": 8, "top_k": 3, "loss": 0.7}
 
 
 def starts(i: int) -> int:
@@ -62,7 +62,7 @@ def by_hand(layer: ChoosingGQA, x: Tensor, seen: Any) -> tuple[Tensor, Tensor]:
             apart.append((target * (target.log() - chances)).sum())
         rows.append(torch.stack(read, 1))
         losses.append(torch.stack(apart).mean())
-    return layer.joined(torch.stack(rows)), torch.stack(losses)
+    return layer.joined(torch.stack(rows)), cfg.loss * torch.stack(losses)
 
 
 def a_layer(**fields: Any) -> ChoosingGQA:
@@ -185,6 +185,20 @@ def test_an_indexer_learns_in_training_alone_and_not_where_it_is_frozen() -> Non
     for name, p in model.named_parameters():
         p.requires_grad_(".indexer." not in name)
     assert reported() == {}
+
+
+def test_padding_counts_in_no_loss_and_a_layer_without_an_indexer_reports_none() -> None:
+    pattern: dict[str, Any] = {"recurrent": {"kind": "short_conv", "kernel": 3}, "pattern": ["attention", "recurrent"], "n_layers": 2}
+    model, ids = redrawn(config(attention={"n_heads": 4, "indexer": INDEXER}, **pattern)).train(), tokens(2, 9)
+
+    def losses(batch: Batch) -> dict[tuple[str, int], Tensor]:
+        found: dict[tuple[str, int], Tensor] = model(batch, read=lambda hidden, head, ctx: ctx.reported.losses[LOSS])
+        return found
+
+    alone = losses(Batch(ids))
+    assert [*alone] == [("", 0)]
+    positions = torch.cat([torch.arange(9), torch.full((4,), -1)])[None].expand(2, -1)
+    same(losses(Batch(F.pad(ids, (0, 4)), positions=positions))["", 0], alone["", 0])
 
 
 def test_of_equal_keys_the_last_are_read() -> None:

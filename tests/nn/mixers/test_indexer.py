@@ -229,4 +229,6 @@ def test_what_a_choice_of_keys_costs() -> None:
     assert cfg.flops(D, 0, 64) == 4 * 24 * 64 and chosen.flops(D, 0, 64) == 4 * 24 * 3 + 2 * 3 * 9 * 64
     latent = MLAConfig(n_heads=4, kv_rank=8, nope_dim=6, rope_dim=4, v_dim=5)
     assert latent.replace(indexer=IndexerConfig(**INDEXER)).flops(D, 0, 64) == 2 * 4 * 15 * 3 + 2 * 3 * 9 * 64
+    for cfg in (chosen, latent.replace(indexer=IndexerConfig(**INDEXER))):
+        assert str(cfg.why_not_context_parallel(2)).startswith("model.attention.indexer chooses among whole rows for all heads")
     assert isinstance(latent.replace(indexer=IndexerConfig(**INDEXER)).build(RMSNormConfig(), D, 0), ChoosingMLA)

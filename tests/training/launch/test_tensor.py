@@ -153,6 +153,7 @@ UNDIVIDED: list[tuple[Tree, str]] = [
         {"attention": {"kind": "mla", "n_heads": 4, "kv_rank": 8, "nope_dim": 8, "rope_dim": 4, "v_dim": 6}},
         "attention=mla has matrices that no rank can hold a slice of",
     ),
+    ({"attention": HEADS | {"indexer": {"n_heads": 2, "head_dim": 16, "top_k": 3}}}, r"model\.attention\.indexer chooses among whole rows"),
     ({"ffn": {"kind": "mlp", "hidden": 63}}, r"model\.ffn\.hidden=63 is not a multiple of it, .* Choose one, such as 64\."),
     ({"ffn": EXPERTS | {"n_experts": 5}}, r"model\.ffn\.n_experts=5 is not a multiple of it, and each rank has as many\. Choose one\."),
     ({"ffn": EXPERTS | {"shared_hidden": 9}}, r"model\.ffn\.shared_hidden=9 is not a multiple of it, .* Choose one, such as 10\."),

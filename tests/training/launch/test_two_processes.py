@@ -121,6 +121,7 @@ EARLIER: Tree = {
     "attention": {"kind": "gqa", "n_heads": 2, "n_kv_heads": 1, "shared_layers": 1}, "embed": {"per_layer": {"channels": 4}},
     "ffn": {"kind": "mlp", "hidden": 40, "last": {"n": 1, "hidden": 56}},
 }  # fmt: skip
+CHOSEN: Tree = {"attention": {"kind": "gqa", "n_heads": 2, "indexer": {"n_heads": 4, "head_dim": 16, "top_k": 5, "every": 2}}}
 KEPT = {
     "products kept": Job(SLOW_ADAMW, 2, trainer=PRODUCTS),
     "experts, an adapter, products kept": Job(SLOW_ADAMW, 2, model=MOE, adapter={"kind": "lora", "rank": 4}, trainer=PRODUCTS),
@@ -144,6 +145,8 @@ WAYS = {
     "layers apart, muon": Job(MUON, 2, model=APART),
     "keys of an earlier layer, all blocks again": Job(SLOW_ADAMW, 3, model=EARLIER, trainer=AGAIN),
     "loop, encoder-decoder": Job(SGD | {"lr": 0.1}, 2, model=ENCODER_DECODER | LOOP),
+    "keys that an earlier layer chose, all blocks again": Job(SLOW_ADAMW, 3, model=CHOSEN, trainer=AGAIN),
+    "chosen keys, an adapter": Job(SLOW_ADAMW, 2, model=CHOSEN, adapter={"kind": "lora", "rank": 4}),
 }
 WAYS_OF_SLICES = {
     "several streams, halves": Job(SLOW_ADAMW, 2, model=HYPER, context=2),

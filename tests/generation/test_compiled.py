@@ -23,6 +23,7 @@ from lm.nn.batch import Batch
 from lm.nn.context import Context
 from lm.nn.model_config import model_config
 from lm.nn.transformer import LM
+from lm.schema import Tree
 from lm.testing.models import random_model, tokens
 from tests.conftest import Lm
 from tests.generation.drawing import generate
@@ -93,10 +94,13 @@ def test_layers_that_are_alike_are_one_function(n_layers: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("in_pieces", "doubles")
-def test_what_differs_between_layers_is_compiled_apart() -> None:
+@pytest.mark.parametrize(
+    "position, kinds",
+    [({"local_theta": 500.0}, 3), ({"none_every": 2}, 4)],  # first, between two, last; cos and sin are inputs
+)
+def test_what_differs_between_layers_is_compiled_apart(position: Tree, kinds: int) -> None:
     windows = {"kind": "gqa", "n_heads": 4, "n_kv_heads": 2, "window": 4, "global_every": 2}
-    position = {"kind": "rope", "local_theta": 500.0}
-    assert agree(redrawn(config(attention=windows, position=position, n_layers=6))).kinds == 4  # first, to local, to global, last
+    assert agree(redrawn(config(attention=windows, position={"kind": "rope"} | position, n_layers=6))).kinds == kinds
 
 
 @pytest.mark.slow
@@ -131,7 +135,7 @@ class Odd(nn.Module):
             case "length":
                 return x * (0 if ctx.cache is None else ctx.cache.length)
             case "values":
-                return x if ctx.values is None else x + ctx.values.sum()
+                return x + ctx.shared["values"][0].sum()
             case "item":
                 return x if x.sum() > 0 else -x
             case "buffer":
@@ -144,7 +148,7 @@ class Odd(nn.Module):
     "way, sentence",
     [
         ("length", "a layer reads length of what all layers share, .*"),
-        pytest.param("values", "a layer reads sum of what all layers share, .*", marks=pytest.mark.slow),
+        pytest.param("values", "a layer reads values of what all layers share, .*", marks=pytest.mark.slow),
         ("item", r"a layer cannot be traced \(.*\)."),
         ("buffer", "a layer changes blocks.1.ffn.seen as it computes."),
     ],

@@ -1,4 +1,4 @@
-"""Position biases by the distance of two tokens: ALiBi's slopes, and the rows of T5's table."""
+"""What a distance of two tokens stands for: ALiBi's slopes, and rows of the tables of T5 and DeBERTa."""
 
 import math
 
@@ -31,3 +31,17 @@ def t5_buckets(distance: Tensor, n_buckets: int, max_distance: int, causal: bool
     growth = torch.log(back.clamp(min=1).float() / exact) / math.log(max_distance / exact) * (n_buckets - exact)
     far = (exact + growth.long()).clamp(max=n_buckets - 1)
     return side + torch.where(back < exact, back, far)
+
+
+def signed_buckets(distance: Tensor, n: int, max_distance: int | None) -> Tensor:
+    """The row of query - key, of any shape, in a table of 2 n: n for 0, behind it earlier keys. Exact up to n / 2, then logarithmic
+    up to max_distance; None: all are exact. The first and the last row stand for all that is farther.
+
+    He et al. 2020, arXiv:2006.03654, eq. 3, exact; He et al. 2021, arXiv:2111.09543, and its code for the logarithm.
+    """
+    if max_distance is not None:
+        exact, back = n // 2, distance.abs()
+        last = torch.full((), (max_distance - 1) / exact, device=distance.device)  # float32 as `growth`, which is a whole number there
+        growth = torch.log(back.clamp_min(exact) / exact) / torch.log(last) * (exact - 1)
+        distance = torch.where(back <= exact, distance, distance.sign() * (exact + growth.ceil().long()))
+    return (distance + n).clamp(0, 2 * n - 1)

@@ -141,16 +141,16 @@ class SlotMixerConfig(MixerConfig):
 
 
 def saved_weights(
-    n_heads: int, seq_len: int, device: str, *, softcap: bool = False, dropout: bool = False, sinks: bool = False, forget: bool = False
+    n_heads: int, seq_len: int, device: str, *, softcap: bool = False, dropout: bool = False, sinks: bool = False, learned: bool = False
 ) -> Activations:
-    """Returns what autograd saves of one token's weights by the backend that `choose` gives. The bias of forget gates has a gradient, which
-    no fused kernel computes, and so has that of sinks but on a CPU."""
+    """Returns what autograd saves of one token's weights by the backend that `choose` gives.  learned: the scores have a bias with a
+    gradient, which no fused kernel computes; so has that of sinks but on a CPU."""
     pairs = n_heads * seq_len
     if device == "mps" or (softcap and (device == "cpu" or dropout)):
         return Activations((1 + softcap + dropout) * pairs, pairs, seq_len)  # behind each step, as the values' dtype, and the mask
     if device == "cpu":
-        return Activations(3 * pairs if dropout else pairs * forget, 0)
-    return Activations(0, pairs * (sinks or forget))
+        return Activations(3 * pairs if dropout else pairs * learned, 0)
+    return Activations(0, pairs * (sinks or learned))
 
 
 class AttentionConfig(SlotMixerConfig, Slot, group="model/attention"):

@@ -7,7 +7,6 @@ from typing import Literal, Self
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from lm.nn.activation_memory import Activations, sum_activations
 from lm.nn.context import Context
@@ -15,15 +14,16 @@ from lm.nn.init import halves
 from lm.nn.mixers.base import Mixer, saved_weights
 from lm.nn.mixers.behind_rotation import GrowingGQA, GrowingL2NormGQA, L2NormGQA, RotatedNormGQA
 from lm.nn.mixers.choosing import ChoosingGQA
+from lm.nn.mixers.disentangled import DisentangledConfig, DisentangledGQA
 from lm.nn.mixers.forgetting import ForgettingGQA
 from lm.nn.mixers.grouped import GQA, QueryGrowth
 from lm.nn.mixers.indexer import IndexerConfig
 from lm.nn.mixers.sharing import SharingConfig, ValueGQA
+from lm.nn.mixers.streaming import StreamingGQA
 from lm.nn.mixers.token_values import TokenValueGQA, TokenValueRotatedNormGQA, TokenValues, ValueEmbedding
 from lm.nn.norm import NormConfig
-from lm.nn.position.base import Position, PositionConfig
+from lm.nn.position.base import PositionConfig
 from lm.ops.attention.attend import Scoring
-from lm.ops.attention.mask import Mask
 from lm.ops.cache.cache import PerToken
 from lm.schema import MOST, Tree
 
@@ -50,6 +50,9 @@ class GQAConfig(SharingConfig):
     """A score fades by what its head forgets between key and query: the sum of log sigmoid(w x + b) over the tokens behind the key, the
     query included (Lin et al. 2025, arXiv:2503.02130, which has no positions beside it)."""
 
+    disentangled: DisentangledConfig | None = None
+    """Scores also have what a query makes of the distance to a key, and a key of that to a query (DeBERTa). null: they do not."""
+
     @model_validator(mode="after")
     def _first_tokens_fit(self) -> Self:
         if self.keep_first and self.window is None:
@@ -58,6 +61,7 @@ class GQAConfig(SharingConfig):
             "value_embedding": self.value_embedding is not None, f"keep_first={self.keep_first}": self.keep_first > 0,
             "value_residual=true": self.value_residual, f"qk_norm={self.qk_norm}": self.qk_norm in ("rotated", "l2"),
             "query_growth": self.query_growth is not None, "indexer": self.indexer is not None, "forget=true": self.forget,
+            "disentangled": self.disentangled is not None,
         }  # fmt: skip
         chosen = [form for form, used in forms.items() if used]
         if len(chosen) > 1 and chosen not in (["qk_norm=l2", "query_growth"], ["value_embedding", "qk_norm=rotated"]):
@@ -87,6 +91,8 @@ class GQAConfig(SharingConfig):
             self.query_growth.require(position)
         if self.indexer is not None:
             self.indexer.require(self.rotary_width(d_model), position)
+        if self.disentangled is not None and position.acts != "embed":
+            raise ValueError(f"disentangled reads distances of its own, beside position={position.kind}. Use position=none, or learned.")
 
     def require_layers(self, layers: Sequence[int], drafts: bool) -> None:
         super().require_layers(layers, drafts)
@@ -94,7 +100,10 @@ class GQAConfig(SharingConfig):
             raise ValueError("value_residual=true mixes in the values of layer 0, which does not attend. Begin the pattern with attention.")
         if self.value_residual and drafts:
             raise ValueError("value_residual=true reads layer 0, without which the blocks of mtp draft. Leave one of them out.")
-        for name in ("value_embedding", "indexer"):
+        if self.disentangled is not None and (0 not in layers or drafts):
+            why = "the blocks of mtp draft without. Set mtp=null" if 0 in layers else "does not attend. Begin the pattern with attention"
+            raise ValueError(f"disentangled has its vectors of distances in layer 0, which {why}.")
+        for name in ("value_embedding", "indexer", "disentangled"):
             if getattr(self, name) is not None and type(self).build is not GQAConfig.build:
                 raise ValueError(f"{name} has no form in attention={self.kind}. Set it to null.")
         if self.indexer is not None:
@@ -131,13 +140,16 @@ class GQAConfig(SharingConfig):
             return ForgettingGQA(self, norm, d_model, layer)
         if self.indexer is not None:
             return ChoosingGQA(self, self.indexer, norm, d_model, layer)
+        if self.disentangled is not None:
+            return DisentangledGQA(self, self.disentangled, norm, d_model, layer)
         if self.alters_values():
             return ValueGQA(self, norm, d_model, layer)
         return (StreamingGQA if self.first(layer) else GQA)(self, norm, d_model, layer)
 
     def cross(self) -> "GQAConfig":
         normed = {"rotated": "head", "l2": "none"}.get(self.qk_norm, self.qk_norm)  # nothing rotates between the two
-        off: Tree = dict.fromkeys(("window", "global_every", "global_at", "query_growth", "value_embedding", "indexer"), None)
+        own = ("window", "global_every", "global_at", "query_growth", "value_embedding", "indexer", "disentangled")
+        off: Tree = dict.fromkeys(own, None)
         none: Tree = {"keep_first": 0, "shared_layers": 0, "global_heads": None, "values": "own", "value_norm": False}
         return self.replace(**off, **none, chunked=False, value_residual=False, forget=False, qk_norm=normed)
 
@@ -148,7 +160,8 @@ class GQAConfig(SharingConfig):
         table, behind = self.table(layer), 4 * self.n_heads * self.width(d_model) * self._behind(layer, seq_len)
         gate = 0 if table is None else 2 * table.channels * self.kv_heads
         if self.indexer is None:
-            return super().flops(d_model, layer, seq_len) + behind + gate
+            of_distances = 0 if self.disentangled is None else self.disentangled.flops(self.n_heads * self.width(d_model))
+            return super().flops(d_model, layer, seq_len) + behind + gate + of_distances
         return super().flops(d_model, layer, min(seq_len, self.indexer.top_k)) + self.indexer.flops(layer, seq_len)
 
     def _behind(self, layer: int, seq_len: int) -> int:
@@ -167,7 +180,8 @@ class GQAConfig(SharingConfig):
 
     def saved_scores(self, seq_len: int, device: str) -> Activations:
         softcap, dropout, sinks = self.softcap is not None, self.dropout > 0, self.gpt_oss_sinks
-        own = saved_weights(self.n_heads, seq_len, device, softcap=softcap, dropout=dropout, sinks=sinks, forget=self.forget)
+        learned = self.forget or self.disentangled is not None
+        own = saved_weights(self.n_heads, seq_len, device, softcap=softcap, dropout=dropout, sinks=sinks, learned=learned)
         return own if self.indexer is None else sum_activations([own, self.indexer.saved_scores(seq_len)])
 
     def kernel_outputs(self, d_model: int, layer: int) -> Activations:
@@ -178,6 +192,8 @@ class GQAConfig(SharingConfig):
     def why_not_context_parallel(self, n: int) -> str | None:
         if self.forget:
             return "model.attention.forget sums gates over whole rows, of which a rank has a part. Set it to false"
+        if self.disentangled is not None:
+            return self.disentangled.why_not_parallel
         return super().why_not_context_parallel(n) if self.indexer is None else self.indexer.why_not_parallel
 
     def why_not_tensor_parallel(self, n: int) -> str | None:
@@ -186,6 +202,8 @@ class GQAConfig(SharingConfig):
                 return f"model.attention.{name}={heads} is not a multiple of it, and each rank has as many. Choose a divisor"
         if self.indexer is not None:
             return self.indexer.why_not_parallel
+        if self.disentangled is not None:
+            return self.disentangled.why_not_parallel
         if self.value_embedding is not None:
             return "model.attention.value_embedding has tables, of which no rank can hold a slice. Set it to null"
         if self.inner_norm is not None:
@@ -208,44 +226,6 @@ class GQAConfig(SharingConfig):
         found = super().implied(d_model, layers)
         chosen = {} if self.indexer is None else self.indexer.implied(layers)
         return found | {"keep_first": 0 if found["window"] is None else self.keep_first} | chosen
-
-
-class StreamingGQA(GQA):
-    """Attention to a window and to a document's first tokens, as if these stood right before the window.
-
-    Queries are rotated once for the window and once, no further than to `last`, for the first tokens. Numbering tokens by their place in
-    the cache gives the same scores, but would rotate cached keys anew at each step.  Xiao et al. 2023, arXiv:2309.17453, section 3.2.
-    """
-
-    def __init__(self, cfg: GQAConfig, norm: NormConfig, d_model: int, layer: int) -> None:
-        super().__init__(cfg, norm, d_model, layer)
-        self.last = cfg.first(layer) + (self.how.window or 0) - 1  # position of a query among the tokens that it sees
-
-    def projected(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns queries twice, side by side (rotated for keys in the window, and for those of the first tokens), keys and values."""
-        q, (k, v) = self.queries(x), self.keys_values(x)
-        near = ctx.mask.once(
-            ("angles", self.last), lambda: ctx.position.angles(ctx.mask.sharding.for_sublayer(ctx.mask.q_positions).clamp(max=self.last))
-        )
-        turned = [ctx.position.rotate(q, angles, self.layer) for angles in (ctx.angles, near)]
-        return torch.cat(turned, -1), ctx.position.rotate(k, ctx.angles, self.layer), v
-
-    def weighted(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, position: Position | None) -> Tensor:
-        """Each key is zero in one half, and so meets the other half of a query. Values are padded to the same width for fused kernels."""
-        first = mask.sharding.for_sublayer(self.is_first(mask.k_positions))[:, None, :, None]  # (b, k) -> (b, 1, k, 1)
-        halves = torch.cat([k.masked_fill(first, 0.0), k.masked_fill(~first, 0.0)], -1)  # (b, g, k, c) -> (b, g, k, 2c)
-        return super().weighted(q, halves, F.pad(v, (0, self.head_dim)), mask, position)[..., : self.head_dim]
-
-    def bias(self, mask: Mask, position: Position | None) -> Tensor | None:
-        far = super().bias(mask, position)
-        if position is None or far is None:
-            return None
-        near = self.bias_of(position, mask.q_positions.clamp(max=self.last), mask, ("bias", self.last))
-        return far if near is None else torch.where(self.is_first(mask.k_positions)[:, None, None], near, far)
-
-    def is_first(self, positions: Tensor) -> Tensor:
-        """Returns whether keys at these positions are of first tokens, seen beyond the window."""
-        return positions < self.how.first
 
 
 class FirstGQA(GQA):

@@ -11,8 +11,8 @@ from lm.schema import Tree
 
 _HEADED = re.compile("ForMaskedLM$")
 BODIES = (
-    "bert", "camembert", "data2vec-text", "distilbert", "ernie", "jina_embeddings_v3", "megatron-bert", "modernbert", "nomic_bert",
-    "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl",
+    "bert", "camembert", "data2vec-text", "deberta-v2", "distilbert", "ernie", "jina_embeddings_v3", "megatron-bert", "modernbert",
+    "nomic_bert", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl",
 )  # fmt: skip
 _NO_HEAD: Tree = {"head.tied": True, "head.bias": False}  # which has no weight
 

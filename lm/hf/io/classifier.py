@@ -36,6 +36,7 @@ HEADS: dict[str, _Head] = {
     ),
     **dict.fromkeys(("bert", "megatron-bert"), _Head("classifier", "bert.pooler.dense", "tanh")),
     "albert": _Head("classifier", "albert.pooler", "tanh"),
+    "deberta-v2": _Head("classifier", "pooler.dense", "gelu"),
     "electra": _Head("classifier.out_proj", "classifier.dense", "gelu"),
     "ernie": _Head("classifier", "ernie.pooler.dense", "tanh"),
     "nomic_bert": _Head("classifier", "nomic_bert.pooler.dense", "tanh"),

@@ -28,7 +28,7 @@ SHAPES = {
     "transformer_base": "model.max_seq_len=256",
 }  # left to tokenizer and data
 OBJECTIVES = {
-    **dict.fromkeys(("albert_base", "bert_base", "bert_large", "bert_tiny"), "objective=mlm"),
+    **dict.fromkeys(("albert_base", "bert_base", "bert_large", "bert_tiny", "deberta_v3_base"), "objective=mlm"),
     **dict.fromkeys(("llada_8b", "llada_tiny"), "objective=diffusion"),
     **dict.fromkeys(
         ("t5_tiny", "transformer_base", "t5_small", "t5_1_1_base", "bart_base", "switch_base_8"), "objective=seq2seq data=stdlib_docstrings"
@@ -87,6 +87,15 @@ PUBLISHED: dict[str, Published] = {  # class, and the sizes in config.json of th
     "albert_base": ("AlbertForMaskedLM", bert(768, 12, 12)[1] | {"vocab_size": 30000, "embedding_size": 128}),
     "bert_base": bert(768, 12, 12),
     "bert_large": bert(1024, 24, 16),
+    "deberta_v3_base": (
+        "DebertaV2ForMaskedLM",
+        bert(768, 12, 12)[1]
+        | {
+            "vocab_size": 128100, "type_vocab_size": 0, "pooler_hidden_size": 768, "max_relative_positions": 512, "position_buckets": 256,
+            "relative_attention": True, "norm_rel_ebd": "layer_norm", "share_att_key": True, "pos_att_type": "p2c|c2p",
+            "position_biased_input": False,
+        },
+    ),
     "gpt2": gpt2(768, 12, 12),
     "gpt2_medium": gpt2(1024, 24, 16),
     "gpt2_xl": gpt2(1600, 48, 25),
@@ -264,6 +273,7 @@ TINY = {
     "albert_base": "model.attention.n_heads=4 model.ffn.hidden=64 model.residual.times=2 model.embed.factorized.width=12",
     "bert_base": "model.attention.n_heads=4 model.ffn.hidden=64",
     "bert_large": "model.attention.n_heads=4 model.ffn.hidden=64",
+    "deberta_v3_base": "model.attention.n_heads=4 model.attention.scale=0.2 model.attention.disentangled.n_buckets=8 model.ffn.hidden=64",
     **dict.fromkeys(("gpt2", "gpt2_medium", "gpt2_xl"), "model.attention.n_heads=4"),
     "gpt3_6_7b": "model.attention.n_heads=4 model.attention.window=5",
     "t5_small": f"model.attention.n_heads=4 model.attention.head_dim=8 model.ffn.hidden=64 {T5_INIT}",

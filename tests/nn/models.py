@@ -93,7 +93,8 @@ GLA: dict[str, Any] = {"kind": "gla", "n_heads": 4, "n_k_heads": 2, "k_dim": 6, 
 RG_LRU: dict[str, Any] = {"kind": "rg_lru", "width": 24, "n_heads": 3, "kernel": 3}
 MAMBA: dict[str, Any] = {"kind": "mamba", "width": 20, "state_dim": 5, "rank": 3, "kernel": 3}
 SINGLE: dict[str, Any] = {"kind": "single"}
-MIXING: list[dict[str, Any]] = [  # which layers of three attend, and which are a feed-forward alone
+FAR: dict[str, Any] = {"n_buckets": 6, "max_distance": 9}
+MIXING: list[dict[str, Any]] = [  # which layers of three attend, and which are a feed-forward alone; and what attends beside no rotation
     {},
     {"recurrent": CONV, "pattern": ["recurrent", "attention"]},
     {"recurrent": {"kind": "short_conv", "kernel": 5}, "pattern": ["attention", "recurrent", "recurrent"]},
@@ -113,6 +114,7 @@ MIXING: list[dict[str, Any]] = [  # which layers of three attend, and which are 
     {"recurrent": MAMBA2 | {"gated_norm": False, "input_scales": [0.5, 1.2, 0.7, 1.4, 0.8]}, "pattern": ["both"]},
     {"recurrent": CONV, "pattern": ["recurrent", "both", "attention"]},
     {"block": SINGLE, "recurrent": MAMBA2 | {"step_floor": 0.02}, "pattern": ["recurrent", "ffn", "attention"]},
+    {"attention": {"n_heads": 4, "n_kv_heads": 2, "window": 7, "qk_norm": "head", "disentangled": FAR}, "position": {"kind": "none"}},
 ]
 EXPERT: dict[str, Any] = {"kind": "mlp", "hidden": 16}
 GPT_OSS: dict[str, Any] = {"kind": "mlp", "hidden": 16, "activation": "quick_gelu", "bias": True, "gpt_oss_limit": 1.0}

@@ -190,6 +190,20 @@ def test_attention_without_a_fused_kernel_keeps_the_weights_of_all_pairs(option:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
+@pytest.mark.parametrize("terms", ["both", "query", "key"])
+def test_scores_of_distances_keep_the_weights_of_all_pairs_and_what_they_are_made_of(terms: str, precision: Precision) -> None:
+    """Which vector is between which tokens is left out, int64 once for all layers, and under autocast q, k and v in float32."""
+    found, held = [], []
+    for changes in ("", f"model.attention.disentangled.n_buckets=40 model.attention.disentangled.terms={terms}"):
+        model = build_model(composed("model=gpt2", FUSED["gpt2"], LONG, changes).model, seed=0).train()
+        found.append(memory(model, replace(ROW, precision=precision)).activations)
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
+            held.append(kept_bytes(model, setting=ROW))
+    rows = 8 * ROW.seq_len**2
+    assert found[1] - found[0] == pytest.approx(held[1] - held[0] - rows, rel=0.03 if precision == "fp32" else 0.12)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
 @pytest.mark.parametrize("preset", ["gpt2", "deepseek_tiny"])
 def test_an_indexer_keeps_the_scores_of_its_heads(preset: str, precision: Precision) -> None:
     """The mask that all layers share is left out, and under autocast the queries and keys of indexers in float32."""

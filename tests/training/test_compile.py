@@ -41,6 +41,10 @@ CASES: dict[str, tuple[Tree, bool]] = {  # the model, and documents in a row
     "vectors of layers, values of keys": (OF_LAYERS | VALUES, True),
     "keys of an earlier layer": ({"attention": {"kind": "gqa", "n_heads": 2, "n_kv_heads": 1, "shared_layers": 1}}, True),
     "the first tokens": ({"attention": {"kind": "gqa", "n_heads": 2, "window": 4, "keep_first": 2}}, True),
+    "scores of distances": (
+        {"attention": {"kind": "gqa", "n_heads": 2, "disentangled": {"n_buckets": 4, "max_distance": 9}}, "position": {"kind": "none"}},
+        True,
+    ),
     "chunks, and heads that forget": ({"attention": {"kind": "gqa", "n_heads": 2, "window": 4, "chunked": True, "forget": True}}, True),
     "chosen keys": ({"attention": {"kind": "gqa", "n_heads": 2, "indexer": {"n_heads": 2, "head_dim": 16, "top_k": 4}}}, True),
     "latent attention to keys that an earlier layer chose": ({"attention": MLA | {"indexer": SHARING}}, True),

@@ -5,6 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from lm.nn.activation_memory import Activations
 from lm.nn.context import Context
 from lm.nn.linear import Embedding, Linear
 from lm.nn.mixers.grouped import GQA, GroupedConfig
@@ -47,6 +48,12 @@ class DisentangledConfig(Config):
         """Counts the scores of all vectors.  width: of the queries of all heads."""
         return 2 * width * 2 * self.n_buckets * (self.has("query") + self.has("key"))
 
+    def saved_activations(self, n_heads: int, q_width: int, kv_width: int) -> Activations:
+        """Counts queries and keys as they were before the scores were scaled, and the scores of all vectors. The vectors' own keys and
+        queries are of no token, and which is between which tokens is the same in all layers."""
+        scores, queries, keys = 2 * self.n_buckets * n_heads, self.has("query"), self.has("key")
+        return Activations(0, (q_width + scores) * queries + (kv_width + scores) * keys)
+
     @property
     def why_not_parallel(self) -> str:
         """Returns why no ranks share a row or a layer's heads, with the remedy."""
@@ -80,8 +87,8 @@ class DisentangledGQA(GQA):
         return self.output(x, self.attended(q, k, v, mask, self.how.scale * of_distances(q, k, keys, queries, self._rows(mask))))
 
     def _of(self, table: Tensor, own: nn.Module | None, shared: nn.Module, norm: nn.Module) -> Tensor:
-        """(1, n, d) -> (1, h, n, c): queries or keys of the vectors."""
-        return self._normed((shared if own is None else own)(table), norm)
+        """(1, n, d) -> (h, n, c): queries or keys of the vectors."""
+        return self._normed((shared if own is None else own)(table), norm)[0]
 
     def _rows(self, mask: Mask) -> Tensor:
         """Returns the row of the table for each query and key, (b, q, k)."""

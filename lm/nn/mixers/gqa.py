@@ -175,6 +175,7 @@ class GQAConfig(SharingConfig):
         gates, repeated = (self.n_heads, 2 * q - 2 * kv) if self.forget else (0, 0)
         looked_up = 0 if self.table(layer) is None else kv + 2 * self.kv_heads
         further = [] if self.indexer is None else [self.indexer.saved_activations(layer)]
+        further += [] if self.disentangled is None else [self.disentangled.saved_activations(self.n_heads, q, kv)]
         own = Activations(gates, mixed + looked_up + twice + repeated)
         return sum_activations([super().saved_activations(d_model, layer), own, *further])
 

@@ -5,6 +5,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 
@@ -27,11 +28,18 @@ _OTHER = {r"\[": ", or set objective=multi_label for several at once", r"-?\d*\.
 
 def with_labels(model: ModelConfig, labels: list[str], several: bool = False) -> ModelConfig:
     """Returns the model with a new head for these labels, as `ClassifyConfig.labels` tells it."""
-    head, embed = model.head, model.embed
+    head = model.head
     if head.transform not in (None, "tanh", "relu") and head.transform_bias and head.transform_norm:  # ModernBERT's has no bias
-        act = "gelu" if embed.factorized is not None and model.residual.kind == "plain" else "tanh"  # ELECTRA, and BERT or ALBERT
-        head = head.replace(transform="relu" if embed.segments is None else act, transform_norm=False)  # DistilBERT has no segments
+        head = head.replace(transform=_before_labels(model), transform_norm=False)
     return model.replace(head=head.telling(labels, bias=model.kind == "encoder", several=several))
+
+
+def _before_labels(model: ModelConfig) -> Literal["gelu", "relu", "tanh"]:
+    """Returns the activation before labels of the class of transformers whose encoder this is."""
+    electra = model.embed.factorized is not None and model.residual.kind == "plain"
+    if electra or getattr(model.attention, "disentangled", None) is not None:  # DeBERTa
+        return "gelu"
+    return "relu" if model.embed.segments is None else "tanh"  # DistilBERT, and BERT or ALBERT
 
 
 class LabelledRows(Rows):

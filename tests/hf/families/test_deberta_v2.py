@@ -8,13 +8,20 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import lm
+from lm.data.rows.labelled import with_labels
 from lm.errors import ConfigError
+from lm.hf.io.check import compare
+from lm.hf.io.family import families, resolved
 from lm.hf.io.files import SINGLE
 from lm.hf.io.reading import CONFIG, read_hf
+from lm.hf.io.writing import family_for, write_hf
+from lm.hf.options.keys import unheard
+from lm.testing.models import random_model
 
 transformers = pytest.importorskip("transformers")
 
-from tests.hf.harness import VOCAB, cases, ours_of, redraw, verify  # noqa: E402
+from tests.hf.harness import VOCAB, cases, change, ours_of, redraw, verify  # noqa: E402
 
 BASE: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 100,
@@ -68,3 +75,31 @@ def test_what_has_no_place_is_refused(changed: dict[str, Any], said: str, tmp_pa
     with pytest.raises(ConfigError) as caught:
         read_hf(tmp_path)
     assert said in str(caught.value)
+
+
+def test_a_config_of_published_sizes_is_understood() -> None:
+    """Of deberta-v3-base."""
+    published = {
+        "model_type": "deberta-v2", "attention_probs_dropout_prob": 0.1, "hidden_act": "gelu", "hidden_dropout_prob": 0.1,
+        "hidden_size": 768, "initializer_range": 0.02, "intermediate_size": 3072, "max_position_embeddings": 512,
+        "relative_attention": True, "position_buckets": 256, "norm_rel_ebd": "layer_norm", "share_att_key": True,
+        "pos_att_type": "p2c|c2p", "layer_norm_eps": 1e-7, "max_relative_positions": -1, "position_biased_input": False,
+        "num_attention_heads": 12, "num_hidden_layers": 12, "type_vocab_size": 0, "vocab_size": 128100,
+    }  # fmt: skip
+    family = families()["deberta-v2"]
+    cfg = family.config(published)
+    assert unheard("config.json", published, family, cfg) == [] and family.homeless(cfg) == []
+    assert family_for(cfg).name == "deberta-v2"
+    preset = lm.config(overrides=["model=deberta_v3_base", "objective=mlm"]).model
+    assert resolved(cfg) == resolved(preset)
+
+
+def test_a_new_head_for_labels_is_the_one_of_transformers(tmp_path: Path) -> None:
+    transformers.DebertaV2ForMaskedLM(transformers.DebertaV2Config(**BASE)).save_pretrained(tmp_path / "parent")
+    cfg = with_labels(read_hf(tmp_path / "parent").config, ["no", "yes"])
+    family, model = family_for(cfg, imported="deberta-v2"), random_model(cfg, seed=1)
+    write_hf(tmp_path, family, cfg, {key: p.detach() for key, p in model.named_parameters()}, None)
+    change(tmp_path, pad_token_id=0)
+    found = compare(tmp_path, family, model)
+    assert found.spread > 1e-3 and found.difference < 1e-4 * max(1.0, found.spread)
+    assert resolved(read_hf(tmp_path).config) == resolved(cfg)

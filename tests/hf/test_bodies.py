@@ -14,18 +14,22 @@ import torch  # noqa: E402
 import lm  # noqa: E402
 from lm.cli.compose.compose import compose_config  # noqa: E402
 from lm.cli.main import main  # noqa: E402
+from lm.data.rows.labelled import with_labels  # noqa: E402
 from lm.data.tokenizer.config import BytesConfig  # noqa: E402
 from lm.errors import ConfigError  # noqa: E402
 from lm.hf.io.bodies import BODIES, bodies, headless  # noqa: E402
 from lm.hf.io.check import compare  # noqa: E402
+from lm.hf.io.classifier import TASK  # noqa: E402
 from lm.hf.io.reading import read_hf  # noqa: E402
 from lm.hf.io.writing import family_for, write_hf  # noqa: E402
 from lm.nn.batch import Batch  # noqa: E402
 from lm.nn.head import HeadConfig  # noqa: E402
 from lm.nn.model_config import ModelConfig  # noqa: E402
 from lm.nn.transformer import build_model  # noqa: E402
+from lm.testing.models import random_model  # noqa: E402
 from lm.training.run import train_rank  # noqa: E402
 from tests.hf.draws import held  # noqa: E402
+from tests.hf.harness import change, ours_of  # noqa: E402
 from tests.training.conftest import TINY  # noqa: E402
 
 
@@ -43,6 +47,8 @@ def test_transformers_computes_the_same_states_both_ways(name: str, tmp_path: Pa
     family = family_for(cfg, name)
     assert headless(cfg) and family.homeless(cfg) == [] and family.architecture == bodies()[name].architecture
     model = build_model(cfg, seed=1)
+    if model.head.narrow is not None:
+        model.head.narrow.weight.data.zero_()
     weights = {key: p.detach() for key, p in model.named_parameters()}
     write_hf(tmp_path, family, cfg, weights, None)
     found = compare(tmp_path, family, model)
@@ -54,6 +60,37 @@ def test_transformers_computes_the_same_states_both_ways(name: str, tmp_path: Pa
     theirs.save_pretrained(tmp_path / "saved")  # with a pooler, as published ones have it
     again = read_hf(tmp_path / "saved")
     assert all(torch.equal(again.weights[key], weight) for key, weight in weights.items())
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_body_that_learns_labels_has_what_stands_before_them_in_a_class_of_transformers(name: str, tmp_path: Path) -> None:
+    """Seen to fail: their labels were read off bare states, and every export was refused."""
+    cfg = with_labels(drawn(name), ["no", "yes"])
+    family, model = family_for(cfg, imported=name), random_model(cfg, seed=1)
+    assert family.architecture.endswith(TASK)
+    write_hf(tmp_path, family, cfg, {key: p.detach() for key, p in model.named_parameters()}, None)
+    if family.pad is None:
+        change(tmp_path, pad_token_id=0)
+    found = compare(tmp_path, family, model)
+    assert found.spread > 1e-3 and found.difference < 1e-4 * max(1.0, found.spread)
+
+
+def test_a_body_under_another_head_is_read(tmp_path: Path) -> None:
+    """As ELECTRA's discriminators are published, and as narrow. What has been trained behind its narrow embedding comes back."""
+    sizes = {"hidden_size": 32, "embedding_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    theirs = transformers.ElectraForPreTraining(transformers.ElectraConfig(vocab_size=260, max_position_embeddings=64, **sizes)).eval()
+    theirs.save_pretrained(tmp_path / "there")
+    found, ids = read_hf(tmp_path / "there"), torch.tensor([[5, 9, 200, 7]])
+    model = ours_of(found).float()
+    with torch.no_grad():
+        states = model(Batch(ids), read=lambda hidden, head, ctx: hidden)
+        torch.testing.assert_close(states, theirs.electra(ids).last_hidden_state, atol=1e-5, rtol=1e-4)
+        assert not model(ids).any()
+    family = family_for(found.config, "electra")
+    for trained in (torch.zeros(16, 32), torch.ones(16, 32)):
+        write_hf(tmp_path / "back", family, found.config, found.weights | {"head.narrow.weight": trained}, None)
+        assert torch.equal(read_hf(tmp_path / "back").weights["head.narrow.weight"], trained)
+        assert isinstance(transformers.AutoModel.from_pretrained(tmp_path / "back"), transformers.ElectraModel)
 
 
 @pytest.mark.slow

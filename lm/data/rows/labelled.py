@@ -5,7 +5,6 @@ import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Literal
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.nn.batch import IGNORED, Batch
+from lm.nn.head import HeadConfig
 from lm.nn.model_config import ModelConfig
 from lm.units import counted
 
@@ -28,18 +28,22 @@ _OTHER = {r"\[": ", or set objective=multi_label for several at once", r"-?\d*\.
 
 def with_labels(model: ModelConfig, labels: list[str], several: bool = False) -> ModelConfig:
     """Returns the model with a new head for these labels, as `ClassifyConfig.labels` tells it."""
-    head = model.head
-    if head.transform not in (None, "tanh", "relu") and head.transform_bias and head.transform_norm:  # ModernBERT's has no bias
-        head = head.replace(transform=_before_labels(model), transform_norm=False)
-    return model.replace(head=head.telling(labels, bias=model.kind == "encoder", several=several))
+    return model.replace(head=_before_labels(model).telling(labels, bias=model.kind == "encoder", several=several))
 
 
-def _before_labels(model: ModelConfig) -> Literal["gelu", "relu", "tanh"]:
-    """Returns the activation before labels of the class of transformers whose encoder this is."""
+def _before_labels(model: ModelConfig) -> HeadConfig:
+    """Returns the head with what stands before labels in the class of transformers whose model this is, in place of what stands before
+    tokens, or of nothing in an encoder without a head."""
+    head, norm = model.head, model.norm
+    body = model.kind == "encoder" and head.labels is None and head.tied and head.transform is None and not head.bias
+    if body and norm.place == "pre" and model.position.kind == "rope":
+        return head.replace(transform="gelu", transform_bias=False) if norm.kind == "layer" else head  # ModernBERT, and those of ours
+    if not body and (head.transform in (None, "tanh", "relu") or not head.transform_bias or not head.transform_norm):
+        return head
     electra = model.embed.factorized is not None and model.residual.kind == "plain"
-    if electra or getattr(model.attention, "disentangled", None) is not None:  # DeBERTa
-        return "gelu"
-    return "relu" if model.embed.segments is None else "tanh"  # DistilBERT, and BERT or ALBERT
+    deberta = getattr(model.attention, "disentangled", None) is not None
+    act = "gelu" if electra or deberta else "relu" if model.embed.segments is None else "tanh"  # DistilBERT has none, BERT and ALBERT have
+    return head.replace(transform=act, transform_norm=False)
 
 
 class LabelledRows(Rows):

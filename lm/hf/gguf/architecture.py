@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lm.errors import ConfigError
-from lm.hf.io.family import alike
+from lm.hf.io.differing import alike
 from lm.hf.io.rules import unlike
 from lm.nn.model_config import ModelConfig
 from lm.nn.position.rope import RopeConfig

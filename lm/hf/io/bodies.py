@@ -5,16 +5,21 @@ from collections.abc import Iterator
 from functools import cache
 from typing import ClassVar
 
-from lm.hf.io.family import Family, Pair, families, without
+from lm.hf.io.family import Family, Pair, families, same, without
 from lm.nn.model_config import ModelConfig
 from lm.schema import Tree
 
 _HEADED = re.compile("ForMaskedLM$")
 BODIES = (
-    "bert", "camembert", "data2vec-text", "deberta-v2", "distilbert", "ernie", "jina_embeddings_v3", "megatron-bert", "modernbert",
-    "nomic_bert", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl",
+    "albert", "bert", "camembert", "data2vec-text", "deberta-v2", "distilbert", "electra", "ernie", "jina_embeddings_v3", "megatron-bert",
+    "modernbert", "nomic_bert", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl",
 )  # fmt: skip
-_NO_HEAD: Tree = {"head.tied": True, "head.bias": False}  # which has no weight
+_NO_HEAD: Tree = {"head.tied": True, "head.bias": False}  # which has no weight, but for a matrix behind narrow embeddings
+_NARROW = "head.narrow.weight"
+OTHER_HEADS = ("ElectraForPreTraining",)
+"""Classes whose head tells something else of tokens than which they are; their body is read."""
+_UNDER_ANOTHER = {"electra": "electra."}
+"""What the keys of such a body begin with."""
 
 
 @cache
@@ -38,7 +43,10 @@ def _without_head(family: Family) -> Family:
         "fields": without(body.fields, "head.*"),
         "idle": (*body.idle, *(key for ours, key, _ in family.places() if ours.startswith("head."))),
         "fixed": without(body.fixed, "head.*") | _NO_HEAD,
-        "ignored": (*body.ignored, r"pooler\.dense\.(weight|bias)", r"embeddings\.position_ids"),
+        "ignored": (*body.ignored, r"pooler\.(dense\.)?(weight|bias)", r"embeddings\.position_ids", r"discriminator_predictions\..*"),
+        "beneath": _UNDER_ANOTHER.get(family.name, ""),
+        "unwritten": (_NARROW,),
+        "zero_if_missing": (_NARROW,),
     }
     return type(f"{body.__name__}Body", (_Body, body), own)(family.even_heads)
 
@@ -60,3 +68,4 @@ class _Body(Family):
         root = next(pair.theirs[0] for pair in pairs if pair.ours == ("embed.weight",)).partition(".")[0]
         for pair in pairs:
             yield pair.renamed(lambda key: key.removeprefix(f"{root}."))
+        yield same(_NARROW, _NARROW)

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from lm.errors import ConfigError
-from lm.hf.io.bodies import BODIES, bodies
+from lm.hf.io.bodies import BODIES, OTHER_HEADS, bodies
 from lm.hf.io.family import Family, Pair, families, module, without
 from lm.nn.model_config import ModelConfig
 from lm.schema import Tree
@@ -126,6 +126,6 @@ def known_task(hf: Tree) -> dict[str, Family]:
     language models."""
     named: Any = hf.get("architectures")
     architecture, kind = str(named[0]) if isinstance(named, list) and named else "", hf.get("model_type")
-    if architecture.endswith("Model") and kind in BODIES:
+    if kind in BODIES and (architecture.endswith("Model") or architecture in OTHER_HEADS):
         return bodies()
     return classifiers() if architecture.endswith(TASK) and kind in HEADS else families()

@@ -17,8 +17,9 @@ from lm.generation.growing import grown_weights
 from lm.generation.load import load
 from lm.hf.io import check as theirs
 from lm.hf.io import vllm
+from lm.hf.io.differing import alike, differs
 from lm.hf.io.export import Say, compared_with_theirs, settle
-from lm.hf.io.family import TRAINING_ONLY, alike, differs, resolved
+from lm.hf.io.family import TRAINING_ONLY, resolved
 from lm.hf.io.peft import highest_rank, write_peft
 from lm.hf.io.reading import CONFIG, read_hf
 from lm.hf.io.tokenizer import save_tokenizer

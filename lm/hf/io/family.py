@@ -1,7 +1,5 @@
 """A family of models: the mapping of its config and tensors, both ways. One file of lm/hf/families says all that is particular to it."""
 
-import json
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from fnmatch import fnmatchcase
@@ -13,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 from torch import Tensor
 
 from lm.errors import ConfigError
+from lm.hf.io.differing import alike, differs
 from lm.hf.io.transforms import Copies, Same, Stack, Transform
 from lm.hf.options.rope import OLDER_KEYS, ROPE_KEYS, read_ropes, write_ropes
 from lm.nn.ffn.mlp import Activation
@@ -108,6 +107,8 @@ class Family(ABC):
     ignored: ClassVar[tuple[str, ...]] = ()  # patterns of keys in files that hold no weight of the model
     older_endings: ClassVar[dict[str, str]] = {}  # of a tensor's key -> in older files
     zero_if_missing: ClassVar[tuple[str, ...]] = ()  # ends of keys of tensors that files leave out where they are zeros
+    unwritten: ClassVar[tuple[str, ...]] = ()  # such keys of tensors that the class of transformers does not have
+    beneath: ClassVar[str] = ""  # what keys begin with in files whose class has another head on this body
     renamed: ClassVar[dict[str, str]] = {}  # keys of config.json in other files -> theirs
     fields: ClassVar[dict[str, str | tuple[str, Any]]] = {}  # ours -> theirs, or (theirs, the value where it is missing)
     theta: ClassVar[float | None] = None  # of rotary positions, where the file names none; None: positions do not rotate
@@ -252,23 +253,6 @@ class Family(ABC):
 
 
 _NEEDED = object()
-
-
-def differs(key: str, ours: Tree, there: Tree) -> str:
-    """Returns 'model.key=value must be other', with the values as a user types them."""
-    return f"model.{key}={_shown(ours.get(key))} must be {_shown(there.get(key))}"
-
-
-def _shown(value: Any) -> str:
-    """Returns a value as a user types it."""
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def alike(a: Any, b: Any) -> bool:
-    """Returns whether two values are equal, numbers up to rounding."""
-    if isinstance(a, float | int) and isinstance(b, float | int) and not isinstance(a, bool):
-        return math.isclose(a, b, rel_tol=1e-9)
-    return bool(a == b)
 
 
 def resolved(cfg: ModelConfig) -> Tree:

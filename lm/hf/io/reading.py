@@ -208,14 +208,14 @@ def _ties_no_head(family: Family, cfg: ModelConfig, architecture: str | None, na
 
 
 def _spelled(family: Family, names: set[str]) -> Callable[[str], str]:
-    """Returns a function: the key that the file has for a key. Models saved without their head have no prefix, and older files other
-    endings."""
+    """Returns a function: the key that the file has for a key. Models saved without their head have no prefix, those with another one
+    have one, and older files other endings."""
     bare = bool(family.prefix) and not any(name.startswith(family.prefix) for name in names)
 
     def spelled(key: str) -> str:
         key = key.removeprefix(family.prefix) if bare else key
         older = [key.removesuffix(ending) + old for ending, old in family.older_endings.items() if key.endswith(ending)]
-        return next((other for other in older if key not in names and other in names), key)
+        return next((other for other in (*older, family.beneath + key) if key not in names and other in names), key)
 
     return spelled
 

@@ -1,6 +1,6 @@
 """Which of our options other programs compute as we do: rules that each of them has for its classes."""
 
-from lm.hf.io.family import alike
+from lm.hf.io.differing import alike
 from lm.schema import Tree
 
 SILU: Tree = dict.fromkeys(("ffn.activation", "ffn.expert.activation", "ffn.dense.activation"), "silu")

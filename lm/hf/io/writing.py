@@ -81,7 +81,8 @@ def to_hf(family: Family, cfg: ModelConfig, weights: Mapping[str, Tensor]) -> di
     found: dict[str, Tensor] = {}
     for pair in pairs:
         theirs = pair.transform.to_theirs([weights[name] for name in pair.ours])
-        found |= {key: tensor.contiguous() for key, tensor in zip(pair.theirs, theirs, strict=True)}
+        named = zip(pair.theirs, theirs, strict=True)
+        found |= {key: tensor.contiguous() for key, tensor in named if not key.endswith(family.unwritten) or tensor.any()}
     dtype = next(iter(found.values())).dtype
     return found | {key: tensor.to(dtype, copy=True) for key, tensor in family.constants(resolved(cfg)).items()}
 

@@ -4,7 +4,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from lm.errors import ConfigError
-from lm.hf.io.family import ACTIVATIONS, Family, alike, families, resolved
+from lm.hf.io.differing import alike
+from lm.hf.io.family import ACTIVATIONS, Family, families, resolved
 from lm.hf.io.generation import SAMPLING
 from lm.hf.options.rope import ROPE_KEYS
 from lm.hf.options.windows import FULL

@@ -10,10 +10,9 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from lm.data.layout.examples import Example, joined_batch
 from lm.data.rewards.base import Answer, scores, total
 from lm.data.rows.policy import GRPOConfig, PolicyConfig, RLOOConfig
-from lm.data.rows.seq2seq import rounded
+from lm.data.rows.seq2seq import one_per_row, rounded
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.generation.decode import eager
 from lm.generation.rollouts import Asked, Drawer, Rollout, Sampler, asked_of
@@ -138,7 +137,7 @@ class Policy(OwnAnswers, ABC, Generic[C]):
         with self._timed("judge_s", device):
             answers = self._judge.answers(rollouts, device)
             worth, metrics = self._judged(answers)
-        learned = answer_rows([one.example() for one in rollouts], self._pad).to(device)
+        learned = one_per_row([one.example() for one in rollouts], self._pad).to(device)
         learns = torch.tensor([one.ended or self._cfg.learn_cut for one in answers]).to(device)
         logp = torch.tensor([value for rollout in rollouts for value in rollout.logprobs], dtype=torch.float32).to(device)
         return Judged(learned, worth.view(-1, self._cfg.n_answers).to(device, widest(device)), learns, metrics, logp)
@@ -240,8 +239,3 @@ def tokenizer_of_answers(run: TrainConfig) -> Tokenizer:
     if (template := run.data.chat_template(tokenizer)) is not None:
         tokenizer.chat_template = template
     return tokenizer
-
-
-def answer_rows(examples: Sequence[Example], pad: int) -> Batch:
-    """Returns a batch with one row per example: a prompt, and the answer that is learned."""
-    return joined_batch([[one] for one in examples], rounded(max(len(one.tokens) - 1 for one in examples)), pad)

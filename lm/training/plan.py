@@ -103,7 +103,7 @@ def _teacher(cfg: TrainSetup) -> list[tuple[ModelConfig, int]]:
     """Returns the teacher or reward model and the bytes of each of its numbers, or nothing."""
     if (further := cfg.objective.learns_from()) is None:
         return []
-    source = resolve_model(further[1])
+    source = resolve_model(further[1])  # [0] names the option
     return [(model_config(read_config(source)["model"]), merged_bytes(source))]
 
 

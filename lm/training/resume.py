@@ -128,9 +128,10 @@ def teacher_hash(cfg: TrainConfig, meta: Tree | None) -> str | None:
     run has learned from another one so far."""
     if (further := cfg.objective.learns_from()) is None:
         return None
-    now = folder_hash(resolve_model(further[1]))
+    option, folder = further
+    now = folder_hash(resolve_model(folder))
     if meta is not None and meta.get("teacher_hash", now) != now:
-        raise ConfigError(f"{'='.join(further)}: not the model that the run has learned from so far. Restore it, or set run.name.")
+        raise ConfigError(f"{option}={folder}: not the model that the run has learned from so far. Restore it, or set run.name.")
     return now
 
 
@@ -189,9 +190,14 @@ def _typed(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
+def _has_sections(value: Any) -> bool:
+    """Whether a value is a list of sections, such as phases or sources."""
+    return isinstance(value, list) and all(isinstance(one, dict) for one in value)
+
+
 def _same_so_far(was: Any, now: Any, step: int) -> bool:
     """Says whether two lists of phases are the same for all steps before this one."""
-    if not all(isinstance(phases, list) and all(isinstance(phase, dict) for phase in phases) for phases in (was, now)):
+    if not (_has_sections(was) and _has_sections(now)):
         return False
     starts = {0, *(phase["until_step"] for phase in was + now)}
     return all(_phase(was, start) == _phase(now, start) for start in starts if start < step)
@@ -205,12 +211,7 @@ def _phase(phases: list[Tree], step: int) -> Tree | None:
 
 def _apart(key: str, was: Any, now: Any) -> list[tuple[str, Any, Any]]:
     """Returns what differs in a value: of two lists of as many sections, such as sources, the keys in these."""
-    if (
-        not isinstance(was, list)
-        or not isinstance(now, list)
-        or len(was) != len(now)
-        or not all(isinstance(one, dict) for one in was + now)
-    ):
+    if not (_has_sections(was) and _has_sections(now) and len(was) == len(now)):
         return [(key, was, now)]
     pairs = [(f"{key}.{i}.", flatten(one), flatten(other)) for i, (one, other) in enumerate(zip(was, now, strict=True))]
     both = [(at + name, a.get(name, ABSENT), b.get(name, ABSENT)) for at, a, b in pairs for name in a | b]

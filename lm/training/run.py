@@ -177,11 +177,10 @@ def _fit(module: "TrainModule", callbacks: Sequence["Callback"]) -> None:
     if run.done(step):  # the last step was saved, but the process was killed before it wrote the model
         return
     kind = device_kind(cfg.trainer.device, cfg.launch.devices)
-    cuda = kind == "cuda"
     loader = train_loader(
         run.splits.train, seed=cfg.seeds.data, sizes=cfg.data.sizes, micro_batch=cfg.micro_batch,
         rank=run.ranks.rank // cfg.launch.ranks_per_row, world=cfg.launch.data_parallel, start_step=step + run.counters.rows_from,
-        max_steps=_ENDLESS, workers=cfg.data.workers, train_rows=cfg.data.train_rows, widest_first=cfg.check, pinned=cuda,
+        max_steps=_ENDLESS, workers=cfg.data.workers, train_rows=cfg.data.train_rows, widest_first=cfg.check, pinned=kind == "cuda",
     )  # fmt: skip
     module.model.recomputes(cfg.trainer.recomputes())
     if cfg.trainer.float8:
@@ -191,7 +190,7 @@ def _fit(module: "TrainModule", callbacks: Sequence["Callback"]) -> None:
     if cfg.trainer.compile:
         run.journal.console.say("trainer.compile: the first step compiles, which may take minutes")
         module.model.compile()
-    with _without_usual_warnings(), worker_faults(), deterministic(cuda and cfg.trainer.deterministic):
+    with _without_usual_warnings(), worker_faults(), deterministic(kind == "cuda" and cfg.trainer.deterministic):
         trainer = build_trainer(cfg, cfg.accumulation.of(step), module.strategy.lightning(), callbacks)
         with quiet(), run.signals.reaching_compiler():  # the console tells
             try:

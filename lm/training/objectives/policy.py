@@ -75,19 +75,19 @@ class Policy(OwnAnswers, ABC, Generic[C]):
 
     def __call__(self, model: LM, batch: Batch, step: int, first_row: int) -> LossSums:
         cfg = self._cfg
-        drawn, parts = step % cfg.updates_of_rows() == 0, cfg.parts_of_rows()
-        if drawn:
+        draws, parts = step % cfg.updates_of_rows() == 0, cfg.parts_of_rows()
+        if draws:
             self._kept[first_row] = self._answered(model, batch, step, first_row)
         elif first_row not in self._kept:
             self._kept[first_row] = self._read(first_row, batch)
         whole, n = self._kept[first_row], cfg.n_answers / parts
-        if drawn and parts > 1:
+        if draws and parts > 1:
             with torch.no_grad():
                 self._recall(model, whole, model(whole.rows, read=self._reader_of(whole)))
         judged = whole.part(step % parts, parts)
         logp, aux = model(judged.rows, read=with_auxiliary(self._reader_of(judged), 1 / n))  # (tokens,)
         seen = logp.detach()
-        if drawn and parts == 1:
+        if draws and parts == 1:
             self._recall(model, whole, seen)
         loss, metrics = self.loss(logp, judged)
         unsure = -(seen / judged.lengths[judged.answer]).sum() / n

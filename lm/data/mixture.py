@@ -95,13 +95,12 @@ class Mixture:
                     return
                 segment = _Segment(len(self._segments), place, _quotas(weights), used)
                 self._segments.append(segment)
-                place = self._first_at_limit(segment, limits, stop)
-                if place is None or (stop is not None and place >= stop):
-                    place = stop
+                full = self._first_at_limit(segment, limits)
+                place = min((end for end in (full, stop) if end is not None), default=None)
                 if place is not None:
                     used = used + self._counts(segment, place - segment.start)
 
-    def _first_at_limit(self, segment: _Segment, limits: NDArray[np.int64], stop: int | None) -> int | None:
+    def _first_at_limit(self, segment: _Segment, limits: NDArray[np.int64]) -> int | None:
         """Returns the place after the one at which a source first reaches its limit; None where none does."""
         live = (segment.quotas > 0) & (limits < np.iinfo(np.int64).max)
         if not live.any():

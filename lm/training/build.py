@@ -74,9 +74,9 @@ def memory_errors(cfg: TrainConfig) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError, OSError) as error:
-        reason = str(error).splitlines()[0][:120] if str(error) else "MemoryError"
         if not out_of_memory(error):
             raise
+        reason = str(error).splitlines()[0][:120] if str(error) else "MemoryError"
         raise ResourceError(
             f"train: out of memory with trainer.micro_batch={cfg.trainer.micro_batch} and data.seq_len={cfg.data.seq_len} ({reason})."
             " Lower one of them, or the model's size; earlier checkpoints are kept."

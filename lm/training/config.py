@@ -91,8 +91,8 @@ class TrainSetup(Config):
         for name in ("compile", "float8"):
             if getattr(self.trainer, name):
                 return f"trainer.{name}=true is for CPUs and CUDA. Leave it out"
-        trainer = self.trainer.recompute
-        again = {f"trainer.recompute={trainer}": trainer != "none", "objective.recompute=true": self.objective.reads_again}
+        recompute = self.trainer.recompute
+        again = {f"trainer.recompute={recompute}": recompute != "none", "objective.recompute=true": self.objective.reads_again}
         if (on := next((name for name, does in again.items() if does), None)) and (draws := self.draws()) is not None:
             return f"{on} would draw anew for {draws}, and torch cannot repeat draws there. Set {draws.split('=')[0]}=0, or drop {on}"
         return None

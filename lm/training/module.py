@@ -284,4 +284,4 @@ def _frozen_routers(model: LM, frozen: set[str]) -> Tensor:
 
 
 def _rates(optimizer: Any) -> list[float]:
-    return [params["lr"] for params in optimizer.param_groups]
+    return [group["lr"] for group in optimizer.param_groups]

@@ -103,7 +103,8 @@ def _teacher(cfg: TrainSetup) -> list[tuple[ModelConfig, int]]:
     """Returns the teacher or reward model and the bytes of each of its numbers, or nothing."""
     if (further := cfg.objective.learns_from()) is None:
         return []
-    source = resolve_model(further[1])
+    _, folder = further
+    source = resolve_model(folder)
     return [(model_config(read_config(source)["model"]), merged_bytes(source))]
 
 

@@ -173,16 +173,14 @@ def _fit(module: "TrainModule", callbacks: Sequence["Callback"]) -> None:
     from lm.training.trainer import build_trainer
 
     cfg, run, step = module.cfg, module.run, module.step
-    shared = f", each on {cfg.launch.ranks_per_row} ranks" if cfg.launch.ranks_per_row > 1 else ""
-    _describe(module, f"{cfg.accumulation.last} x {counted(cfg.micro_batch, 'row')}{shared}")
+    _describe(module)
     if run.done(step):  # the last step was saved, but the process was killed before it wrote the model
         return
     kind = device_kind(cfg.trainer.device, cfg.launch.devices)
-    cuda = kind == "cuda"
     loader = train_loader(
         run.splits.train, seed=cfg.seeds.data, sizes=cfg.data.sizes, micro_batch=cfg.micro_batch,
         rank=run.ranks.rank // cfg.launch.ranks_per_row, world=cfg.launch.data_parallel, start_step=step + run.counters.rows_from,
-        max_steps=_ENDLESS, workers=cfg.data.workers, train_rows=cfg.data.train_rows, widest_first=cfg.check, pinned=cuda,
+        max_steps=_ENDLESS, workers=cfg.data.workers, train_rows=cfg.data.train_rows, widest_first=cfg.check, pinned=kind == "cuda",
     )  # fmt: skip
     module.model.recomputes(cfg.trainer.recomputes())
     if cfg.trainer.float8:
@@ -192,7 +190,7 @@ def _fit(module: "TrainModule", callbacks: Sequence["Callback"]) -> None:
     if cfg.trainer.compile:
         run.journal.console.say("trainer.compile: the first step compiles, which may take minutes")
         module.model.compile()
-    with _without_usual_warnings(), worker_faults(), deterministic(cuda and cfg.trainer.deterministic):
+    with _without_usual_warnings(), worker_faults(), deterministic(kind == "cuda" and cfg.trainer.deterministic):
         trainer = build_trainer(cfg, cfg.accumulation.of(step), module.strategy.lightning(), callbacks)
         with quiet(), run.signals.reaching_compiler():  # the console tells
             try:
@@ -234,8 +232,10 @@ def _without_usual_warnings() -> Iterator[None]:
         yield
 
 
-def _describe(module: "TrainModule", rows: str) -> None:
+def _describe(module: "TrainModule") -> None:
     cfg, run, counts = module.cfg, module.run, module.counts
+    shared = f", each on {cfg.launch.ranks_per_row} ranks" if cfg.launch.ranks_per_row > 1 else ""
+    rows = f"{cfg.accumulation.last} x {counted(cfg.micro_batch, 'row')}{shared}"
     at = f"resumes at step {module.step:,}" if module.step else "starts"
     frozen = f" ({si(module.n_frozen)} frozen)" if module.n_frozen else ""
     active = f" ({si(counts.active)} for one token)" if counts.active < counts.parameters else ""
@@ -269,8 +269,8 @@ def _on_length(cfg: TrainConfig, max_steps: int, epochs: float) -> Iterator[str]
 
 def _finish(module: "TrainModule", command: str | None) -> Tree:
     """Writes the model folder from the last checkpoint (with checkpoint.best, the best one); writes and returns the summary."""
-    cfg, run, step, counts, p = module.cfg, module.run, module.step, module.counts, module.run.counters
-    best_step = p.best_step if cfg.checkpoint.best else None  # before a resume checkpoint.best may have been set
+    cfg, run, step, counts, counters = module.cfg, module.run, module.step, module.counts, module.run.counters
+    best_step = counters.best_step if cfg.checkpoint.best else None  # before a resume checkpoint.best may have been set
     handed_on = step if best_step is None else best_step
     try:
         saved = CheckpointReader(step_folder(run.folder.checkpoints, handed_on), verified=handed_on == step)  # the best may be days old
@@ -287,11 +287,11 @@ def _finish(module: "TrainModule", command: str | None) -> Tree:
         "parameters_trained": module.n_trained,
         "flops_per_token": counts.train_flops_per_token, "cache_bytes_per_token": counts.cache_bytes_per_token,
         "steps": step, "model_step": handed_on, "stopped_early": step < run.max_steps, "tokens": tokens,
-        "val_loss": p.val_loss if best_step is None else p.best_val_loss,
-        "val_bits_per_byte": p.val_bits_per_byte if best_step is None else p.best_bits_per_byte,
-        "zlib_bits_per_byte": run.data.zlib_bits_per_byte, **p.test,
-        "tokens_per_second": round(tokens / p.train_s, 1) if p.train_s else None, "train_s": round(p.train_s, 2),
-        "save_s": p.save_s, "device": p.device,
+        "val_loss": counters.val_loss if best_step is None else counters.best_val_loss,
+        "val_bits_per_byte": counters.val_bits_per_byte if best_step is None else counters.best_bits_per_byte,
+        "zlib_bits_per_byte": run.data.zlib_bits_per_byte, **counters.test,
+        "tokens_per_second": round(tokens / counters.train_s, 1) if counters.train_s else None, "train_s": round(counters.train_s, 2),
+        "save_s": counters.save_s, "device": counters.device,
         "torch": torch.__version__, "python": platform.python_version(), "parent": cfg.init_from, "version": lm.__version__,
         "commit": commit(), **run.consumed(step), "teacher_hash": run.meta["teacher_hash"],
         "data_fingerprint": run.data.fingerprint, "finished_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -16,7 +16,7 @@ from lm.data.kinds import DataConfig
 from lm.errors import ConfigError
 from lm.nn.model_config import model_config
 from lm.nn.transformer import build_model
-from lm.training.resume import _MAY_CHANGE
+from lm.training.same_settings import _MAY_CHANGE
 from lm.training.strategies.config import StrategyConfig
 from tests.pages.commands import PAGES, ROOT, Block, blocks, run
 from tools import docs

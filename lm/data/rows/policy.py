@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from lm.data.config import DataConfig
 from lm.data.environments.base import EnvironmentConfig
-from lm.data.layout.examples import Example, joined_batch
+from lm.data.layout.examples import Example
 from lm.data.order import Ids
 from lm.data.records.base import LEARNED
 from lm.data.records.prompt import PromptRecord
@@ -17,7 +17,7 @@ from lm.data.rewards.model import LearnedReward
 from lm.data.rewards.text import ExactReward
 from lm.data.rows.base import Material, ObjectiveConfig, Rows, TaughtConfig
 from lm.data.rows.parted import PartedRows
-from lm.data.rows.seq2seq import rounded
+from lm.data.rows.seq2seq import one_per_row
 from lm.data.tokenizer.around import closing_of
 from lm.nn.batch import Batch
 from lm.nn.head import HeadConfig
@@ -250,7 +250,7 @@ class PromptRows(PartedRows):
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
         """`step_tokens` counts prompts, not labels. A reference answer that goes beyond data.seq_len loses its end."""
         rows = [self._asked(*self._bounds[i].tolist()) for i in self._kept[ids]]
-        batch = joined_batch([[row] for row in rows], rounded(max(len(row.tokens) - 1 for row in rows)), self.pad)
+        batch = one_per_row(rows, self.pad)
         batch.step_tokens = len(ids)
         return batch
 

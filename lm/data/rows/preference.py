@@ -8,12 +8,12 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from lm.data.layout.examples import Example, joined_batch
+from lm.data.layout.examples import Example
 from lm.data.order import Ids
 from lm.data.records.base import OTHER
 from lm.data.rows.base import Material, ObjectiveConfig, Rows
 from lm.data.rows.parted import PartedRows
-from lm.data.rows.seq2seq import rounded
+from lm.data.rows.seq2seq import one_per_row
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.losses.measure import Measure, Pairs, Start
@@ -141,8 +141,7 @@ class PreferenceRows(PartedRows):
 
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
         """`step_tokens` counts pairs, not labels."""
-        rows = [[example] for pair in self._kept[ids] for example in self._examples(int(pair))]
-        batch = joined_batch(rows, rounded(max(len(row[0].tokens) - 1 for row in rows)), self.pad)
+        batch = one_per_row([example for pair in self._kept[ids] for example in self._examples(int(pair))], self.pad)
         batch.step_tokens = len(ids)
         return batch
 

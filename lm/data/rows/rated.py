@@ -6,12 +6,12 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from lm.data.layout.examples import Example, joined_batch
+from lm.data.layout.examples import Example
 from lm.data.order import Ids, permuted
 from lm.data.records.base import LEARNED, OTHER
 from lm.data.rows.base import Material, ObjectiveConfig, Rows
 from lm.data.rows.parted import PartedRows
-from lm.data.rows.seq2seq import rounded
+from lm.data.rows.seq2seq import one_per_row
 from lm.losses.kto import KTOLoss
 from lm.losses.measure import Measure, Rated, Start
 from lm.nn.batch import IGNORED, Batch
@@ -77,12 +77,12 @@ class RatedRows(PartedRows):
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
         """`step_tokens` counts answers, not labels."""
         own = [self._example(start, end) for start, _, end in self._bounds[ids].tolist()]
-        batch = self._batch(own)
+        batch = one_per_row(own, self.pad)
         assert batch.labels is not None
         bad = np.flatnonzero(~self._good[ids])
         batch.answers = batch.labels.clone()
         batch.answers[bad] = IGNORED
-        batch.step_tokens, batch.beside = len(ids), [self._batch([self._mixed(i) for i in ids.tolist()])]
+        batch.step_tokens, batch.beside = len(ids), [one_per_row([self._mixed(i) for i in ids.tolist()], self.pad)]
         return batch
 
     def widths(self, ids: Ids) -> Sequence[Ids]:
@@ -95,9 +95,6 @@ class RatedRows(PartedRows):
 
     def remark(self, row: int) -> str:
         return f"{'good' if self._good[row] else 'bad'} answer"
-
-    def _batch(self, examples: list[Example]) -> Batch:
-        return joined_batch([[each] for each in examples], rounded(max(len(each.tokens) - 1 for each in examples)), self.pad)
 
     def _mixed(self, i: int) -> Example:
         """Returns prompt i with the answer to another; what does not fit into a row is left out."""

@@ -79,8 +79,7 @@ class Seq2SeqRows(PartedRows):
         pairs = [(self._part(2 * i), np.concatenate([self._first, self._part(2 * i + 1)]).astype(np.int64)) for i in ids.tolist()]
         if self._start is not None:
             return seq2seq_batch([[pair] for pair in pairs], self._start, self.pad)
-        width = max(len(source) + len(target) - 1 for source, target in pairs)
-        return joined_batch([[Example.of(*pair)] for pair in pairs], rounded(width), self.pad)
+        return one_per_row([Example.of(*pair) for pair in pairs], self.pad)
 
     def widths(self, ids: Ids) -> Sequence[Ids]:
         sources, targets = (np.minimum(lengths[ids], limit) for lengths, limit in zip(self._lengths, self._limits, strict=True))
@@ -120,6 +119,11 @@ def seq2seq_batch(rows: list[list[tuple[Tokens, Tokens]]], start: int, pad: int)
         source_positions=source_positions,
         source_documents=source_documents if packed else None,
     )
+
+
+def one_per_row(examples: Sequence[Example], pad: int) -> Batch:
+    """Returns a batch with one row per example, as wide as the longest."""
+    return joined_batch([[one] for one in examples], rounded(max(len(one.tokens) - 1 for one in examples)), pad)
 
 
 def rounded(width: int) -> int:

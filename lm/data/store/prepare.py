@@ -44,7 +44,7 @@ class Prepared:
     """Tokens ready to train on: a single source has the name '', those of a mixture have their own names.
 
     fingerprint: hash of the tokens and their packing, which a resumed run compares.  files: SHA-256 by name, for `changed_files`.
-    zlib_bits_per_byte: of level 9 on (the first 64 MB of) the validation text.  contaminated: training documents also in validation.
+    zlib_bits_per_byte: of level 9 on (the first 64 MB of) the validation text.
     """
 
     tokenizer: Tokenizer
@@ -52,8 +52,6 @@ class Prepared:
     fingerprint: str
     zlib_bits_per_byte: float
     files: dict[str, str]
-    contaminated: int
-    skipped: int
 
     @property
     def train(self) -> TokenStore:
@@ -243,8 +241,7 @@ def _prepared(data: DataConfig, tokenizer: Tokenizer, parts: dict[str, Part]) ->
     files = {f"{name}/{file}" if name else file: sha for name, index in indices.items() for file, sha in index["files"].items()}
     sizes = [index["zlib"] for index in data.judged(indices).values()]
     bits = 8 * sum(packed for _, packed in sizes) / max(1, sum(plain for plain, _ in sizes))
-    same = sum(_contamination(index).documents for index in indices.values())
-    return Prepared(tokenizer, parts, fingerprint, bits, files, same, sum(index["skipped"] for index in indices.values()))
+    return Prepared(tokenizer, parts, fingerprint, bits, files)
 
 
 def _contamination(index: Tree) -> Contamination:

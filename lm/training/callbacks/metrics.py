@@ -51,13 +51,7 @@ class Metrics(RunCallback):
             line |= numbers
         for name, added in self._added.items():
             numbers = added(module.trainer, module)
-            if not isinstance(numbers, dict) or not all(isinstance(value, Real) for value in numbers.values()):
-                shown = " ".join(str(numbers).split())[:80]
-                raise ConfigError(f"metrics.{name}: it gave {shown}, and numbers by name are needed. Return {{'name': float(value)}}.")
-            if told := sorted(_OTHER_LINES & numbers.keys()):
-                raise ConfigError(f"metrics.{name}: '{told[0]}' marks lines of another sort in metrics. Give the number another name.")
-            if taken := line.keys() & numbers.keys():
-                raise ConfigError(f"metrics.{name}: '{min(taken)}' is in each line of metrics already. Give the number another name.")
+            _require_numbers(name, numbers, line)
             line |= {key: value if isinstance(value, int) else float(value) for key, value in numbers.items()}
         run.logged = line
         run.journal.record(line)
@@ -88,6 +82,17 @@ class Metrics(RunCallback):
         self._starved = self._starved + 1 if part > _STARVED or self._starved >= _LOGGED else 0
         if self._starved == _LOGGED:
             module.run.journal.console.say(f"{part:.0%} of the time goes by waiting for batches: data.workers={workers + 2} may help")
+
+
+def _require_numbers(name: str, numbers: object, line: Tree) -> None:
+    """Raises ConfigError where what a metric of the config gave are no numbers by name, or their names are not free.  line: so far."""
+    if not isinstance(numbers, dict) or not all(isinstance(value, Real) for value in numbers.values()):
+        shown = " ".join(str(numbers).split())[:80]
+        raise ConfigError(f"metrics.{name}: it gave {shown}, and numbers by name are needed. Return {{'name': float(value)}}.")
+    if told := sorted(_OTHER_LINES & numbers.keys()):
+        raise ConfigError(f"metrics.{name}: '{told[0]}' marks lines of another sort in metrics. Give the number another name.")
+    if taken := line.keys() & numbers.keys():
+        raise ConfigError(f"metrics.{name}: '{min(taken)}' is in each line of metrics already. Give the number another name.")
 
 
 def tokens(trainer: Trainer, module: TrainModule) -> Tree:

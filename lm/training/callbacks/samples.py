@@ -83,8 +83,8 @@ class Samples(RunCallback):
     def _filling(self, module: TrainModule) -> Filling:
         """Returns the prompts with masks behind them, as many as the context has room for."""
         prompts, trainer, most = _prompts(module), module.cfg.trainer, module.model.max_seq_len
-        room = most - max(len(self._writer(module).ids(prompt)) for prompt in prompts)
-        how = FillConfig(max_tokens=max(1, min(trainer.sample_tokens, room)), temperature=0.8, top_p=0.95, seed=module.cfg.seeds.init)
+        left = most - max(len(self._writer(module).ids(prompt)) for prompt in prompts)
+        how = FillConfig(max_tokens=max(1, min(trainer.sample_tokens, left)), temperature=0.8, top_p=0.95, seed=module.cfg.seeds.init)
         return Filling(module.model, module.run.data.tokenizer, prompts, how)
 
     def _writer(self, module: TrainModule) -> Writer:
@@ -102,16 +102,16 @@ def _fills(module: TrainModule) -> bool:
     return isinstance(module.cfg.objective, DiffusionConfig)
 
 
-def _answers(module: TrainModule) -> dict[str, TokenStore]:
+def _answered_stores(module: TrainModule) -> dict[str, TokenStore]:
     """Returns the held-out part of each source of records that a decoder answers, as it reads them in training, by the source's name."""
     if module.model.cfg.kind != "decoder" or not _continues(module):
         return {}
     return {name: store for name, part in module.run.data.parts.items() if len((store := part.stores["val"]).parts)}
 
 
-def _asks(module: TrainModule) -> bool:
+def _all_are_chats(module: TrainModule) -> bool:
     """Whether a prompt that is given is a user's message, as all that the run reads are chats."""
-    return module.run.data.tokenizer.chat_template is not None and _answers(module).keys() == module.run.data.parts.keys()
+    return module.run.data.tokenizer.chat_template is not None and _answered_stores(module).keys() == module.run.data.parts.keys()
 
 
 def _questions(module: TrainModule) -> list[list[int]]:
@@ -119,9 +119,9 @@ def _questions(module: TrainModule) -> list[list[int]]:
     first held-out records of each source, of those that fit into a row."""
     tokenizer, found = module.run.data.tokenizer, []
     if (given := module.cfg.trainer.sample_prompts) != "held_out":
-        template = chat_template(tokenizer) if given and _asks(module) else None
+        template = chat_template(tokenizer) if given and _all_are_chats(module) else None
         return [] if template is None else [ids_of(tokenizer, template.question([Turn("user", text)])) for text in given]
-    for store in _answers(module).values():
+    for store in _answered_stores(module).values():
         answers = np.append(store.parts[store.parts[:, 1] % OTHER == LEARNED, 0], store.n_tokens)
         begins, nexts = store.starts[:_LOOKED_AT], np.append(store.starts, store.n_tokens)[1 : _LOOKED_AT + 1]
         ends = answers[np.searchsorted(answers, begins)]
@@ -133,6 +133,6 @@ def _questions(module: TrainModule) -> list[list[int]]:
 def _prompts(module: TrainModule) -> list[str]:
     """Returns the texts to be continued."""
     if (given := module.cfg.trainer.sample_prompts) != "held_out":
-        return [] if _asks(module) else given
-    texts = module.run.data.parts.keys() - _answers(module)
+        return [] if _all_are_chats(module) else given
+    texts = module.run.data.parts.keys() - _answered_stores(module)
     return module.run.data.beginnings(texts, _DOCUMENTS, min(_TOKENS, module.cfg.data.seq_len // 2))

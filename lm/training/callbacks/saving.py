@@ -38,12 +38,15 @@ class Saver:
     def rehearse(self, pieces: Iterable[Piece], meta: Tree, n: int) -> None:
         """Tries what n saves and the final model need, in a folder that is removed again: file names, a file of the largest size, disk
         space for all, and that all ranks write into one folder. Raises ResourceError."""
-        sizes = {True: 0, False: 0}  # bytes of this rank's weights (True) and other tensors (False): one file each
+        own_weights = own_others = 0  # bytes of this rank's weights and of its other tensors: one file each
         for piece in pieces:
             part = piece.part(self._ranks.rank, self._ranks.world)
-            sizes[part.kind == "weight"] += part.tensor.nbytes if part.kind == "weight" else 4 * part.tensor.numel()
-        weights, others = self._ranks.total(sizes[True], sizes[False])
-        (largest,) = self._ranks.most(max(sizes.values()))
+            if part.kind == "weight":
+                own_weights += part.tensor.nbytes
+            else:
+                own_others += 4 * part.tensor.numel()
+        weights, others = self._ranks.total(own_weights, own_others)
+        (largest,) = self._ranks.most(max(own_weights, own_others))
         if not self._ranks.first:
             self._require_shared(self._ranks.from_first(Path))
             return

@@ -88,8 +88,8 @@ class _Launcher:
                 raise self._error
             note(self._error.sentence)  # what the ranks say of it follows
         if error is None and self._received.numbers and not outcome.complete(found):
-            number = self._received.numbers[0]
-            raise Interrupted(f"launch: {signal.Signals(number).name} came before the ranks ran.", number)
+            came = self._received.numbers[0]
+            raise Interrupted(f"launch: {signal.Signals(came).name} came before the ranks ran.", came)
         return error
 
     def _look_after(self, thread: threading.Thread) -> None:
@@ -111,10 +111,11 @@ class _Launcher:
                 return
             if running or not (self._received.numbers or any(rank.exit_code or rank.gone() for rank in found)):
                 since = time.monotonic()
-            for key in [(turn, pid) for turn in range(len(self._received.numbers)) for pid in running]:
-                if key not in told:
-                    told.add(key)
-                    _send(key[1], self._received.numbers[key[0]])
+            for turn, number in enumerate([*self._received.numbers]):
+                for pid in running:
+                    if (turn, pid) not in told:
+                        told.add((turn, pid))
+                        _send(pid, number)
         if thread.is_alive():
             self._killed = {rank.rank: signal.SIGKILL for rank in found if rank.gone()}  # by what, only the agent could say
 

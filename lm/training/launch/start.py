@@ -20,8 +20,8 @@ def train(cfg: TrainConfig, callbacks: Sequence["Callback"] = (), command: str |
     `lm.load`, ...
 
     cfg: from `lm.config`. callbacks: further Lightning callbacks, called after the built-in ones but before a save, which keeps what
-    their state_dict() returns; they live in this process, so with
-    several processes name callback kinds of a plugin in the config instead. command: the command line as typed, for the summary.
+    their state_dict() returns; they live in this process, so with several processes name callback kinds of a plugin in the config
+    instead. command: the command line as typed, for the summary.
     Raises LmError; Interrupted after SIGINT or SIGTERM, with the step finished and everything saved, so that the same call resumes.
     """
     if not isinstance(cfg, TrainConfig):

@@ -7,6 +7,7 @@ from torch import Tensor
 from lm.data.layout.examples import Example
 from lm.data.order import uniforms
 from lm.data.rows.policy import GKDConfig
+from lm.data.rows.seq2seq import one_per_row
 from lm.generation.rollouts import Drawer, Rollout, asked_of
 from lm.generation.teacher import frozen
 from lm.losses.cross_entropy import LossSums, mean_of
@@ -19,7 +20,7 @@ from lm.nn.head import Head
 from lm.nn.transformer import LM
 from lm.training.config import TrainConfig
 from lm.training.objectives.base import loss_of
-from lm.training.objectives.policy import OwnAnswers, answer_rows, tokenizer_of_answers
+from lm.training.objectives.policy import OwnAnswers, tokenizer_of_answers
 
 
 class GKD(OwnAnswers):
@@ -34,7 +35,7 @@ class GKD(OwnAnswers):
     def __call__(self, model: LM, batch: Batch, step: int, first_row: int) -> LossSums:
         answers, drawn = self._answers(model, batch, step, first_row)
         examples = [Example.of(np.array(prompt), np.array(tokens)) for prompt, tokens in answers]
-        learned = answer_rows(examples, self._pad).to(batch.tokens.device)
+        learned = one_per_row(examples, self._pad).to(batch.tokens.device)
         labels = learned.labels
         assert labels is not None
         soft = self._teacher(learned, self._soft_targets)

@@ -10,10 +10,9 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from lm.data.layout.examples import Example, joined_batch
 from lm.data.rewards.base import Answer, scores, total
 from lm.data.rows.policy import GRPOConfig, PolicyConfig, RLOOConfig
-from lm.data.rows.seq2seq import rounded
+from lm.data.rows.seq2seq import one_per_row, rounded
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.generation.decode import eager
 from lm.generation.rollouts import Asked, Drawer, Rollout, Sampler, asked_of
@@ -76,19 +75,19 @@ class Policy(OwnAnswers, ABC, Generic[C]):
 
     def __call__(self, model: LM, batch: Batch, step: int, first_row: int) -> LossSums:
         cfg = self._cfg
-        drawn, parts = step % cfg.updates_of_rows() == 0, cfg.parts_of_rows()
-        if drawn:
+        draws, parts = step % cfg.updates_of_rows() == 0, cfg.parts_of_rows()
+        if draws:
             self._kept[first_row] = self._answered(model, batch, step, first_row)
         elif first_row not in self._kept:
             self._kept[first_row] = self._read(first_row, batch)
         whole, n = self._kept[first_row], cfg.n_answers / parts
-        if drawn and parts > 1:
+        if draws and parts > 1:
             with torch.no_grad():
                 self._recall(model, whole, model(whole.rows, read=self._reader_of(whole)))
         judged = whole.part(step % parts, parts)
         logp, aux = model(judged.rows, read=with_auxiliary(self._reader_of(judged), 1 / n))  # (tokens,)
         seen = logp.detach()
-        if drawn and parts == 1:
+        if draws and parts == 1:
             self._recall(model, whole, seen)
         loss, metrics = self.loss(logp, judged)
         unsure = -(seen / judged.lengths[judged.answer]).sum() / n
@@ -138,7 +137,7 @@ class Policy(OwnAnswers, ABC, Generic[C]):
         with self._timed("judge_s", device):
             answers = self._judge.answers(rollouts, device)
             worth, metrics = self._judged(answers)
-        learned = answer_rows([one.example() for one in rollouts], self._pad).to(device)
+        learned = one_per_row([one.example() for one in rollouts], self._pad).to(device)
         learns = torch.tensor([one.ended or self._cfg.learn_cut for one in answers]).to(device)
         logp = torch.tensor([value for rollout in rollouts for value in rollout.logprobs], dtype=torch.float32).to(device)
         return Judged(learned, worth.view(-1, self._cfg.n_answers).to(device, widest(device)), learns, metrics, logp)
@@ -240,8 +239,3 @@ def tokenizer_of_answers(run: TrainConfig) -> Tokenizer:
     if (template := run.data.chat_template(tokenizer)) is not None:
         tokenizer.chat_template = template
     return tokenizer
-
-
-def answer_rows(examples: Sequence[Example], pad: int) -> Batch:
-    """Returns a batch with one row per example: a prompt, and the answer that is learned."""
-    return joined_batch([[one] for one in examples], rounded(max(len(one.tokens) - 1 for one in examples)), pad)

@@ -186,8 +186,8 @@ def momentum_state(p: Tensor) -> State:
 
 def set_lr(optimizer: Optimizer, factor: float) -> None:
     """Sets each group's rate to `factor` times its peak."""
-    for params in optimizer.param_groups:
-        params["lr"] = params["peak_lr"] * factor
+    for group in optimizer.param_groups:
+        group["lr"] = group["peak_lr"] * factor
 
 
 @torch.no_grad()
@@ -197,17 +197,17 @@ def begin_state(optimizer: Optimizer) -> None:
         what = f"build returned {type(optimizer).__name__}, whose state is not there before a step"
         example = "examples/plugins/adam_atan2.py"
         raise ConfigError(f"optim: {what}. Return an optimizer that derives from lm.kinds.Skippable, as {example} does.")
-    for params in optimizer.param_groups:
-        for p in params["params"]:
-            optimizer.state[p] = optimizer.initial_state(params, p)
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            optimizer.state[p] = optimizer.initial_state(group, p)
 
 
 @torch.no_grad()
 def named_state(optimizer: Optimizer) -> Iterator[tuple[str, str, Tensor]]:
     """Yields (parameter's name, kind, tensor) of all state. To load a state, write into the tensor before taking the next one."""
     assert isinstance(optimizer, Stateful)
-    for params in optimizer.param_groups:
-        for name, p in zip(params["names"], params["params"], strict=True):
-            with optimizer.lent(params, p) as state:
+    for group in optimizer.param_groups:
+        for name, p in zip(group["names"], group["params"], strict=True):
+            with optimizer.lent(group, p) as state:
                 for key, tensor in state.items():
                     yield name, key, tensor

@@ -44,8 +44,8 @@ class Zero3(Zero):
 
     def _gather_before_the_loss(self, model: nn.Module, args: Any, output: Any) -> None:
         """Makes the backward begin by gathering the head: the loss hands over its gradients as a whole, and the engine, which gathers
-        weights before the backward of the module that they are of, sees none of the head's. What a reader returns is a
-        tensor, or has one as `total`."""
+        weights before the backward of the module that they are of, sees none of the head's. What a reader returns is a tensor, or has one
+        as `total`."""
         result = output if isinstance(output, Tensor) else getattr(output, "total", None)  # of LossSums
         if result is not None and result.requires_grad:
             result.register_hook(self._gather_head)

@@ -158,7 +158,7 @@ def test_texts_without_fields_cannot_be_pairs(prepare_text: Prepare, tmp_path: P
 def test_a_pair_with_an_empty_side_is_left_out(prepare_text: Prepare, tmp_path: Path) -> None:
     records = [{"source": f"a {n}", "target": "" if n % 2 else f"b {n}"} for n in range(80)]
     found = prepare_text(write(tmp_path / "a.jsonl", records), record=PairRecord())
-    assert found.train.n_documents + found.val.n_documents == found.skipped == 40
+    assert found.train.n_documents + found.val.n_documents == found.parts[""].index["skipped"] == 40
 
 
 MODULE = '''
@@ -227,7 +227,8 @@ def test_the_standard_library_has_thousands_of_pairs(tmp_path: Path) -> None:
     from lm.data.kinds import StdlibDocstringsConfig
 
     found = prepare(StdlibDocstringsConfig(cache_dir=str(tmp_path)), BytesConfig(), log=lambda line: None)
-    assert found.train.n_documents > 4000 and found.val.n_documents > 100 and found.contaminated < found.train.n_documents / 50
+    assert found.train.n_documents > 4000 and found.val.n_documents > 100
+    assert found.parts[""].index["contamination"]["documents"] < found.train.n_documents / 50
 
 
 def test_a_docstring_of_blank_space_makes_no_pair() -> None:

@@ -250,7 +250,7 @@ def test_documents_in_both_splits_are_counted_and_reported(tmp_path: Path) -> No
     val = write(tmp_path / "b.jsonl", "".join(json.dumps({"text": f"text {n}"}) + "\n" for n in range(7, 20)))
     lines: list[str] = []
     cfg = TextConfig(files=str(train), val_files=str(val), cache_dir=str(tmp_path / "cache"))
-    assert prepare(cfg, BytesConfig(), log=lines.append).contaminated == 3
+    assert prepare(cfg, BytesConfig(), log=lines.append).parts[""].index["contamination"]["documents"] == 3
     assert any("3 training documents are in validation too" in line for line in lines)
 
 
@@ -302,7 +302,7 @@ def test_a_validation_that_is_mostly_in_training_is_refused(tmp_path: Path) -> N
     cfg = TextConfig(files=str(train), val_files=str(val), cache_dir=str(tmp_path / "cache"))
     with pytest.raises(ConfigError, match=r"data.max_contamination=0.5: 3 of 4 validation documents are in training too"):
         prepare(cfg, BytesConfig(), log=lambda line: None)
-    assert prepare(cfg.replace(max_contamination=0.8), BytesConfig(), log=lambda line: None).contaminated == 3
+    assert prepare(cfg.replace(max_contamination=0.8), BytesConfig(), log=print).parts[""].index["contamination"]["documents"] == 3
 
 
 def test_the_usual_cache_is_replaced_by_one_in_the_temporary_folder_where_it_cannot_be_written(
@@ -467,7 +467,7 @@ def test_the_default_corpus_opens_in_seconds_and_then_at_once(tmp_path: Path) ->
     again = prepare(cfg, BPEConfig(), log=lines.append)
     assert built_at - began_at < 30 and time.monotonic() - built_at < 3
     assert first.fingerprint == again.fingerprint and first.tokenizer.vocab_size == 4096
-    assert first.val.n_bytes / first.val.n_tokens > 3.3 and first.contaminated < 5
+    assert first.val.n_bytes / first.val.n_tokens > 3.3 and first.parts[""].index["contamination"]["documents"] < 5
 
 
 def test_a_tokenizer_that_loses_text_only_later_is_told(tmp_path: Path) -> None:

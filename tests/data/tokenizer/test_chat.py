@@ -338,7 +338,7 @@ def test_a_bad_chat_is_named_by_its_line_or_skipped(prepare_text: Prepare, tmp_p
     path = write(tmp_path / "a.jsonl", [*chats(60), {"messages": messages}])
     with pytest.raises(ConfigError, match=rf"a.jsonl:61: {said}"):
         prepare_text(path, record=ChatRecord())
-    assert prepare_text(path, record=ChatRecord(), on_bad_record="skip").skipped == 1
+    assert prepare_text(path, record=ChatRecord(), on_bad_record="skip").parts[""].index["skipped"] == 1
 
 
 def test_a_chat_that_the_template_refuses_is_named_by_its_line_or_skipped(prepare_text: Prepare, tmp_path: Path) -> None:
@@ -350,7 +350,7 @@ def test_a_chat_that_the_template_refuses_is_named_by_its_line_or_skipped(prepar
     with pytest.raises(ConfigError, match=r"a.jsonl:61: .*: the chat template fails \(No system!\).* set data.on_bad_record=skip\.$"):
         prepare_text(path, record=record)
     found = prepare_text(path, record=record, on_bad_record="skip")
-    assert found.skipped == 1 and found.train.n_documents + found.val.n_documents == 60
+    assert found.parts[""].index["skipped"] == 1 and found.train.n_documents + found.val.n_documents == 60
     said: list[str] = []  # seen to fail: of a template that refuses half of the chats only a number was told
     cfg = TextConfig(files=str(path), cache_dir=str(tmp_path / "other"), record=record, on_bad_record="skip")
     prepare(cfg, BytesConfig(), log=said.append)

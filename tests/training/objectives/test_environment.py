@@ -13,6 +13,7 @@ from lm.data.environments.retry import RetryConfig
 from lm.data.kinds import BytesConfig, GRPOConfig
 from lm.data.rewards.base import Answer
 from lm.data.rewards.text import ArithmeticReward
+from lm.data.rows.seq2seq import one_per_row
 from lm.data.sources.base import Turn
 from lm.data.tokenizer.chat import ChatTemplate
 from lm.data.tokenizer.together import together
@@ -21,7 +22,6 @@ from lm.errors import ConfigError
 from lm.generation.rollouts import Asked, Drawer, Rollout, Sampler
 from lm.nn.batch import IGNORED
 from lm.training.config import TrainConfig
-from lm.training.objectives.policy import answer_rows
 from lm.training.run import train_rank
 from tests.nn.models import config, redrawn
 from tests.training.conftest import ranks, read
@@ -85,7 +85,7 @@ def test_a_rollout_is_the_chat_as_the_template_writes_it_and_replies_are_not_lea
     ] == chatml.encode("\n")
     (answer,) = sampler.answers([rollout], torch.device("cpu"))
     assert (answer.text, answer.earlier, answer.n_tokens, answer.ended) == ("7", (("5", replies[0]), ("6", replies[1])), 6, True)
-    batch = answer_rows([rollout.example()], chatml.pad)
+    batch = one_per_row([rollout.example()], chatml.pad)
     assert batch.labels is not None
     assert chatml.decode(batch.labels[batch.labels != IGNORED].tolist()) == "567" and int((batch.labels != IGNORED).sum()) == 6
 

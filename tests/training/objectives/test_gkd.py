@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from lm.cli.compose.compose import compose_config
 from lm.data.kinds import BytesConfig, GKDConfig
 from lm.data.layout.examples import Example
+from lm.data.rows.seq2seq import one_per_row
 from lm.errors import CheckpointError, ConfigError
 from lm.generation.rollouts import Asked, Drawer, Rollout
 from lm.losses.measure import Reference
@@ -22,7 +23,6 @@ from lm.nn.transformer import LM
 from lm.storage.reading import read_json
 from lm.training.config import TrainConfig
 from lm.training.objectives.gkd import GKD
-from lm.training.objectives.policy import answer_rows
 from lm.training.run import train_rank
 from tests.conftest import Lm
 from tests.nn.models import EXPERT, config, redrawn
@@ -52,7 +52,7 @@ class Given(Drawer):
 
 
 def batch() -> Batch:
-    return answer_rows([Example.of(np.array(p), np.array(a)) for p, a in zip(PROMPTS, ANSWERS, strict=True)], 0)
+    return one_per_row([Example.of(np.array(p), np.array(a)) for p, a in zip(PROMPTS, ANSWERS, strict=True)], 0)
 
 
 def kl(of: Tensor, to: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ def test_the_gradient_is_that_of_the_paper(beta: float, t: float, on_policy: flo
 def test_which_answers_are_the_models_own_depends_on_the_step_and_the_row_alone() -> None:
     """Where ranks share each forward, all draw for all rows, and it comes to the same. Seen to fail with rows of a micro-batch."""
     cfg, model, teacher = GKDConfig(teacher="there", on_policy=0.3), redrawn(config(), 0), redrawn(config(), 1).requires_grad_(False)
-    parts = [answer_rows([Example.of(np.array(p), np.array(a))], 0) for p, a in zip(PROMPTS, ANSWERS, strict=True)]
+    parts = [one_per_row([Example.of(np.array(p), np.array(a))], 0) for p, a in zip(PROMPTS, ANSWERS, strict=True)]
     chosen = np.zeros((50, 4))
     for step in range(50):
         for whole in (Given(), Given(in_step=True)):

@@ -189,12 +189,15 @@ class ModelConfig(Slot):
     def _mixer(self, slot: SlotOfLayer, layer: int, n_layers: int) -> MixerConfig:
         if slot == "ffn":
             return NoMixerConfig()
+        if slot == "recurrent":
+            assert self.recurrent is not None
+            return self.recurrent
         attention = self.attention.in_layer(layer, self.attending(n_layers))
         if slot == "attention":
             return attention
         assert self.recurrent is not None
         scales = {f"{name}_scale": self.block.scale_of(name) for name in ("attention", "recurrent")}
-        return self.recurrent if slot == "recurrent" else BothConfig(attention=attention, recurrent=self.recurrent, **scales)
+        return BothConfig(attention=attention, recurrent=self.recurrent, **scales)
 
     def dims(self, causal: bool, n_layers: int | None = None) -> Dims:
         """Returns the dimensions that the position of a stack may need to know.  n_layers: of this stack; None: of the model's."""

@@ -151,7 +151,7 @@ def test_a_rank_that_vllm_takes_only_when_told_is_said(rank: int, most: int | No
 @pytest.mark.parametrize(
     ("options", "fault"),
     [
-        ({"max_seq_len": 4, "position": {"scaling": {"kind": "linear", "factor": 4.0}}}, "position.scaling.kind=linear must be null"),
+        ({"max_seq_len": 4, "position": {"scaling": {"kind": "linear", "factor": 4.0}}}, "position.scaling must be null"),
         ({"max_seq_len": 4, "attention": {"window": 3}}, "attention.window=3 must be null"),
         ({"max_seq_len": 4}, None),
     ],

@@ -110,5 +110,5 @@ def test_what_does_not_fit_is_refused(changes: Tree, said: str) -> None:
 
 
 def test_a_family_without_a_place_for_it_is_not_taken() -> None:
-    with pytest.raises(ConfigError, match=r"model\.embed\.factorized\.width=12 must be null"):
+    with pytest.raises(ConfigError, match=r"model\.embed\.factorized must be null"):
         family_for(config(**TOKENS))

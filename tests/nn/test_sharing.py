@@ -73,3 +73,13 @@ def test_what_options_mean_where_all_layers_or_none_have_the_other_heads() -> No
     all_of_them = config(attention=other | {"global_every": 1}).implied()
     assert (all_of_them["attention.global_heads.head_dim"], all_of_them["attention.head_dim"]) == (None, 12)
     assert (all_of_them["attention.n_kv_heads"], all_of_them["attention.window"]) == (1, None)
+
+
+def test_layers_that_only_recur_share_no_keys() -> None:
+    """Seen to fail: such a model could not be built, for a layer that there was not."""
+    model = redrawn(
+        config(
+            attention={"n_heads": 4, "shared_layers": 3}, recurrent={"kind": "short_conv"}, pattern=["recurrent"], position={"kind": "none"}
+        )
+    )
+    assert torch.isfinite(model(tokens(2, 9))).all()

@@ -8,7 +8,11 @@ from lm.schema import Tree
 
 
 def differs(key: str, ours: Tree, there: Tree) -> str:
-    """Returns 'model.key=value must be other', with the values as a user types them."""
+    """Returns 'model.key=value must be other', with the values as a user types them; of a section that is null there its name."""
+    parts = key.split(".")
+    sections = [".".join(parts[:n]) for n in range(1, len(parts))]
+    if section := next((each for each in sections if there.get(each, "") is None), None):
+        return f"model.{section} must be null"
     return f"model.{key}={_shown(ours.get(key))} must be {_shown(there.get(key))}"
 
 

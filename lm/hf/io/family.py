@@ -249,7 +249,8 @@ class Family(ABC):
         keys = [key for key in dict.fromkeys([*ours, *back]) if not key.startswith(idle)]
         uneven = self.even_heads and ours["d_model"] % ours["attention.n_heads"] != 0
         said = f"model.d_model={ours['d_model']} must be a multiple of model.attention.n_heads={ours['attention.n_heads']}"
-        return ([said] if uneven else []) + [differs(key, ours, back) for key in keys if not alike(ours.get(key), back.get(key))]
+        found = [differs(key, ours, back) for key in keys if not alike(ours.get(key), back.get(key))]
+        return ([said] if uneven else []) + [*dict.fromkeys(found)]
 
 
 _NEEDED = object()

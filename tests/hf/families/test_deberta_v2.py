@@ -104,3 +104,10 @@ def test_a_new_head_for_labels_is_the_one_of_transformers(tmp_path: Path) -> Non
     found = compare(tmp_path, family, model)
     assert found.spread > 1e-3 and found.difference < 1e-4 * max(1.0, found.spread)
     assert resolved(read_hf(tmp_path).config) == resolved(cfg)
+
+
+def test_a_section_that_has_no_place_is_named_once() -> None:
+    """Seen to fail: every key of it was named, to be set to null each."""
+    options = ["model=bert_base", "objective=mlm", "model.attention.disentangled.n_buckets=8"]
+    with pytest.raises(ConfigError, match=r"there model\.attention\.disentangled must be null\. Train with that"):
+        family_for(lm.config(overrides=options).model, "bert")

@@ -119,7 +119,7 @@ def test_new_tokens_get_the_mean_of_the_rows_of_those_that_there_are() -> None:
 
 
 def test_no_family_of_transformers_has_a_place_for_it() -> None:
-    with pytest.raises(ConfigError, match=r"model\.attention\.value_embedding\.every=2 must be null"):
+    with pytest.raises(ConfigError, match=r"model\.attention\.value_embedding must be null"):
         family_for(config(attention={"n_heads": 4, "value_embedding": {}}))
 
 

@@ -59,26 +59,54 @@ def test_blockwise_gradients_equal_those_of_the_reference(
         assert all(g.isfinite().all() and g.abs().max() > 0 for g in expected)
 
 
-def test_in_bf16_the_gradients_are_as_near_to_the_truth_as_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large scores, of which bf16 knows the first 8 bits: what is taken from them before they are rounded makes the difference."""
+@pytest.mark.usefixtures("doubles")
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("rows, heads", [(1, 6), (2, 6), (1, 1), (2, 1)])  # that differ in the bias
+@pytest.mark.parametrize("scores", [2000, pytest.param(1, marks=pytest.mark.slow), pytest.param(2**20, marks=pytest.mark.slow)])
+def test_a_learned_bias_has_its_gradient_too(name: str, rows: int, heads: int, scores: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blockwise, "QUERIES", 8)
-    exact, how = [x.detach().mul(3).bfloat16() for x in inputs((6, 2))], Scoring(0.7)
-    far = []
+    monkeypatch.setattr(blockwise, "SCORES", scores)
+    monkeypatch.setattr(backends, "faster", lambda *given: True)
+    monkeypatch.setattr(blockwise, "multiplied", lambda v: True)
+    mask, window = MASKS[name]
+    n_k = mask.k_positions.shape[1]
+    qkv, bias = inputs((6, 2), n_k), torch.randn(rows, heads, N, n_k, requires_grad=True)
+    fast, plain = (attend(*qkv, mask, bias, Scoring(0.7, window)) for attend in (sdpa, reference))
+    torch.testing.assert_close(fast, plain, **CLOSE)
+    expected = gradients(plain, [*qkv, bias])
+    torch.testing.assert_close(gradients(fast, [*qkv, bias]), expected, **CLOSE)
+    assert all(g.isfinite().all() and g.abs().max() > 0 for g in expected)
+
+
+@pytest.mark.parametrize("rows", [None, 1, 2])
+def test_in_bf16_the_gradients_are_as_near_to_the_truth_as_those_of_torch(rows: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large scores, of which bf16 knows the first 8 bits: what is taken from them before they are rounded makes the difference.  rows: of
+    a bias, which is learned here, and not in torch's kernel, which has no gradient for it."""
+    monkeypatch.setattr(blockwise, "QUERIES", 8)
+    source, how = torch.Generator().manual_seed(2), Scoring(0.7)
+    exact = [x.detach().mul(3).bfloat16() for x in inputs((6, 2))]
+    bias = None if rows is None else torch.randn(rows, 6, N, N, generator=source).bfloat16()
+    far, of_bias = [], []
     for taken, dtype in ((False, torch.float64), (False, torch.bfloat16), (True, torch.bfloat16)):
         monkeypatch.setattr(backends, "faster", lambda *given, taken=taken: taken)
         monkeypatch.setattr(blockwise, "multiplied", lambda v, taken=taken: taken)
         qkv = [x.to(dtype).requires_grad_() for x in exact]
-        far.append(torch.cat([g.double().flatten() for g in gradients(sdpa(*qkv, Mask(ROW, ROW, square=True), None, how), qkv)]))
+        learned = [] if bias is None else [bias.to(dtype).requires_grad_(taken or dtype == torch.float64)]
+        wanted = [*qkv, *(each for each in learned if each.requires_grad)]
+        found = gradients(sdpa(*qkv, Mask(ROW, ROW, square=True), *(learned or [None]), how), wanted)
+        far.append(torch.cat([g.double().flatten() for g in found[:3]]))
+        of_bias += [g.double() for g in found[3:]]
     truth, torchs, ours = far
     assert 0 < (ours - truth).norm() < 1.5 * (torchs - truth).norm()
+    assert not of_bias or 0 < (of_bias[1] - of_bias[0]).norm() < 0.02 * of_bias[0].norm()
 
 
 def test_the_blockwise_backward_is_taken_for_bf16_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And where the hardware has it, without dropout and learned biases, and where there is a gradient."""
+    """And where the hardware has it, without dropout, and where there is a gradient, be it of a bias alone."""
     monkeypatch.setattr(blockwise, "NATIVE", True)
     qkv = [x.bfloat16() for x in inputs((6, 6))]
     assert faster(*qkv, None, 0.0) and faster(*qkv, torch.zeros(N, N), 0.0)
-    assert not faster(*qkv, None, 0.1) and not faster(*qkv, torch.zeros(N, N, requires_grad=True), 0.0)
+    assert faster(*(x.detach() for x in qkv), torch.zeros(N, N, requires_grad=True), 0.0) and not faster(*qkv, None, 0.1)
     assert not faster(*inputs((6, 6)), None, 0.0) and not faster(*(x.detach() for x in qkv), None, 0.0)
     assert not faster(qkv[0], qkv[1], qkv[2][..., :4], None, 0.0) and not faster(*(x.to("meta") for x in qkv), None, 0.0)
     with torch.no_grad():
@@ -108,3 +136,12 @@ def test_compiled_attention_has_the_same_gradients_by_one_operation(monkeypatch:
         operations.append({event.name for event in seen.events()})
     torch.testing.assert_close(*found, atol=1e-2, rtol=2e-2)
     assert ["lm::blockwise_backward" in names for names in operations] == [False, True]
+
+
+@pytest.mark.slow
+def test_compiled_attention_with_a_learned_bias_has_the_same_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blockwise, "NATIVE", True)
+    given = [*(x.detach().bfloat16().requires_grad_() for x in inputs((6, 2))), torch.randn(1, 6, N, N, requires_grad=True)]
+    mask, how = MASKS["window"][0], Scoring(0.7, 5)
+    found = [gradients(attend_(*given[:3], mask, given[3], how), given) for attend_ in (sdpa, torch.compile(sdpa, fullgraph=True))]
+    torch.testing.assert_close(*found, atol=1e-2, rtol=2e-2)

@@ -15,6 +15,7 @@ from lm.nn.init import Declares, zeros
 from lm.nn.norm import NormConfig
 from lm.nn.position.base import Position, PositionConfig
 from lm.ops.attention.attend import Preparing, Scoring, choose
+from lm.ops.attention.blockwise import NATIVE
 from lm.ops.attention.mask import Mask
 from lm.ops.cache.cache import State
 from lm.schema import MOST, Config, Slot, Tree
@@ -148,8 +149,10 @@ def saved_weights(
     pairs = n_heads * seq_len
     if device == "mps" or (softcap and (device == "cpu" or dropout)):
         return Activations((1 + softcap + dropout) * pairs, pairs, seq_len)  # behind each step, as the values' dtype, and the mask
-    if device == "cpu":
-        return Activations(3 * pairs if dropout else pairs * learned, 0)
+    if device == "cpu" and dropout:
+        return Activations(3 * pairs, 0)
+    if device == "cpu":  # `Blockwise` keeps the bias, and torch the weights in float32
+        return Activations(0, pairs * learned) if NATIVE else Activations(pairs * learned, 0)
     return Activations(0, pairs * (sinks or learned))
 
 

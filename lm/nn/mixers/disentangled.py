@@ -84,11 +84,11 @@ class DisentangledGQA(GQA):
         mask, (table,) = ctx.keys(self.layer), ctx.shared[_TABLE]
         keys = self._of(table, self.distance_k, self.k, self.k_norm) if self.distances.has("query") else None
         queries = self._of(table, self.distance_q, self.q, self.q_norm) if self.distances.has("key") else None
-        return self.output(x, self.attended(q, k, v, mask, self.how.scale * of_distances(q, k, keys, queries, self._rows(mask))))
+        return self.output(x, self.attended(q, k, v, mask, of_distances(q, k, keys, queries, self._rows(mask))))
 
     def _of(self, table: Tensor, own: nn.Module | None, shared: nn.Module, norm: nn.Module) -> Tensor:
-        """(1, n, d) -> (h, n, c): queries or keys of the vectors."""
-        return self._normed((shared if own is None else own)(table), norm)[0]
+        """(1, n, d) -> (h, n, c): queries or keys of the vectors, which are fewer than the scores, times the scale of these."""
+        return self._normed((shared if own is None else own)(table), norm)[0] * self.how.scale
 
     def _rows(self, mask: Mask) -> Tensor:
         """Returns the row of the table for each query and key, (b, q, k)."""

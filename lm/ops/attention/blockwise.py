@@ -1,7 +1,8 @@
 """softmax(q k^T) v by torch's fused kernel on a CPU, with sinks, and its gradient by products of matrices, block by block.
 
 Where a CPU multiplies bf16, such products are faster than the backward of the fused kernel, as long as the scores of a block stay in
-the cache. Nothing more is kept for the backward than the kernel keeps.
+the cache. Nothing more is kept for the backward than the kernel keeps. A bias has a gradient too, for which torch would write out all
+scores, in float32.
 """
 
 from itertools import product
@@ -23,8 +24,8 @@ def faster(q: Tensor, k: Tensor, v: Tensor, shown: Tensor | None, dropout: float
     path."""
     if not multiplied(v) or dropout or q.shape[-1] != v.shape[-1] or transformed():
         return False
-    wanted = q.requires_grad or k.requires_grad or v.requires_grad
-    return wanted and torch.is_grad_enabled() and (shown is None or not shown.requires_grad)
+    wanted = any(x is not None and x.requires_grad for x in (q, k, v, shown))
+    return wanted and torch.is_grad_enabled()
 
 
 def multiplied(v: Tensor) -> bool:
@@ -56,10 +57,13 @@ class Blockwise(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, shown, sinks, out, logsumexp = ctx.saved_tensors
-        backward = _of_kernel if not multiplied(v) else _one_operation if torch.compiler.is_compiling() else _backward
-        found = backward(grad, q, k, v, shown, out, logsumexp, ctx.causal, ctx.scale)
         of_sinks = None if sinks is None else _of_sinks(grad, sinks, out, logsumexp)
-        return *found, None, of_sinks, None, None
+        if not multiplied(v):
+            return *_of_kernel(grad, q, k, v, shown, out, logsumexp, ctx.causal, ctx.scale), None, of_sinks, None, None
+        backward = _one_operation if torch.compiler.is_compiling() else _backward
+        wanted = ctx.needs_input_grad[3]
+        *found, of_shown = backward(grad, q, k, v, shown, out, logsumexp, ctx.causal, ctx.scale, wanted)
+        return *found, of_shown if wanted else None, of_sinks, None, None
 
 
 def _of_sinks(grad: Tensor, sinks: Tensor, out: Tensor, logsumexp: Tensor) -> Tensor:
@@ -77,20 +81,27 @@ def _of_kernel(
 
 
 def _backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, shown: Tensor | None, out: Tensor, logsumexp: Tensor, causal: bool, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, shown: Tensor | None, out: Tensor, logsumexp: Tensor, causal: bool, scale: float,
+    wanted: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     with torch.autocast("cpu", enabled=False):
         q = _with(q, -logsumexp / scale)
         wide = grad.to(logsumexp.dtype)
         grad = _with(grad, -torch.mul(wide, out, out=None if wide is grad else wide).sum(-1))
-        return _gradients(q, k, grad, v, shown, causal, scale)
+        return _gradients(q, k, grad, v, shown, causal, scale, wanted)
 
 
 _one_operation = torch.library.custom_op("lm::blockwise_backward", _backward, mutates_args=())
 """_backward, of which a compiler would unroll the blocks."""
-_one_operation.register_fake(
-    lambda grad, q, k, v, *others: tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-)
+
+
+@_one_operation.register_fake
+def _(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, shown: Tensor | None, out: Tensor, logsumexp: Tensor, causal: bool, scale: float,
+    wanted: bool,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    like = (q, k, v, shown if shown is not None and wanted else q.new_empty(0))
+    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in like)
 
 
 def _with(x: Tensor, more: Tensor) -> Tensor:
@@ -100,15 +111,18 @@ def _with(x: Tensor, more: Tensor) -> Tensor:
 
 
 def _gradients(
-    q: Tensor, k: Tensor, grad: Tensor, v: Tensor, shown: Tensor | None, causal: bool, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the gradients of q, k and v.  Dao et al. 2022, arXiv:2205.14135, appendix B.  q, grad: with the two columns of `_with`,
-    which subtract the logsumexp and the sum of grad * out from each of their rows."""
+    q: Tensor, k: Tensor, grad: Tensor, v: Tensor, shown: Tensor | None, causal: bool, scale: float, wanted: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Returns the gradients of q, k and v, and that of `shown` where it is asked for.  Dao et al. 2022, arXiv:2205.14135, appendix B.  q,
+    grad: with the two columns of `_with`, which subtract the logsumexp and the sum of grad * out from each of their rows."""
     (b, h, n_q, _), (g, n_k, c) = q.shape, k.shape[1:]
     q, grad = (x.unflatten(1, (g, -1)) for x in (q, grad))  # (b, h, q, c+2) -> (b, g, r, q, c+2)
     one = k.new_ones(b, g, n_k, 2)
     k, v = torch.cat([k, one], -1), torch.cat([v, one], -1)
     size = min(QUERIES, n_q)
+    d_shown = q.new_zeros(0)
+    if shown is not None and wanted:  # a sum of several is float32
+        d_shown = torch.zeros_like(shown, dtype=shown.dtype if shown.shape == (b, h, n_q, n_k) else torch.float32)
     shown = None if shown is None else shown.expand(b, h, n_q, n_k).unflatten(1, (g, -1))
     later = torch.full((size, size), float("-inf"), dtype=q.dtype).triu_(1)
     d_q, d_k, d_v = q.new_empty(*q.shape[:-1], c), q.new_zeros(b, g, n_k, c), q.new_zeros(b, g, n_k, c)
@@ -133,4 +147,17 @@ def _gradients(
         torch.bmm(asked, values.mT, out=d_scores).mul_(weights)
         d_q[those] = torch.bmm(d_scores, keys[..., :c]).mul_(scale).view_as(d_q[those])
         to_keys.baddbmm_(d_scores.mT, asking[..., :c], alpha=scale)
-    return d_q.flatten(1, 2), d_k, d_v
+        if len(d_shown):
+            of_block = d_scores.view(*d_q[those].shape[:-1], seen).flatten(1, 2)  # (rows, heads, r, q, k) -> (rows, heads * r, q, k)
+            _add(d_shown, of_block, (row, head * (h // g), start, 0))
+    return d_q.flatten(1, 2), d_k, d_v, d_shown.to(k.dtype)
+
+
+def _add(total: Tensor, part: Tensor, starts: tuple[int, ...]) -> None:
+    """Adds a part to what begins in `total` at these places, as a sum over the dimensions that `total` has one of."""
+    for dim, start in enumerate(starts):
+        if total.shape[dim] > 1:
+            total = total.narrow(dim, start, part.shape[dim])
+        elif part.shape[dim] > 1:
+            part = part.sum(dim, keepdim=True, dtype=total.dtype)
+    total.add_(part)

@@ -122,7 +122,7 @@ def _gradients(
     size = min(QUERIES, n_q)
     d_shown = q.new_zeros(0)
     if shown is not None and wanted:  # a sum of several is float32
-        d_shown = torch.zeros_like(shown, dtype=shown.dtype if shown.shape == (b, h, n_q, n_k) else torch.float32)
+        d_shown = shown.new_zeros(shown.shape, dtype=shown.dtype if shown.shape == (b, h, n_q, n_k) else torch.float32)
     shown = None if shown is None else shown.expand(b, h, n_q, n_k).unflatten(1, (g, -1))
     later = torch.full((size, size), float("-inf"), dtype=q.dtype).triu_(1)
     d_q, d_k, d_v = q.new_empty(*q.shape[:-1], c), q.new_zeros(b, g, n_k, c), q.new_zeros(b, g, n_k, c)

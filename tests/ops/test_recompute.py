@@ -13,6 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
 
 from lm.nn.batch import Batch
+from lm.nn.context import Context
+from lm.nn.head import Head
 from lm.nn.transformer import LM
 from lm.ops.recompute import KERNELS, PRODUCTS, Policy, Recompute, recomputed
 from lm.testing.models import tokens
@@ -53,10 +55,16 @@ class Calls(TorchDispatchMode):
 
 
 def gradients(model: LM, how: Recompute, batch: Batch) -> list[Tensor]:
-    """Of all weights, with the same draws."""
+    """Of all weights, with the same draws, by logits and what layers add to the loss."""
     model.recomputes(how)
     torch.manual_seed(3)
-    return [*torch.autograd.grad(model(batch).square().sum(), [p for p in model.parameters() if p.requires_grad])]
+    return [*torch.autograd.grad(model(batch, read=_summed), [p for p in model.parameters() if p.requires_grad])]
+
+
+def _summed(hidden: Tensor, head: Head, ctx: Context) -> Tensor:
+    added = [loss.sum() for losses in ctx.reported.losses.values() for loss in losses.values()]
+    logits: Tensor = head(hidden)
+    return logits.square().sum() + sum(added)
 
 
 @pytest.mark.parametrize("slots", [pytest.param(each, marks=[pytest.mark.slow] * (i % 2)) for i, each in enumerate(SLOTS)], ids=str)

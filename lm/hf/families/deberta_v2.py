@@ -67,19 +67,20 @@ class DebertaV2(Bert):
 
     def write(self, ours: Tree) -> Tree:
         distances = {key.removeprefix(_OURS): value for key, value in ours.items() if key.startswith(_OURS)}
-        wider = round(1 / (ours["attention.scale"] ** 2 * ours["attention.head_dim"])) - 1  # by how many terms scores are made smaller
-        terms = {"query": ["c2p"], "key": ["p2c"]}.get(distances.get("terms", ""), ["p2c", "c2p"][: max(0, wider)])
-        told: Tree = {"relative_attention": False}
         if distances:
             n, most = distances["n_buckets"], distances["max_distance"]
-            told = {
+            told: Tree = {
                 "relative_attention": True,
+                "pos_att_type": {"query": ["c2p"], "key": ["p2c"], "both": ["p2c", "c2p"]}[distances["terms"]],
                 "position_buckets": -1 if most is None else n,
                 "max_relative_positions": n if most is None else most,
                 "share_att_key": distances["projections"] == "shared",
                 "norm_rel_ebd": "layer_norm" if distances["norm"] else "none",
             }
-        own = {"pos_att_type": terms, "position_biased_input": ours["position.kind"] == "learned", "legacy": True}
+        else:  # a class makes scores smaller by the terms that it names, with or without distances
+            n = round(1 / (ours["attention.scale"] ** 2 * ours["attention.head_dim"])) - 1
+            told = {"relative_attention": False, "pos_att_type": ["p2c", "c2p"][: max(0, n)]}
+        own = {"position_biased_input": ours["position.kind"] == "learned", "legacy": True}
         return {"type_vocab_size": ours["embed.segments"] or 0, **told, **own}
 
     def pairs(self, ours: Tree) -> Iterator[Pair]:

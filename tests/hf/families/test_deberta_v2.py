@@ -106,6 +106,13 @@ def test_a_new_head_for_labels_is_the_one_of_transformers(tmp_path: Path) -> Non
     assert resolved(read_hf(tmp_path).config) == resolved(cfg)
 
 
+def test_another_scale_than_that_of_the_terms_is_told() -> None:
+    """Seen to fail: it was told in words of config.json, that no term was named."""
+    options = ["model=deberta_v3_base", "objective=mlm", "model.attention.scale=null"]
+    with pytest.raises(ConfigError, match=r"there model\.attention\.scale=0\.125 must be 0\.0721687\d*\. Train with that"):
+        family_for(lm.config(overrides=options).model, "deberta-v2")
+
+
 def test_a_section_that_has_no_place_is_named_once() -> None:
     """Seen to fail: every key of it was named, to be set to null each."""
     options = ["model=bert_base", "objective=mlm", "model.attention.disentangled.n_buckets=8"]

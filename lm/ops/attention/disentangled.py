@@ -1,6 +1,5 @@
 """Scores of contents and distances.  He et al. 2020, arXiv:2006.03654, section 3.1."""
 
-import torch
 from torch import Tensor
 
 
@@ -12,9 +11,9 @@ def of_distances(q: Tensor, k: Tensor, keys: Tensor | None, queries: Tensor | No
     groups, at = k.shape[1], rows.unsqueeze(1)  # (b, q, k) -> (b, 1, q, k)
     found = []
     if keys is not None:
-        scores = torch.einsum("bgrqc,gnc->bgrqn", q.unflatten(1, (groups, -1)), keys).flatten(1, 2)  # (b, h, q, n)
+        scores = (q.unflatten(1, (groups, -1)) @ keys.unsqueeze(1).mT).flatten(1, 2)  # (b, g, r, q, c) (g, 1, c, n) -> (b, h, q, n)
         found.append(scores.gather(-1, at.expand(*scores.shape[:2], -1, -1)))
     if queries is not None:
-        scores = torch.einsum("bgkc,grnc->bgrkn", k, queries.unflatten(0, (groups, -1))).flatten(1, 2)  # (b, h, k, n)
+        scores = (k.unsqueeze(2) @ queries.unflatten(0, (groups, -1)).mT).flatten(1, 2)  # (b, g, 1, k, c) (g, r, c, n) -> (b, h, k, n)
         found.append(scores.gather(-1, at.transpose(-1, -2).expand(*scores.shape[:2], -1, -1)).transpose(-1, -2))
     return found[0] if len(found) == 1 else found[0] + found[1]

@@ -24,7 +24,7 @@ from lm.schema import Tree
 from lm.serving.answers import Answer, of_vectors
 from lm.serving.asked import Asked, Reader, Refusal
 from lm.serving.metrics import Metrics
-from lm.serving.worker import Job, Piece, Ticket, Worker
+from lm.serving.worker import EmbeddingJob, Piece, Ticket, Worker
 
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/models", "/health", "/metrics", "/")
 
@@ -92,7 +92,7 @@ class Service:
         """/v1/embeddings."""
         began, data, loop = time.monotonic(), await self._door.body(request), asyncio.get_running_loop()
         texts = await loop.run_in_executor(self._thread, self._reader.texts, data)
-        job = Job(texts)
+        job = EmbeddingJob(texts)
         with self.worker.opened(job):
             self.metrics.prompt_tokens += texts.n_tokens
             vectors = await self._unless_left(request, asyncio.wrap_future(job.done))

@@ -86,7 +86,7 @@ class Service:
 
     async def chat(self, request: Request) -> Response:
         """/v1/chat/completions."""
-        return await self._answer(request, self._reader.answer)
+        return await self._answer(request, self._reader.chat_completion)
 
     async def embed(self, request: Request) -> Response:
         """/v1/embeddings."""

@@ -175,7 +175,6 @@ class Worker(threading.Thread):
         ticket = self._tickets.get(event.sample.request)
         if ticket is None:
             return
-
         piece = ticket.piece(event)
         if piece.finish is not None:
             self._engine.end(event.sample)

@@ -72,7 +72,7 @@ class _Prompt:
         self.reader: Reader = last_position if request.scores is None else _Scores(row.begin, request)
 
     @property
-    def next(self) -> int:
+    def n_next(self) -> int:
         """Returns how many tokens the next piece has, those of a source included."""
         piece = self.unread[0]
         return piece.tokens.numel() + (0 if piece.source_tokens is None else piece.source_tokens.numel())
@@ -144,9 +144,9 @@ class Engine:
         rows, left = self.running, self._chunk
         while self._waiting and rows + len(self._waiting[0].rows) <= self._most_rows:
             prompt = self._prompt = self._prompt or _Prompt(self._waiting[0], self._model, self._vocabulary.pad, self._chunk)
-            if prompt.next > left and left < self._chunk:
+            if prompt.n_next > left and left < self._chunk:
                 return
-            left -= prompt.next
+            left -= prompt.n_next
             logits: Tensor = self._model(prompt.unread.popleft(), read=prompt.reader, cache=prompt.cache)
             if not prompt.unread:
                 self._waiting.popleft()
@@ -208,6 +208,7 @@ class Engine:
         return sums if all(sums) else torch.isfinite(logits).all(-1).tolist()
 
     def _went_on(self, sample: Sample, token: int, logprob: Logprob | None) -> Event:
+        """Appends a drawn token to the sample, unless it is an end; returns the event."""
         if token in self._vocabulary.ends:
             return self._ended(sample, "stop", logprob)
         sample.row.new.append(token)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import NotRequired, Protocol, Self, TypedDict, cast
 
 import torch
@@ -124,17 +125,20 @@ class Evaluator:
         """
         require_labels(rows, ids, self.tokenizer, self.micro_batch)
         mine = self._sums(rows, ids, Curves() if closely else None, documents)
-        pairs_flat = [number for pair in mine.metrics.values() for number in pair]
-        seen = mine.curves.flat() if mine.curves is not None else []
-        counted = [] if mine.counts is None else mine.counts.flatten().tolist()
-        nats, tokens, n_bytes, *further = self.ranks.total(mine.nats, mine.tokens, mine.n_bytes, *counted, *seen, *pairs_flat)
-        summed, further = further[: len(counted)], further[len(counted) :]
-        counts = None if mine.counts is None else torch.tensor(summed, dtype=torch.float64).view_as(mine.counts)
-        curves, pairs_flat = Curves.of_flat(further[: len(seen)]) if seen else None, further[len(seen) :]
+        parts = [
+            [mine.nats, mine.tokens, mine.n_bytes],
+            [] if mine.counts is None else mine.counts.flatten().tolist(),
+            [] if mine.curves is None else mine.curves.flat(),
+            [number for pair in mine.metrics.values() for number in pair],
+        ]
+        summed = iter(self.ranks.total(*chain.from_iterable(parts)))
+        (nats, tokens, n_bytes), counted, seen, paired = ([*islice(summed, len(part))] for part in parts)
+        counts = None if mine.counts is None else torch.tensor(counted, dtype=torch.float64).view_as(mine.counts)
+        curves = None if mine.curves is None else Curves.of_flat(seen)
         if rows.label_bytes(self.tokenizer) is None:
             n_bytes = round(rows.bytes_per_label * tokens)
-        pairs = dict(zip(mine.metrics, zip(pairs_flat[0::2], pairs_flat[1::2], strict=True), strict=True))
-        return Totals(nats, tokens, n_bytes, pairs, self.measure, curves, counts)
+        metrics = dict(zip(mine.metrics, zip(paired[0::2], paired[1::2], strict=True), strict=True))
+        return Totals(nats, tokens, n_bytes, metrics, self.measure, curves, counts)
 
     def _sums(self, rows: Rows, ids: Ids, curves: Curves | None, documents: Documents | None) -> Totals:
         """Returns the sums over this process's part of the rows. A process with fewer batches than others makes up for them by forwards

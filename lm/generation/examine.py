@@ -204,10 +204,11 @@ def _require_fit(model: LM, data: DataConfig, objective: ObjectiveConfig, wanted
 
 def _judged(model: ModelConfig, tokenizer: Tokenizer, data: DataConfig, objective: ObjectiveConfig, log: Callable[[str], None]) -> bool:
     """Returns whether answers can be judged; `log` is told where a reward model is gone. Raises ConfigError for one that does not fit."""
-    if not isinstance(objective, PolicyConfig) or (further := objective.learns_from()) is None:
+    if not isinstance(objective, PolicyConfig) or (judge := objective.learns_from()) is None:
         return True
-    if not Path(os.path.expanduser(further[1])).exists():
-        log(f"{'='.join(further)}: there is no such model, so rewards are not told.")
+    option, path = judge
+    if not Path(os.path.expanduser(path)).exists():
+        log(f"{option}={path}: there is no such model, so rewards are not told.")
         return False
     require_teacher(objective, model, data.seq_len, tokenizer)
     return True
@@ -246,8 +247,8 @@ def _made_anew(run: RunFolder, newest: Path, used: Iterable[tuple[str, str]]) ->
     """Returns those of the models used, each an option and a folder, that the run used too and that are others since its newest
     checkpoint."""
     own, meta = Examined.of_run(run), read_meta(newest)
-    further = own.objective.learns_from() if own.objective is not None else None
-    named = [("init_from", own.init_from, "parent_hash"), *([(*further, "teacher_hash")] if further is not None else [])]
+    teacher = own.objective.learns_from() if own.objective is not None else None
+    named = [("init_from", own.init_from, "parent_hash"), *([(*teacher, "teacher_hash")] if teacher is not None else [])]
     hashes = {(option, place(path, run.path, True)): meta.get(key) for option, path, key in named if path is not None}
     found = {each: hashes.get((each[0], place(each[1], run.path, True))) for each in used}
     return ["=".join(each) for each, before in found.items() if before not in (None, folder_hash(resolve_model(each[1])))]

@@ -25,8 +25,8 @@ from lm.ops.defaults import device_unset
 from lm.schema import Tree, from_tree
 
 FILLED = "filled"  # the field that is added to each line
-_FORWARDS = 1 << 32  # more than there are places; of draws
-_ORDER = 1 << 63
+_PLACES = 1 << 32  # more than any text has: the draw of a place in a forward is number forward * _PLACES + place
+_ORDER = 1 << 63  # beyond the numbers of these draws: that of a place's turn in a random order is _ORDER + place
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Filling(Whole[Filled]):
         at = torch.tensor([i * width + place for i, place in places], device=device)
         behind = torch.tensor([place >= len(rows[i].ids) - self._cfg.max_tokens for i, place in places], device=device)
         drawing = self._cfg.temperature > 0
-        chances = [uniform(rows[i].key, forward * _FORWARDS + place) for i, place in places] if drawing else []
+        chances = [uniform(rows[i].key, forward * _PLACES + place) for i, place in places] if drawing else []
 
         def read(hidden: Tensor, head: Head, ctx: Context) -> list[Logprob]:
             parts = zip(hidden.flatten(0, 1)[at].split(CHUNK), behind.split(CHUNK), strict=True)
@@ -156,6 +156,7 @@ class _Row:
             self.left = set()  # what comes behind the end is no part of the text
 
     def _rank(self, place: int, found: Logprob) -> float:
+        """Returns what places are filled in by, the lowest first."""
         return -found.logprob if self._cfg.order == "sure" else uniform(self.key, _ORDER + place)
 
     def end(self, ends: Sequence[int]) -> int:

@@ -70,9 +70,11 @@ def add_line(file: BinaryIO, number: int, line: Tree) -> None:
 @contextmanager
 def gone_on_with(out: Path, asked: Tree, anew: bool) -> Iterator[tuple[BinaryIO, set[int]]]:
     """Yields the hidden file that grows beside `out` by `add_line`, and the numbers of the lines that an ended start has left there; behind
-    the block it becomes `out`.  asked: what decides the
-    lines, by key; such a start is gone on with only where it is the same.  anew: replace a file at `out`, and what a start with another
-    `asked` has left."""
+    the block it becomes `out`. Raises ConfigError as `require_new` and where an ended start asked otherwise, ResourceError where another
+    process writes it, or the disk does not take it.
+
+    asked: what decides the lines, by key; a start is gone on with only where it is the same.  anew: replace a file at `out`, and what a
+    start with another `asked` has left."""
     require_new(out, anew)
     part = out.with_name(f".{out.name}.part")
     with disk_errors(out):
@@ -125,6 +127,7 @@ def _parsed(head: bytes) -> Tree:
 
 
 def _publish(file: BinaryIO, out: Path) -> None:
+    """Writes the lines of the hidden file to `out`, in the order of their numbers and without these and the head."""
     file.seek(0)
     start, starts = len(file.readline()), list[tuple[int, int]]()
     for line in file:

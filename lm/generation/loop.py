@@ -171,6 +171,7 @@ class Loop:
         return n, True
 
     def _goes_on(self, row: Row, token: int, told: list[Logprob]) -> bool:
+        """Appends a token to the row, unless it is an end; returns whether the row goes on.  told: of the token, [] where none is asked."""
         ended = token in self.vocabulary.ends
         if not ended:
             row.new.append(token)
@@ -195,7 +196,7 @@ class Ahead(Loop):
                 if self.waiting and len(going) <= self.most_left:
                     self._join()
                 going = [*range(len(self.rows))]
-                at = self._ends()
+                at = self._last_positions()
             logits = self.logits.squeeze(1)[:, :n_tokens]
             ids = choose(logits, self.rows, self.cfg).clamp(max=n_tokens - 1)  # of logits that are no numbers
             coming = Coming(ids, total(logits))
@@ -207,7 +208,7 @@ class Ahead(Loop):
                 finite(logits)
             going = [i for i in going if self._goes_on(self.rows[i], drawn[i], [])]
 
-    def _ends(self) -> Tensor:
+    def _last_positions(self) -> Tensor:
         """Returns the position of the last token of each row that the model has read, (b, 1)."""
         return torch.tensor([[row.position] for row in self.rows], device=self.logits.device)
 

@@ -15,7 +15,7 @@ from lm.generation.lines import read_lines
 from lm.nn.transformer import LM
 from lm.schema import Tree
 
-AT, FURTHER = 10, (1, 10, 100)  # places that nDCG and the reciprocal rank look at, and those of recall
+AT, RECALL_AT = 10, (1, 10, 100)  # places that nDCG and the reciprocal rank look at, and those of recall
 _MOST = 1 << 22  # cosines that are held at a time
 
 
@@ -73,7 +73,7 @@ def retrieve(
         told(what, embedding.n, embedding.n_cut)
         vectors.append(np.stack(embedding.all()))
     names, ranked = [*found.documents], list[list[str]]()
-    most, queries = max(AT, *FURTHER), [*found.queries]
+    most, queries = max(AT, *RECALL_AT), [*found.queries]
     rows = max(1, _MOST // len(names))
     for start in range(0, len(queries), rows):
         cosines = vectors[1][start : start + rows] @ vectors[0].T
@@ -92,7 +92,7 @@ def figures(ranked: Sequence[str], answers: Mapping[str, int]) -> dict[str, floa
     """
     gains, ideal = [answers.get(name, 0) for name in ranked], sorted(answers.values(), reverse=True)
     first = next((place for place, gain in enumerate(gains[:AT], 1) if gain), None)
-    recalled = {f"recall@{k}": sum(gain > 0 for gain in gains[:k]) / len(answers) for k in FURTHER}
+    recalled = {f"recall@{k}": sum(gain > 0 for gain in gains[:k]) / len(answers) for k in RECALL_AT}
     return {f"ndcg@{AT}": _discounted(gains) / _discounted(ideal), f"mrr@{AT}": 1 / first if first else 0.0, **recalled}
 
 

@@ -34,7 +34,7 @@ from lm.schema import MOST, Tree
 
 
 @dataclass(frozen=True)
-class Asked:
+class Question:
     """A prompt, and the data's own answer to it."""
 
     prompt: list[int]
@@ -46,16 +46,16 @@ class Rollout:
     """The model's answer to a prompt, with its end token if it has ended, and log p of each of its tokens; or several answers, and between
     them what an environment has replied."""
 
-    asked: Asked
+    question: Question
     tokens: list[int]
     logprobs: list[float]
     replies: tuple[tuple[int, int, str], ...] = ()  # where each begins and ends among the tokens, and its text
 
     def example(self) -> Example:
         """Returns what is learned from: the model's own tokens."""
-        found = Example.of(np.array(self.asked.prompt), np.array(self.tokens))
+        found = Example.of(np.array(self.question.prompt), np.array(self.tokens))
         for start, end, _ in self.replies:
-            found.learned[len(self.asked.prompt) + start : len(self.asked.prompt) + end] = False
+            found.learned[len(self.question.prompt) + start : len(self.question.prompt) + end] = False
         return found
 
     def answers(self) -> list[list[int]]:
@@ -64,15 +64,15 @@ class Rollout:
         return [self.tokens[start:end] for start, end in zip(edges[::2], edges[1::2], strict=True)]
 
 
-def asked_of(batch: Batch) -> list[Asked]:
+def questions_of(batch: Batch) -> list[Question]:
     """Returns the prompt of each row, and its labels.  batch: one example a row, whose labels follow its prompt."""
     assert batch.labels is not None
-    return [_asked(tokens, labels) for tokens, labels in zip(batch.tokens.cpu(), batch.labels.cpu(), strict=True)]
+    return [_question(tokens, labels) for tokens, labels in zip(batch.tokens.cpu(), batch.labels.cpu(), strict=True)]
 
 
-def _asked(tokens: Tensor, labels: Tensor) -> Asked:
+def _question(tokens: Tensor, labels: Tensor) -> Question:
     at = labels != IGNORED
-    return Asked(tokens[: int(at.nonzero()[0]) + 1].tolist(), labels[at].tolist())
+    return Question(tokens[: int(at.nonzero()[0]) + 1].tolist(), labels[at].tolist())
 
 
 class _Draws(SamplingConfig):
@@ -95,24 +95,24 @@ class Drawer:
         """Says whether the model has ended the answer itself."""
         return rollout.tokens[-1] in self._ends
 
-    def draw(self, model: LM, asked: Sequence[Asked], n: int, temperature: float = 1.0, keys: Sequence[str] = ()) -> list[Rollout]:
+    def draw(self, model: LM, questions: Sequence[Question], n: int, temperature: float = 1.0, keys: Sequence[str] = ()) -> list[Rollout]:
         """Returns n answers to each prompt in turn.  keys: one for each prompt, which seeds its draws; none: the prompt's tokens do."""
         cfg = _Draws(n=n, max_tokens=self._max_tokens, temperature=temperature, logprobs=0)
         if self.in_step:
             cfg = cfg.replace(prefill_chunk=MOST)
-        rows = rows_of(model, [one.prompt for one in asked], cfg, self._vocabulary)
+        rows = rows_of(model, [one.prompt for one in questions], cfg, self._vocabulary)
         for i, key in enumerate(keys):
             for j, row in enumerate(rows[i * n : (i + 1) * n]):
                 row.key = hashlib.blake2b(f"{key}/{j}".encode(), digest_size=16).digest()
         on_token = None if self.in_step else lambda row, token: token in self._ends
-        together = ROWS if self.in_step else max(1, len(rows))
-        for start in range(0, len(rows), together):
-            go_on(model, rows[start : start + together], cfg, self._vocabulary, on_token)
+        at_once = ROWS if self.in_step else max(1, len(rows))
+        for start in range(0, len(rows), at_once):
+            go_on(model, rows[start : start + at_once], cfg, self._vocabulary, on_token)
         found = []
         for row in rows:
             length = next((at for at, token in enumerate(row.new, 1) if token in self._ends), len(row.new))
             logprobs = [told.logprob for told in row.logprobs[:length]]
-            found.append(Rollout(asked[row.index // n], row.new[:length], logprobs))
+            found.append(Rollout(questions[row.index // n], row.new[:length], logprobs))
         return found
 
 
@@ -129,10 +129,10 @@ class Sampler(Drawer):
             self._require_room(len(together(tokenizer, self._replying(""))[0]) + cfg.max_tokens, cfg.room)
         self._judge = None if (path := cfg.reward_model) is None else Reference(lambda: frozen(path, in_step))
 
-    def draw(self, model: LM, asked: Sequence[Asked], n: int, temperature: float = 1.0, keys: Sequence[str] = ()) -> list[Rollout]:
+    def draw(self, model: LM, questions: Sequence[Question], n: int, temperature: float = 1.0, keys: Sequence[str] = ()) -> list[Rollout]:
         """As that of `Drawer`; where an environment replies, the model answers again."""
         draw, environment = super().draw, self._environment
-        found = draw(model, asked, n, temperature, keys)
+        found = draw(model, questions, n, temperature, keys)
         if environment is None:
             return found
         going = dict(enumerate(found))
@@ -142,7 +142,7 @@ class Sampler(Drawer):
             replied = {i: self._replied(found[i], reply) for i, reply in zip(ended, said, strict=True) if reply is not None}
             if not (going := {i: one for i, one in replied.items() if one is not None}):
                 break
-            again = [Asked([*one.asked.prompt, *one.tokens], []) for one in going.values()]
+            again = [Question([*one.question.prompt, *one.tokens], []) for one in going.values()]
             drawn = draw(model, again, 1, temperature, [f"{keys[i // n]}/{i % n}/{number}" for i in going] if keys else ())
             for (i, one), new in zip(going.items(), drawn, strict=True):
                 found[i] = replace(one, tokens=[*one.tokens, *new.tokens], logprobs=[*one.logprobs, *new.logprobs])
@@ -177,13 +177,13 @@ class Sampler(Drawer):
         decode, ended, n = self._tokenizer.decode, self.ended(rollout), len(rollout.logprobs)
         *before, last = (decode(tokens) for tokens in rollout.answers())
         earlier = tuple((text, reply) for text, (_, _, reply) in zip(before, rollout.replies, strict=True))
-        texts = (decode(rollout.asked.prompt), last, decode(rollout.asked.reference).removeprefix(self._opening))
+        texts = (decode(rollout.question.prompt), last, decode(rollout.question.reference).removeprefix(self._opening))
         return Answer(*texts, n_tokens=n, ended=ended, learned=learned, earlier=earlier, opening=self._opening)
 
     def whole(self, rollout: Rollout) -> list[int]:
         """Returns the prompt, the answer and what the chat template writes behind the end of one: the tokens that a reward model reads."""
         end, *behind = self._closing or (None,)
-        return [*rollout.asked.prompt, *rollout.tokens, *(behind if rollout.tokens[-1] == end else [])]
+        return [*rollout.question.prompt, *rollout.tokens, *(behind if rollout.tokens[-1] == end else [])]
 
     def _judged(self, rollouts: Sequence[Rollout], device: torch.device) -> list[float | None]:
         if self._judge is None:
@@ -208,7 +208,7 @@ def held_out_rewards(evaluator: Evaluator, cfg: ObjectiveConfig, parts: Sequence
         mine = ids[ranks.rank :: ranks.world]
         for start in range(0, len(ids[:: ranks.world]), ROWS):
             part = mine[start : start + ROWS]
-            rollouts = sampler.draw(evaluator.model, asked_of(rows.batch(part if len(part) else ids[:1])), 1, temperature=0.0)
+            rollouts = sampler.draw(evaluator.model, questions_of(rows.batch(part if len(part) else ids[:1])), 1, temperature=0.0)
             answers = sampler.answers(rollouts, evaluator.model.embed.weight.device)  # of all, as ranks may share a reward model's weights
             judged = answers[: len(part)]
             for answer, each in zip(judged, scores(cfg.rewards, judged, cfg.threads), strict=True):
@@ -223,10 +223,10 @@ def told_answers(model: LM, tokenizer: Tokenizer, cfg: OwnAnswersConfig, rows: R
     `Drawer`."""
     if not isinstance(cfg, PolicyConfig):
         drawer = Drawer(tokenizer, cfg.max_tokens, in_step)
-        drawn = drawer.draw(model, asked_of(rows.batch(ids)), 1, temperature=0.0)
-        return [[tokenizer.decode(one.asked.prompt), tokenizer.decode(one.tokens)] for one in drawn]
+        drawn = drawer.draw(model, questions_of(rows.batch(ids)), 1, temperature=0.0)
+        return [[tokenizer.decode(one.question.prompt), tokenizer.decode(one.tokens)] for one in drawn]
     sampler, found = Sampler(tokenizer, cfg, in_step), list[Sequence[str]]()
-    drawn = sampler.draw(model, asked_of(rows.batch(ids)), 1, temperature=0.0)
+    drawn = sampler.draw(model, questions_of(rows.batch(ids)), 1, temperature=0.0)
     answers = sampler.answers(drawn, model.embed.weight.device)
     for one, answer, each in zip(drawn, answers, scores(cfg.rewards, answers, cfg.threads), strict=True):
         # + 0: minus zero is shown as zero

@@ -55,9 +55,9 @@ def require_teacher(
 ) -> None:
     """Raises ConfigError where the objective has a teacher or reward model that cannot say anything of what the model is to predict, as far
     as that is known: a tokenizer that is still to be trained on the text is not compared.  anew: the model is trained from the start."""
-    if (further := objective.learns_from()) is None:
+    if (teacher := objective.learns_from()) is None:
         return
-    key, path = further
+    key, path = teacher
     try:
         source = resolve_model(path)
     except CheckpointError as error:

@@ -122,6 +122,10 @@ class Writer:
     ) -> list[Completion]:
         """As `complete`, for prompts that are token ids already.  keys: as in `rows_of`; on_done(i, completions): called with those of
         prompt i as soon as the last of them has ended."""
+        if self.cfg.beams > 1:
+            return self._by_beams(encoded, on_text, on_done)
+        rows = self.rows(encoded, keys)
+        texts = [self.text_of(row) for row in rows]
         found: dict[int, Completion] = {}
 
         def tell(row: int, piece: str) -> None:
@@ -136,13 +140,10 @@ class Writer:
             tell(row.index, texts[row.index].finish())
             found[row.index] = self._completion(row, texts[row.index])
             i, n = row.index // self.cfg.n, self.cfg.n
-            if on_done is not None and all(each in found for each in range(i * n, (i + 1) * n)):
-                on_done(i, [found[each] for each in range(i * n, (i + 1) * n)])
+            mine = range(i * n, (i + 1) * n)  # the rows of this prompt
+            if on_done is not None and all(each in found for each in mine):
+                on_done(i, [found[each] for each in mine])
 
-        if self.cfg.beams > 1:
-            return self._by_beams(encoded, on_text, on_done)
-        rows = self.rows(encoded, keys)
-        texts = [self.text_of(row) for row in rows]
         longest_first = sorted(rows, key=lambda row: -len(row.source) - len(row.begin))  # rows of a batch take the time of its longest
         go_on(self.model, longest_first, self.cfg, self.vocabulary, on_token, self.drafter, on_end)
         return [found[row] for row in range(len(rows))]

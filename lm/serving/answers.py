@@ -36,7 +36,7 @@ class Answer:
         """Returns the reply that holds all samples."""
         kind = "chat.completion" if self._chat else "text_completion"
         choices = [self._choice(sample, self._message(sample)) for sample in samples]
-        return {**self._head, "object": kind, "choices": choices, "usage": self.usage(sum(sample.n_tokens for sample in samples))}
+        return {**self._head, "object": kind, "choices": choices, "usage": self._usage(sum(sample.n_tokens for sample in samples))}
 
     def chunks(self, piece: Piece, first: bool) -> list[Tree]:
         """Returns the chunks that a stream sends for a piece.  first: it is the first piece of its sample.  Why a sample ends is told
@@ -49,10 +49,10 @@ class Answer:
 
     def last(self, n_tokens: int) -> Tree:
         """Returns a stream's last chunk, with the counts of tokens."""
-        return {**self._head, "object": self._streamed, "choices": [], "usage": self.usage(n_tokens)}
+        return {**self._head, "object": self._streamed, "choices": [], "usage": self._usage(n_tokens)}
 
-    def usage(self, n_tokens: int) -> Tree:
-        """Returns the counts of tokens."""
+    def _usage(self, n_tokens: int) -> Tree:
+        """Returns the counts of tokens.  n_tokens: of all samples."""
         n = self._asked.n_prompt
         return {"prompt_tokens": n, "completion_tokens": n_tokens, "total_tokens": n + n_tokens}
 
@@ -88,6 +88,7 @@ class Answer:
         return {"index": piece.index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish}
 
     def _in_lists(self, index: int, found: Sequence[Logprob]) -> Tree:
+        """Returns logprobs as /v1/completions writes them: a list of each of their parts.  index: of the sample."""
         request = self._asked.requests[index // self._cfg.n]
         before = [] if request.scores is not None else request.rows[0].begin  # where they begin with the prompt
         stream, at = self._read.get(index) or (primed(self._tokenizer, before), 0)
@@ -112,6 +113,7 @@ class Answer:
         return {self._name(token): logprob for token, logprob in ranked}
 
     def _in_chat(self, one: Logprob) -> Tree:
+        """Returns a logprob as /v1/chat/completions writes it."""
         top = [self._entry(token, logprob) for token, logprob in one.top]
         return {**self._entry(one.token, one.logprob), "top_logprobs": top}
 
@@ -135,7 +137,8 @@ class Answer:
 
 
 def of_vectors(texts: Texts, vectors: Sequence[Vector], name: str) -> bytes:
-    """Returns the reply to a request for vectors, which takes long to write where they are many."""
+    """Returns the reply to a request for vectors as JSON, which takes long to write where they are many.  name: of the model."""
+
     said: list[str | list[float]]
     if texts.body.encoding_format == "base64":
         said = [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]

@@ -24,7 +24,7 @@ from lm.schema import Tree
 from lm.serving.answers import Answer, of_vectors
 from lm.serving.asked import Asked, Reader, Refusal
 from lm.serving.metrics import Metrics
-from lm.serving.worker import Job, Piece, Ticket, Worker
+from lm.serving.worker import EmbeddingJob, Piece, Ticket, Worker
 
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/models", "/health", "/metrics", "/")
 
@@ -86,13 +86,13 @@ class Service:
 
     async def chat(self, request: Request) -> Response:
         """/v1/chat/completions."""
-        return await self._answer(request, self._reader.answer)
+        return await self._answer(request, self._reader.chat_completion)
 
     async def embed(self, request: Request) -> Response:
         """/v1/embeddings."""
         began, data, loop = time.monotonic(), await self._door.body(request), asyncio.get_running_loop()
         texts = await loop.run_in_executor(self._thread, self._reader.texts, data)
-        job = Job(texts)
+        job = EmbeddingJob(texts)
         with self.worker.opened(job):
             self.metrics.prompt_tokens += texts.n_tokens
             vectors = await self._unless_left(request, asyncio.wrap_future(job.done))
@@ -119,7 +119,7 @@ class Service:
             raise Refusal(503, "server: the model's thread has ended. Start it again.")
         return {"status": "draining" if self.worker.draining else "ok"}
 
-    async def told(self) -> Response:
+    async def show_metrics(self) -> Response:
         """/metrics, without a key."""
         return PlainTextResponse(self.metrics.text(), media_type="text/plain; version=0.0.4")
 
@@ -136,7 +136,7 @@ class Service:
         stack.enter_context(self.worker.opened(ticket))
         self.metrics.prompt_tokens += asked.n_prompt
         if asked.body.stream:
-            stack.callback(self._count_left, ticket)
+            stack.callback(self._count_if_left, ticket)
             return _Stream(self._chunks(ticket, answer, began), stack)
         with stack:
             samples = await self._unless_left(request, asyncio.ensure_future(self._whole(ticket, began)))
@@ -153,17 +153,19 @@ class Service:
         self.metrics.cancelled += 1
         return None
 
-    def _count_left(self, ticket: Ticket) -> None:
+    def _count_if_left(self, ticket: Ticket) -> None:
         """Called when a stream has ended. Where samples are still open, the client has left, which is counted."""
         self.metrics.cancelled += ticket.n_open > 0
 
     async def _whole(self, ticket: Ticket, began: float) -> list[Piece]:
+        """Returns the samples of a ticket, in their order, once all have ended.  began: when the request came, by time.monotonic."""
         found: dict[int, Piece] = {}
         async for piece in self._pieces(ticket, began):
             found.setdefault(piece.index, Piece(piece.index)).add(piece)
         return [found[index] for index in sorted(found)]
 
     async def _pieces(self, ticket: Ticket, began: float) -> AsyncIterator[Piece]:
+        """Yields the pieces of a ticket as they come, and counts how long the first and all of them took.  began: as of `_whole`."""
         first = True
         while ticket.n_open:
             yield await ticket.take()
@@ -185,7 +187,7 @@ class Service:
             if ticket.asked.body.counts:
                 yield _event(answer.last(n_tokens))
         except LmError as error:
-            yield _event(_said(error.sentence, "server_error"))
+            yield _event(_error_body(error.sentence, "server_error"))
         yield "data: [DONE]\n\n"
 
 
@@ -221,8 +223,8 @@ def build(service: Service, door: Door) -> FastAPI:
     """Returns the application."""
     app = FastAPI(title="lm", openapi_url=None, dependencies=[Depends(door.check)], lifespan=service.lifespan)
     posts: tuple[Callable[..., Any], ...] = (service.complete, service.chat, service.embed)
-    told = (*posts, service.models, service.health, service.told, service.page)
-    for path, endpoint in zip(PATHS, told, strict=True):
+    endpoints = (*posts, service.models, service.health, service.show_metrics, service.page)
+    for path, endpoint in zip(PATHS, endpoints, strict=True):
         app.add_api_route(path, endpoint, methods=["POST"] if endpoint in posts else ["GET", "HEAD"], response_model=None)
     app.add_api_route("/v1/models/{name:path}", service.model, methods=["GET", "HEAD"], response_model=None)
     app.add_middleware(Counted, metrics=service.metrics)
@@ -241,16 +243,18 @@ async def _refused(request: Request, error: Exception) -> Response:
         error = Refusal(error.status_code, f"{request.method} {request.url.path[:80]}: {error.detail}. Paths: {', '.join(PATHS)}.")
     if isinstance(error, Refusal):
         headers |= {"Retry-After": "1"} if error.status in (429, 503) else {}
-        return JSONResponse(_said(error.sentence, _KINDS.get(error.status, "invalid_request_error"), error.code), error.status, headers)
+        kind = _KINDS.get(error.status, "invalid_request_error")
+        return JSONResponse(_error_body(error.sentence, kind, error.code), error.status, headers)
     if isinstance(error, ConfigError):
-        return JSONResponse(_said(error.sentence, "invalid_request_error"), 400)
-    said = error if isinstance(error, LmError) else internal(error)
-    if said is not error:
-        note(said.sentence)
-    return JSONResponse(_said(said.sentence, "server_error"), 503 if isinstance(said, ResourceError) else 500)
+        return JSONResponse(_error_body(error.sentence, "invalid_request_error"), 400)
+    known = error if isinstance(error, LmError) else internal(error)
+    if known is not error:
+        note(known.sentence)
+    return JSONResponse(_error_body(known.sentence, "server_error"), 503 if isinstance(known, ResourceError) else 500)
 
 
-def _said(sentence: str, kind: str, code: str | None = None) -> Tree:
+def _error_body(sentence: str, kind: str, code: str | None = None) -> Tree:
+    """Returns an error as OpenAI's API writes it.  sentence: begins with the key that is wrong, and a colon."""
     param = sentence.partition(":")[0]  # of a path that there is not, "GET /..."
     return {"error": {"message": sentence, "type": kind, "param": None if " " in param else param, "code": code}}
 

@@ -82,9 +82,9 @@ class Reader:
         self.writer, self.name = writer, name
         self.chat = chat_template(writer.tokenizer) if writer.tokenizer.chat_template is not None else None
         self._marks = None if self.chat is None else marks_of(self.chat)
-        self.most_tokens = cfg.tokens or 2 * writer.model.max_seq_len
+        self._most_tokens = cfg.tokens or 2 * writer.model.max_seq_len
         self._most_rows, self._chunk = min(cfg.rows, _SAMPLES), cfg.prefill_chunk
-        self._whole = Reading(writer.model.cfg, writer.tokenizer, sys.maxsize)
+        self._reading = Reading(writer.model.cfg, writer.tokenizer, sys.maxsize)
         self._trial = Trial(writer.tokenizer, ends_of(writer.tokenizer))
 
     def completion(self, data: bytes) -> Asked:
@@ -94,7 +94,7 @@ class Reader:
         prompts = _several(body.prompt, "prompt")
         if len(prompts) > _SAMPLES:  # before time is spent on them
             raise ConfigError(f"prompt: {len(prompts)} prompts are too many for a request; at most {_SAMPLES}. Ask for fewer.")
-        encoded = [self.writer.ids(prompt) if isinstance(prompt, str) else self._known(prompt, "prompt") for prompt in prompts]
+        encoded = [self.writer.ids(prompt) if isinstance(prompt, str) else self._checked(prompt, "prompt") for prompt in prompts]
         if body.echo and self.writer.model.cfg.kind == "encoder_decoder":
             raise ConfigError("echo: the prompt of an encoder-decoder is a source, which its answer does not go on. Leave it out.")
         only_read = body.echo and tree.get("max_tokens") == 0
@@ -106,7 +106,7 @@ class Reader:
                 row.limit = 0 if only_read else row.limit
         return asked
 
-    def answer(self, data: bytes) -> Asked:
+    def chat_completion(self, data: bytes) -> Asked:
         """Reads a body of /v1/chat/completions. Raises ConfigError and Refusal."""
         body, tree = _parsed(ChatBody, data)
         begin(self.writer.model, [0])
@@ -142,13 +142,16 @@ class Reader:
             raise ConfigError(f"dimensions: {dims} is given, and a vector of the model has {model.cfg.d_model} numbers. Give fewer.")
         if len(given) > _TEXTS:
             raise ConfigError(f"input: {len(given)} texts are too many for a request; at most {_TEXTS}. Send fewer.")
-        read = [self._text_of(given[i], numbered(i + 1, len(given))) for i in range(len(given))]
+        read = [self._read(given[i], numbered(i + 1, len(given))) for i in range(len(given))]
         return Texts(body, Embedding(model, read, self._chunk, dims), sum(len(each.ids) for each in read))
 
-    def _text_of(self, given: str | Ids, which: str) -> Read:
-        """Returns what the model reads of a text, which is not cut."""
-        ids = np.array([] if isinstance(given, str) else self._known(given, "input"), np.int64)
-        read = self._whole.text(given) if isinstance(given, str) else self._whole.as_it_is(ids)
+    def _read(self, given: str | Ids, which: str) -> Read:
+        """Returns what the model reads of a text, which is not cut. Raises ConfigError for one of no tokens, Refusal for one that is too
+        long.  which: its number, for messages."""
+        if isinstance(given, str):
+            read = self._reading.text(given)
+        else:
+            read = self._reading.as_it_is(np.array(self._checked(given, "input"), np.int64))
         if not len(read.ids):
             raise ConfigError(f"input: {which} has no tokens, and a model reads at least one. Leave it out.")
         if len(read.ids) > (most := self.writer.model.max_seq_len):
@@ -173,7 +176,8 @@ class Reader:
         """Returns the text of a prompt, without a character at the end that new tokens may complete."""
         return prompt if isinstance(prompt, str) else "".join(map(Stream(self.writer.tokenizer).push, prompt))
 
-    def _known(self, ids: Ids, key: str) -> Ids:
+    def _checked(self, ids: Ids, key: str) -> Ids:
+        """Returns the ids. Raises ConfigError for one that is no token of the vocabulary.  key: of the body, which holds them."""
         n_tokens = self.writer.tokenizer.vocab_size
         if unknown := [token for token in ids if not 0 <= token < n_tokens]:
             raise ConfigError(f"{key}: {unknown[0]} is not one of the {n_tokens} tokens. Use the model's own tokenizer.")
@@ -184,6 +188,7 @@ class Reader:
             raise Refusal(404, f"model: {body.model!r} is not served here. Ask for {self.name!r}.", "model_not_found")
 
     def _sampling(self, tree: Tree) -> SamplingConfig:
+        """Returns the sampling options of a body, with a seed of its own where it gives none. Raises ConfigError."""
         cfg = from_tree(SamplingConfig, {"seed": secrets.randbits(31)} | tree)
         if cfg.logprobs is not None and cfg.logprobs > TOP:
             raise ConfigError(f"logprobs: {cfg.logprobs} is over {TOP}. Ask for fewer.")
@@ -207,10 +212,10 @@ class Reader:
             raise ConfigError(f"n: {len(prompts)} x {cfg.n} samples are too many; at most {most}. Ask for fewer.")
         longest = max(map(len, prompts))
         if "max_tokens" not in told:
-            cfg = cfg.replace(max_tokens=max(1, min(cfg.max_tokens, self.most_tokens - longest)))
-        if longest + cfg.max_tokens > self.most_tokens:
+            cfg = cfg.replace(max_tokens=max(1, min(cfg.max_tokens, self._most_tokens - longest)))
+        if longest + cfg.max_tokens > self._most_tokens:
             given = f"{longest} tokens of prompt and max_tokens={cfg.max_tokens}"
-            raise Refusal(400, f"prompt: {given} are over {self.most_tokens} together. Shorten one.", "context_length_exceeded")
+            raise Refusal(400, f"prompt: {given} are over {self._most_tokens} together. Shorten one.", "context_length_exceeded")
         writer = replace(self.writer, cfg=cfg, goes_on=isinstance(body, CompletionBody) or body.continue_final_message)
         self._trial.require(cfg)
         rows = writer.rows(prompts)
@@ -247,6 +252,7 @@ def _parsed(kind: type[B], data: bytes) -> tuple[B, Tree]:
 
 
 def _divided(kind: type[AnyBody], tree: Tree) -> tuple[Tree, Tree]:
+    """Returns the values of the body's own keys, and those of sampling options. Raises ConfigError for a key that is neither."""
     drawn = _DRAWN if issubclass(kind, Body) else ()
     if drawn and "max_completion_tokens" in tree and "max_tokens" in tree:
         raise ConfigError("max_tokens: max_completion_tokens is its new name, and both were given. Leave one of them out.")

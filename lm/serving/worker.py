@@ -78,7 +78,7 @@ class Ticket:
         return piece
 
 
-class Job:
+class EmbeddingJob:
     """Texts that become vectors, a batch between two of the engine's steps."""
 
     def __init__(self, texts: Texts) -> None:
@@ -106,26 +106,26 @@ class Worker(threading.Thread):
         super().__init__(name="model", daemon=True)
         self.draining = False
         self._engine, self._queue, self._metrics = engine, queue, metrics
-        self._inbox: SimpleQueue[tuple[str, Ticket | Job | None]] = SimpleQueue()
-        self._open: set[Ticket | Job] = set()  # touched by the event loop only
+        self._inbox: SimpleQueue[tuple[str, Ticket | EmbeddingJob | None]] = SimpleQueue()
+        self._open: set[Ticket | EmbeddingJob] = set()  # touched by the event loop only
         self._tickets: dict[Request, Ticket] = {}  # touched by the worker only, and so is the next
-        self._jobs: deque[Job] = deque()
+        self._jobs: deque[EmbeddingJob] = deque()
 
     @contextmanager
-    def opened(self, ticket: Ticket | Job) -> Iterator[None]:
-        """Hands the ticket's requests, or a job, to the worker, and cancels what is left of it behind the block. Raises Refusal where too
+    def opened(self, work: Ticket | EmbeddingJob) -> Iterator[None]:
+        """Hands a ticket's requests, or a job, to the worker, and cancels what is left of it behind the block. Raises Refusal where too
         many are open, or the server is shutting down."""
         if self.draining:
             raise Refusal(503, "server: it is shutting down and takes no more requests. Ask another one.", "shutting_down")
         if len(self._open) >= self._queue:
             raise Refusal(429, f"server: {len(self._open)} requests are in hand, and no more are taken. Try again later.", "queue_full")
-        self._open.add(ticket)
-        self._inbox.put(("add", ticket))
+        self._open.add(work)
+        self._inbox.put(("add", work))
         try:
             yield
         finally:
-            self._open.discard(ticket)
-            self._inbox.put(("cancel", ticket))
+            self._open.discard(work)
+            self._inbox.put(("cancel", work))
 
     def stop(self) -> None:
         """Ends the thread after its present step; unfinished requests are dropped."""
@@ -147,30 +147,31 @@ class Worker(threading.Thread):
                 self._lose(error)
 
     def _read_inbox(self) -> bool:
-        """Takes in added and cancelled tickets, and waits for one where nothing is to be decoded; returns False when the thread shall
-        end."""
+        """Takes in added and cancelled tickets and jobs, and waits for one where nothing is to be done; returns False when the thread
+        shall end."""
         while not self._inbox.empty() or not (self._engine.running or self._engine.waiting or self._jobs):
             self._metrics.running, self._metrics.waiting = self._engine.running, self._engine.waiting
-            what, ticket = self._inbox.get()
-            if ticket is None:
+            what, work = self._inbox.get()
+            if work is None:
                 return False
-            match what, ticket:
-                case "add", Job():
-                    self._jobs.append(ticket)
-                case _, Job():
-                    self._jobs = deque(job for job in self._jobs if job is not ticket)
+            match what, work:
+                case "add", EmbeddingJob():
+                    self._jobs.append(work)
+                case _, EmbeddingJob():
+                    self._jobs = deque(job for job in self._jobs if job is not work)
                 case "add", _:
-                    for request in ticket.asked.requests:
-                        self._tickets[request] = ticket
+                    for request in work.asked.requests:
+                        self._tickets[request] = work
                         self._engine.add(request)
                 case _:
-                    self._engine.cancel(ticket.asked.requests)
-                    for request in ticket.asked.requests:
+                    self._engine.cancel(work.asked.requests)
+                    for request in work.asked.requests:
                         self._tickets.pop(request, None)
         self._metrics.running, self._metrics.waiting = self._engine.running, self._engine.waiting
         return True
 
     def _tell(self, event: Event) -> None:
+        """Puts what an event did into its ticket, unless that was cancelled meanwhile."""
         ticket = self._tickets.get(event.sample.request)
         if ticket is None:
             return

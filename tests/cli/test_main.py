@@ -19,7 +19,7 @@ from lm.cli import main as main_module
 from lm.cli.compose.compose import compose
 from lm.cli.main import VERBS, main
 from lm.cli.verb import find
-from lm.cli.views.further import further
+from lm.cli.views.further import next_commands
 from lm.data.tokenizer.config import Pattern
 from lm.storage.run_folder import RunFolder
 from tests.conftest import Lm
@@ -252,7 +252,7 @@ def test_the_prompt_that_a_training_names_ends_before_what_is_no_text(tmp_path: 
     run = RunFolder(tmp_path / "x")
     run.write_config({"model": {"kind": "decoder"}})
     (run.path / "samples.md").write_text("## step 2\n\n```\ndef th\ufffd?s\x0e two\n```\n")
-    assert further(run)[0].endswith('prompt="def th"')
+    assert next_commands(run)[0].endswith('prompt="def th"')
 
 
 @pytest.mark.parametrize(("most", "masks"), [({"max_seq_len": None}, 8), ({"max_seq_len": 1024}, 64), ({}, 8)])
@@ -260,7 +260,7 @@ def test_the_masks_that_a_training_names_leave_room_for_the_text(tmp_path: Path,
     """Seen to fail: with rows of 64 tokens or fewer the command was refused, as text and 64 masks are longer than the context."""
     run = RunFolder(tmp_path / "x")
     run.write_config({"model": {"kind": "encoder", **most}, "objective": {"kind": "diffusion"}, "data": {"seq_len": 32}})
-    assert further(run)[0].endswith(f" max_tokens={masks}")
+    assert next_commands(run)[0].endswith(f" max_tokens={masks}")
 
 
 @pytest.mark.parametrize(("mask", "text"), [("<|mask|>", "A<|mask|> text."), ("[MASK]", "A [MASK] text."), ("<mask>", "A <mask> text.")])
@@ -270,7 +270,7 @@ def test_the_mask_that_a_training_names_is_written_as_its_words_are(tmp_path: Pa
     run.write_config({"model": {"kind": "encoder"}, "objective": {"kind": "mlm"}})
     run.model.mkdir()
     (run.model / "tokenizer_config.json").write_text(json.dumps({"mask_token": mask}))
-    assert further(run)[0].endswith(f'text="{text}"')
+    assert next_commands(run)[0].endswith(f'text="{text}"')
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_the_end_of_a_training_names_the_commands_that_fit_it(
     (run.model / "tokenizer_config.json").write_text(
         json.dumps({"eos_token": "a", "mask_token": "[MASK]"} | ({"chat_template": template} if template else {}))
     )
-    *lines, last = [line.replace(f"{tmp_path}/", "") for line in further(run)]
+    *lines, last = [line.replace(f"{tmp_path}/", "") for line in next_commands(run)]
     assert lines == [first]
     assert last == "further: lm eval from='my runs/x' | lm compare 'my runs' | lm export from='my runs/x' format=hf out=FOLDER"
 

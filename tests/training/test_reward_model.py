@@ -20,7 +20,7 @@ from lm.data.rows.reward import RewardModelConfig
 from lm.data.tokenizer.around import closing_of
 from lm.errors import ConfigError
 from lm.generation import teacher
-from lm.generation.rollouts import Asked, Rollout, Sampler
+from lm.generation.rollouts import Question, Rollout, Sampler
 from lm.losses.rewards import bradley_terry
 from lm.nn.batch import IGNORED
 from lm.training.config import TrainConfig
@@ -185,7 +185,7 @@ def test_answers_are_judged_by_a_reward_model(
 
     def heard(self: Sampler, rollouts: Sequence[Rollout], device: torch.device) -> list[Answer]:
         found = real(self, rollouts, device)
-        seen.extend(([*each.asked.prompt, *each.tokens], answer.learned) for each, answer in zip(rollouts, found, strict=True))
+        seen.extend(([*each.question.prompt, *each.tokens], answer.learned) for each, answer in zip(rollouts, found, strict=True))
         calls.append([answer.learned for answer in found])
         return found
 
@@ -219,8 +219,8 @@ def test_an_answer_is_judged_where_the_reward_model_learned_to(of_pairs: Made) -
     for row, label in zip(batch.tokens.tolist(), batch.labels, strict=True):
         text = row[: int((label == 0).nonzero()) + 1]
         assert tokenizer.special_names[text[-2]] == "<|im_end|>"
-        assert sampler.whole(Rollout(Asked(text[:9], []), text[9:-1], [])) == text
-        assert sampler.whole(Rollout(Asked(text[:9], []), text[9:-2], [])) == text[:-2]  # cut at max_tokens
+        assert sampler.whole(Rollout(Question(text[:9], []), text[9:-1], [])) == text
+        assert sampler.whole(Rollout(Question(text[:9], []), text[9:-2], [])) == text[:-2]  # cut at max_tokens
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from lm.cli.compose.layers import Composition
 from lm.cli.compose.overrides import expand
 from lm.cli.listing import known
 from lm.cli.verb import Verb
-from lm.cli.views.further import further
+from lm.cli.views.further import next_commands
 from lm.cli.views.help import Entry, entries
 from lm.cli.views.text import default_text, sentence, type_text, value_text
 from lm.errors import Interrupted
@@ -149,5 +149,5 @@ def _report(folder: Path) -> None:
     except Exception as error:
         note(f"report: not written ({' '.join(str(error).split())}). The run itself is complete; train again to retry.")
     else:
-        for line in (f"report: {path}", *further(RunFolder(folder))):
+        for line in (f"report: {path}", *next_commands(RunFolder(folder))):
             say(line)

@@ -9,7 +9,7 @@ from lm.storage.reading import read_json
 from lm.storage.run_folder import RunFolder
 
 
-def further(run: RunFolder) -> list[str]:
+def next_commands(run: RunFolder) -> list[str]:
     """Returns lines of commands; where the model can generate, the first one does."""
     config, given = flatten(run.config()), f"from={shlex.quote(str(run.path))}"
     prompts = config.get("trainer.sample_prompts")

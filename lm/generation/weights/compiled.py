@@ -28,6 +28,7 @@ _CUT = torch.ops.slotlm.live.default
 
 
 def _live(inputs: list[Tensor], name: str, before: int) -> Tensor:
+    """Returns a tensor of the shape and dtype that the live part gives: of its first input, in the dtype of the last."""
     return torch.empty(inputs[0].shape, dtype=inputs[-1].dtype, device=inputs[0].device)
 
 
@@ -78,6 +79,7 @@ class Step:
 
 
 def _call(live: Live, before: int, *inputs: Tensor) -> Tensor:
+    """Runs a live part in the context of its pass.  before: how many layers of earlier passes come before it."""
     passes = _here.get()
     if before not in passes:
         passes[before] = passes[0].again(before)
@@ -86,10 +88,15 @@ def _call(live: Live, before: int, *inputs: Tensor) -> Tensor:
 
 def live_of(module: nn.Module) -> Live:
     """Returns the part of a module that is not compiled: of a FusedGQA attention over the cache, else the whole module."""
-    return cast(Live, module.read if isinstance(module, FusedGQA) else module.forward)
+    return cast(Live, getattr(module, _live_method(module)))
+
+
+def _live_method(module: nn.Module) -> str:
+    return "read" if isinstance(module, FusedGQA) else "forward"
 
 
 def is_live(module: nn.Module) -> bool:
+    """Returns whether a part of the module is not compiled."""
     return isinstance(module, Mixer | Mixture | TokenRows)
 
 
@@ -173,7 +180,7 @@ def cut(model: LM) -> Iterator[None]:
     with ExitStack() as undo:
         for name, module in model.named_modules():
             if is_live(module):
-                method = "read" if isinstance(module, FusedGQA) else "forward"
+                method = _live_method(module)
                 vars(module)[method] = partial(_mark, name)
                 undo.callback(vars(module).pop, method)
         yield

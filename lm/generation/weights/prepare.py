@@ -107,6 +107,7 @@ def _unhooked(*args: Any, **kwargs: Any) -> NoReturn:
 
 
 def _step(model: LM, device: torch.device) -> "Step | Replayed":
+    """Returns the step of one row, compiled, or on CUDA that of all rows, recorded. Raises ConfigError on a CPU where it cannot be."""
     if device.type == "cpu":
         return _compiled(model)
     try:
@@ -130,7 +131,10 @@ def _compiled(model: LM) -> "Step":
 
 
 class _Preparing:
-    def __init__(self, model: LM, dtype: Dtype, in_pieces: bool) -> None:
+    """Replaces the layers of a model by fused ones, and their matrices by an `InferenceLinear` each."""
+
+    def __init__(self, model: LM, dtype: Dtype, compiled: bool) -> None:
+        """Chooses how matrices are held. Raises ConfigError for one that cannot be held in this dtype."""
         self.model, self.dtype = model, dtype
         linears = {path: each for path, each in model.named_modules() if type(each) in (*PLAIN, Head)}
         if dtype == "int4":
@@ -141,9 +145,10 @@ class _Preparing:
                     )
         largest = max(linears.values(), key=lambda each: (type(each) is not Head, each.weight.numel()))
         self.kinds = ranked(KINDS[dtype], self._cast(largest.weight))
-        self.in_pieces = [Twice if in_pieces and kind is OneDNN else kind for kind in self.kinds]
+        self.traced_kinds = [Twice if compiled and kind is OneDNN else kind for kind in self.kinds]
 
     def run(self) -> None:
+        """Fuses layers where they can be, then holds the other matrices, and fuses blocks last, which hold fused layers."""
         device = self.model.embed.weight.device.type
         fused = device in _FUSED
         rope = self._rope() if fused else None
@@ -182,7 +187,7 @@ class _Preparing:
 
     def _held(self, path: str, weight: Tensor, bias: Tensor | None) -> InferenceLinear:
         weight = self._cast(weight)
-        kinds = self.in_pieces if self._is_traced(path) else self.kinds
+        kinds = self.traced_kinds if self._is_traced(path) else self.kinds
         return next(kind for kind in kinds if kind.fits(weight))(weight, None if bias is None else bias.detach())
 
     def _is_traced(self, path: str) -> bool:

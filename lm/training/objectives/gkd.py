@@ -8,7 +8,7 @@ from lm.data.layout.examples import Example
 from lm.data.order import uniforms
 from lm.data.rows.policy import GKDConfig
 from lm.data.rows.seq2seq import one_per_row
-from lm.generation.rollouts import Drawer, Rollout, asked_of
+from lm.generation.rollouts import Drawer, Rollout, questions_of
 from lm.generation.teacher import frozen
 from lm.losses.cross_entropy import LossSums, mean_of
 from lm.losses.measure import Reference
@@ -50,12 +50,12 @@ class GKD(OwnAnswers):
 
     def _answers(self, model: LM, batch: Batch, step: int, first_row: int) -> tuple[list[tuple[list[int], list[int]]], list[Rollout]]:
         """Returns prompt and answer of each row, and the model's own answers among them."""
-        asked, rows = asked_of(batch), np.arange(first_row, first_row + len(batch.tokens))
+        questions, rows = questions_of(batch), np.arange(first_row, first_row + len(batch.tokens))
         own = uniforms(self._seed, step, rows, 1)[:, 0] < self._cfg.on_policy
         chosen = np.flatnonzero(own | self._sampler.in_step)  # where ranks share each forward, all draw for all rows
-        drawn = dict(zip(chosen, self.draw(model, [asked[i] for i in chosen], 1, step, rows[chosen]), strict=True))
-        answers = [drawn[i].tokens if own[i] else one.reference for i, one in enumerate(asked)]
-        return [(one.prompt, tokens) for one, tokens in zip(asked, answers, strict=True)], [drawn[i] for i in np.flatnonzero(own)]
+        drawn = dict(zip(chosen, self.draw(model, [questions[i] for i in chosen], 1, step, rows[chosen]), strict=True))
+        answers = [drawn[i].tokens if own[i] else one.reference for i, one in enumerate(questions)]
+        return [(one.prompt, tokens) for one, tokens in zip(questions, answers, strict=True)], [drawn[i] for i in np.flatnonzero(own)]
 
     def _soft_targets(self, hidden: Tensor, head: Head, ctx: Context) -> SoftTargets:
         return SoftTargets(hidden.flatten(0, -2), head, 1.0, self._cfg.teacher_temperature, self._cfg.teacher_beta)

@@ -15,7 +15,7 @@ from lm.data.rows.policy import GRPOConfig, PolicyConfig, RLOOConfig
 from lm.data.rows.seq2seq import one_per_row, rounded
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.generation.decode import eager
-from lm.generation.rollouts import Asked, Drawer, Rollout, Sampler, asked_of
+from lm.generation.rollouts import Drawer, Question, Rollout, Sampler, questions_of
 from lm.losses.auxiliary import with_auxiliary
 from lm.losses.cross_entropy import LossSums, mean_of
 from lm.losses.likelihoods import label_likelihoods
@@ -44,11 +44,13 @@ class OwnAnswers:
         self._sampler, self._pad, self._seed, self._compiled = sampler, pad, seed, compiled
         self.spent = {"draw_s": 0.0}  # seconds so far, by name
 
-    def draw(self, model: LM, asked: Sequence[Asked], n: int, step: int, rows: Iterable[int], temperature: float = 1.0) -> list[Rollout]:
+    def draw(
+        self, model: LM, questions: Sequence[Question], n: int, step: int, rows: Iterable[int], temperature: float = 1.0
+    ) -> list[Rollout]:
         """Returns n rollouts for each prompt, prompt after prompt.  rows: the index of each among all rows of the step."""
         keys = [f"{self._seed}/{step}/{row}" for row in rows]
         with eager(self._compiled), self._timed("draw_s", model.embed.weight.device):
-            return self._sampler.draw(model, asked, n, temperature, keys)
+            return self._sampler.draw(model, questions, n, temperature, keys)
 
     @contextmanager
     def _timed(self, name: str, device: torch.device) -> Iterator[None]:
@@ -131,9 +133,9 @@ class Policy(OwnAnswers, ABC, Generic[C]):
 
     def _answered(self, model: LM, batch: Batch, step: int, first_row: int) -> Judged:
         """Returns answers of this model to the prompts of a batch."""
-        asked, device = asked_of(batch), batch.tokens.device
-        rows = range(first_row, first_row + len(asked))
-        rollouts = self.draw(model, asked, self._cfg.n_answers, step, rows, self._cfg.temperature)
+        questions, device = questions_of(batch), batch.tokens.device
+        rows = range(first_row, first_row + len(questions))
+        rollouts = self.draw(model, questions, self._cfg.n_answers, step, rows, self._cfg.temperature)
         with self._timed("judge_s", device):
             answers = self._judge.answers(rollouts, device)
             worth, metrics = self._judged(answers)

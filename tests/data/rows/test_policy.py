@@ -19,7 +19,7 @@ from lm.data.sizes import Sizes
 from lm.data.store.prepare import Prepared
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
-from lm.generation.rollouts import Rollout, Sampler, asked_of
+from lm.generation.rollouts import Rollout, Sampler, questions_of
 from lm.nn.model_config import ModelConfig
 
 Prepare = Callable[..., Prepared]
@@ -42,12 +42,12 @@ def test_a_row_is_a_chat_up_to_its_last_answer(chats: Prepared, decoder: ModelCo
     rows, decode = rows_of(chats, decoder), chats.tokenizer.decode
     batch = rows.batch(np.arange(len(rows)))
     assert len(rows) == batch.step_tokens == len(batch.tokens) > 30
-    for asked in asked_of(batch):
-        prompt, reference = decode(asked.prompt), decode(asked.reference)
+    for question in questions_of(batch):
+        prompt, reference = decode(question.prompt), decode(question.reference)
         assert prompt.startswith("User:\nhello\n\nAssistant:\nhi") and prompt.endswith("\n\nAssistant:\n")
         assert reference == prompt.removesuffix("\n\nAssistant:\n").rpartition("which")[2].replace(" ", "number ", 1)
-        assert asked.reference[-1] == chats.tokenizer.eos
-    assert asked_of(rows.batch(rows.widest(3)))[0].prompt == max((asked.prompt for asked in asked_of(batch)), key=len)
+        assert question.reference[-1] == chats.tokenizer.eos
+    assert questions_of(rows.batch(rows.widest(3)))[0].prompt == max((question.prompt for question in questions_of(batch)), key=len)
 
 
 def test_several_steps_in_a_row_may_read_the_same_prompts(chats: Prepared, decoder: ModelConfig) -> None:
@@ -57,12 +57,15 @@ def test_several_steps_in_a_row_may_read_the_same_prompts(chats: Prepared, decod
     mixed = [MixedRows({"a": rows, "b": rows}, 0, Mixture(0, [Share(len(rows), None)] * 2, {0: [0.3, 0.7]})) for rows in (once, thrice)]
     for single, again in ((once, thrice), mixed):
         one, three = (Steps(each, 5, Sizes(8), 8, 0, world=1, train_rows=None, widest_first=False) for each in (single, again))
-        read = [[asked.prompt for asked in asked_of(three[step][0])] for step in range(9)]
-        assert read == [[asked.prompt for asked in asked_of(one[step][0])] for step in (0, 0, 0, 1, 1, 1, 2, 2, 2)] and read[0] != read[3]
+        read = [[question.prompt for question in questions_of(three[step][0])] for step in range(9)]
+        assert (
+            read == [[question.prompt for question in questions_of(one[step][0])] for step in (0, 0, 0, 1, 1, 1, 2, 2, 2)]
+            and read[0] != read[3]
+        )
 
 
 def test_prompts_without_room_for_an_answer_are_refused(chats: Prepared, decoder: ModelConfig) -> None:
-    longest = max(len(asked.prompt) for asked in asked_of(rows_of(chats, decoder).batch(np.arange(20))))
+    longest = max(len(question.prompt) for question in questions_of(rows_of(chats, decoder).batch(np.arange(20))))
     assert len(rows_of(chats, decoder, max_tokens=97 - longest)) == chats.train.n_documents
     with pytest.raises(ConfigError, match=r"prompts of the train split leave no room for objective\.max_tokens=\d+ in a row"):
         rows_of(chats, decoder, max_tokens=98 - longest)
@@ -75,7 +78,7 @@ def test_a_prompt_needs_no_answer_but_for_rewards_that_compare(prepare_text: Pre
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for answer in (None, "solution"):
         found = prepare_text(tmp_path / "a.jsonl", record=PromptRecord(answer=answer), val_frac=0.3)
-        for each in asked_of((of := rows_of(found, decoder)).batch(np.arange(len(of)))):
+        for each in questions_of((of := rows_of(found, decoder)).batch(np.arange(len(of)))):
             prompt, reference = found.tokenizer.decode(each.prompt), found.tokenizer.decode(each.reference)
             assert prompt.startswith("System:\nBe brief.\n\nUser:\n?\n\nAssistant:\n!") and prompt.endswith("\n\nAssistant:\n")
             last = prompt.removesuffix("\n\nAssistant:\n").rpartition("User:\n")[2]
@@ -115,14 +118,14 @@ def test_a_reward_compares_with_the_datas_answer_and_not_with_what_the_template_
         tokenizer.chat_template = template
         sampler = Sampler(tokenizer, GRPOConfig(), in_step=False)
         rows = rows_of(found, decoder)
-        asked = asked_of(rows.batch(np.arange(len(rows))))
-        said = [tokenizer.encode(of.format(tokenizer.decode(one.prompt).split("\n")[1].split("?")[0])) for one in asked]
+        questions = questions_of(rows.batch(np.arange(len(rows))))
+        said = [tokenizer.encode(of.format(tokenizer.decode(one.prompt).split("\n")[1].split("?")[0])) for one in questions]
         begun = [i for part in template_parts(tokenizer, opening) for i in part]
-        plain = sampler.answers([Rollout(one, ids, []) for one, ids in zip(asked, said, strict=True)], torch.device("cpu"))
-        opened = sampler.answers([Rollout(one, begun + ids, []) for one, ids in zip(asked, said, strict=True)], torch.device("cpu"))
+        plain = sampler.answers([Rollout(one, ids, []) for one, ids in zip(questions, said, strict=True)], torch.device("cpu"))
+        opened = sampler.answers([Rollout(one, begun + ids, []) for one, ids in zip(questions, said, strict=True)], torch.device("cpu"))
         assert [answer.reference.strip() for answer in plain] == [answer.text for answer in plain]
         assert {ExactReward().score(answer) for answer in (*plain, *opened)} == {1.0}
-        wrong = sampler.answers([Rollout(one, said[0], []) for one in asked[1:]], torch.device("cpu"))
+        wrong = sampler.answers([Rollout(one, said[0], []) for one in questions[1:]], torch.device("cpu"))
         assert {ExactReward().score(answer) for answer in wrong} == {0.0}
 
 

@@ -19,7 +19,7 @@ from lm.data.tokenizer.chat import ChatTemplate
 from lm.data.tokenizer.together import together
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
-from lm.generation.rollouts import Asked, Drawer, Rollout, Sampler
+from lm.generation.rollouts import Drawer, Question, Rollout, Sampler
 from lm.nn.batch import IGNORED
 from lm.training.config import TrainConfig
 from lm.training.run import train_rank
@@ -58,15 +58,15 @@ def answered(
     monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer, environment: EnvironmentConfig, answers: Sequence[str], end: str = "<|im_end|>"
 ) -> tuple[Sampler, Rollout]:
     """What a sampler makes of one prompt where these answers are drawn one after the other."""
-    asked = Asked(together(tokenizer, ChatTemplate(CHATML, "here", tokenizer).question([Turn("user", "guess")]))[0].tolist(), [])
+    question = Question(together(tokenizer, ChatTemplate(CHATML, "here", tokenizer).question([Turn("user", "guess")]))[0].tolist(), [])
     sampler, left = Sampler(tokenizer, GRPOConfig(environment=environment, max_tokens=8), in_step=False), iter(answers)
 
-    def draw(self: Drawer, model: Any, asked: Sequence[Asked], n: int, temperature: float, keys: Sequence[str]) -> list[Rollout]:
+    def draw(self: Drawer, model: Any, questions: Sequence[Question], n: int, temperature: float, keys: Sequence[str]) -> list[Rollout]:
         tokens = [*tokenizer.encode(next(left)), tokenizer.special([end])]
-        return [Rollout(asked[0], tokens, [-1.0] * len(tokens))]
+        return [Rollout(questions[0], tokens, [-1.0] * len(tokens))]
 
     monkeypatch.setattr(Drawer, "draw", draw)
-    (rollout,) = sampler.draw(redrawn(config()), [asked], 1)
+    (rollout,) = sampler.draw(redrawn(config()), [question], 1)
     assert next(left, None) is None
     return sampler, rollout
 
@@ -80,7 +80,7 @@ def test_a_rollout_is_the_chat_as_the_template_writes_it_and_replies_are_not_lea
     turns = [Turn("user", "guess"), Turn("assistant", "5"), Turn("tool", replies[0]), Turn("assistant", "6"), Turn("tool", replies[1])]
     template = ChatTemplate(CHATML, "here", chatml)
     whole = together(chatml, template.whole([*turns, Turn("assistant", "7")]))[0].tolist()
-    assert [*rollout.asked.prompt, *rollout.tokens] == whole[: len(rollout.asked.prompt) + len(rollout.tokens)] and whole[
+    assert [*rollout.question.prompt, *rollout.tokens] == whole[: len(rollout.question.prompt) + len(rollout.tokens)] and whole[
         -1:
     ] == chatml.encode("\n")
     (answer,) = sampler.answers([rollout], torch.device("cpu"))
@@ -126,8 +126,8 @@ def test_the_last_answer_stands_where_it_is_cut_or_nothing_more_fits_or_it_was_t
 def test_an_answer_that_stands_is_not_replied_to_again(chatml: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     seen, left, own = list[str](), iter(["7", "5", "6", "7"]), GuessConfig.reply
 
-    def draw(self: Drawer, model: Any, asked: Sequence[Asked], n: int, *given: Any) -> list[Rollout]:
-        return [Rollout(one, [*chatml.encode(next(left)), chatml.special(["<|im_end|>"])], [-1.0] * 2) for one in asked]
+    def draw(self: Drawer, model: Any, questions: Sequence[Question], n: int, *given: Any) -> list[Rollout]:
+        return [Rollout(one, [*chatml.encode(next(left)), chatml.special(["<|im_end|>"])], [-1.0] * 2) for one in questions]
 
     def reply(self: GuessConfig, answer: Any) -> Any:
         seen.append(answer.text)
@@ -136,20 +136,20 @@ def test_an_answer_that_stands_is_not_replied_to_again(chatml: Tokenizer, monkey
     monkeypatch.setattr(Drawer, "draw", draw)
     monkeypatch.setattr(GuessConfig, "reply", reply)
     sampler = Sampler(chatml, GRPOConfig(environment=GuessConfig(), max_tokens=8), in_step=False)
-    found = sampler.draw(redrawn(config()), [Asked([1], []), Asked([2], [])], 1)
+    found = sampler.draw(redrawn(config()), [Question([1], []), Question([2], [])], 1)
     assert seen == ["7", "5", "6", "7"] and [len(one.replies) for one in found] == [0, 2]
 
 
 def test_each_answer_is_drawn_by_a_key_of_its_own(chatml: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
 
-    def draw(self: Drawer, model: Any, asked: Sequence[Asked], n: int, temperature: float, keys: Sequence[str]) -> list[Rollout]:
+    def draw(self: Drawer, model: Any, questions: Sequence[Question], n: int, temperature: float, keys: Sequence[str]) -> list[Rollout]:
         seen.extend(f"{key}/{j}" for key in keys for j in range(n))  # as `Drawer` seeds them
-        return [Rollout(one, [*chatml.encode("5"), chatml.special(["<|im_end|>"])], [-1.0] * 2) for one in asked for _ in range(n)]
+        return [Rollout(one, [*chatml.encode("5"), chatml.special(["<|im_end|>"])], [-1.0] * 2) for one in questions for _ in range(n)]
 
     monkeypatch.setattr(Drawer, "draw", draw)
     sampler = Sampler(chatml, GRPOConfig(environment=GuessConfig(answers=3), max_tokens=8), in_step=False)
-    found = sampler.draw(redrawn(config()), [Asked([1], []), Asked([2], [])], 2, keys=["a", "b"])
+    found = sampler.draw(redrawn(config()), [Question([1], []), Question([2], [])], 2, keys=["a", "b"])
     assert len(seen) == len({*seen}) == 2 * 2 * 3 and [len(one.replies) for one in found] == [2] * 4
 
 

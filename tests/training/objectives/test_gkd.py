@@ -16,7 +16,7 @@ from lm.data.kinds import BytesConfig, GKDConfig
 from lm.data.layout.examples import Example
 from lm.data.rows.seq2seq import one_per_row
 from lm.errors import CheckpointError, ConfigError
-from lm.generation.rollouts import Asked, Drawer, Rollout
+from lm.generation.rollouts import Drawer, Question, Rollout
 from lm.losses.measure import Reference
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM
@@ -42,10 +42,10 @@ class Given(Drawer):
         super().__init__(BytesConfig().build(), 4, in_step)
         self._ends, self.asked = {30}, list[list[int]]()
 
-    def draw(self, model: LM, asked: Sequence[Asked], n: int, temperature: float = 1.0, keys: Sequence[str] = ()) -> list[Rollout]:
-        assert n == 1 and len(keys) == len(asked)
-        self.asked = [one.prompt for one in asked]
-        return [Rollout(one, self.answer(one.prompt), []) for one in asked]
+    def draw(self, model: LM, questions: Sequence[Question], n: int, temperature: float = 1.0, keys: Sequence[str] = ()) -> list[Rollout]:
+        assert n == 1 and len(keys) == len(questions)
+        self.asked = [one.prompt for one in questions]
+        return [Rollout(one, self.answer(one.prompt), []) for one in questions]
 
     def answer(self, prompt: list[int]) -> list[int]:
         return [*prompt, 23, 30 if len(prompt) > 2 else 24]
@@ -99,10 +99,10 @@ def test_which_answers_are_the_models_own_depends_on_the_step_and_the_row_alone(
         for whole in (Given(), Given(in_step=True)):
             objective = GKD(cfg, whole, Reference(lambda: teacher), 0, 0)
             answers, drawn = objective._answers(model, batch(), step, 4)
-            assert len(whole.asked) == 4 if whole.in_step else [one.asked.prompt for one in drawn] == whole.asked
+            assert len(whole.asked) == 4 if whole.in_step else [one.question.prompt for one in drawn] == whole.asked
             each = [objective._answers(model, part, step, 4 + i) for i, part in enumerate(parts)]
             assert answers == [answer for found, _ in each for answer in found] and drawn == [one for _, found in each for one in found]
-        chosen[step] = [prompt in [one.asked.prompt for one in drawn] for prompt in PROMPTS]
+        chosen[step] = [prompt in [one.question.prompt for one in drawn] for prompt in PROMPTS]
     assert 0.2 < chosen.mean() < 0.4 and (chosen.mean(0) > 0).all() and len({*map(tuple, chosen)}) > 8
 
 

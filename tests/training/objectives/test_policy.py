@@ -19,7 +19,7 @@ from lm.data.kinds import BytesConfig, GRPOConfig, ORPOConfig, RLOOConfig, SFTCo
 from lm.data.rewards.base import scores
 from lm.data.rows.policy import PolicyConfig
 from lm.errors import ConfigError, Interrupted
-from lm.generation.rollouts import Asked, Drawer, Rollout, Sampler
+from lm.generation.rollouts import Drawer, Question, Rollout, Sampler
 from lm.losses.measure import Start
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM
@@ -56,15 +56,15 @@ def given_rollouts(cfg: PolicyConfig) -> list[Rollout]:
     for n in (2, 5, 3):
         prompt = torch.randint(0, VOCAB, (n,), generator=ids).tolist()
         answers = [torch.randint(0, VOCAB, (next(lengths),), generator=ids).tolist() for _ in range(cfg.n_answers)]
-        found += [Rollout(Asked(prompt, []), tokens, [0.0] * len(tokens)) for tokens in answers]
+        found += [Rollout(Question(prompt, []), tokens, [0.0] * len(tokens)) for tokens in answers]
     return found
 
 
 def logp(model: LM, rollout: Rollout, temperature: float) -> Tensor:
     """Of each token, one row by itself."""
-    ids = torch.tensor([[*rollout.asked.prompt, *rollout.tokens]])
+    ids = torch.tensor([[*rollout.question.prompt, *rollout.tokens]])
     found = (model(Batch(ids)) / temperature).log_softmax(-1)[0, :-1].gather(-1, ids[0, 1:, None])[:, 0]
-    return found[len(rollout.asked.prompt) - 1 :]
+    return found[len(rollout.question.prompt) - 1 :]
 
 
 def grpo_of_the_paper(cfg: GRPOConfig, now: list[Tensor], before: list[Tensor], r: Tensor, drawn: list[Tensor]) -> Tensor:
@@ -145,7 +145,7 @@ def test_the_gradient_is_that_of_the_paper(kind: type[Policy[Any]], cfg: PolicyC
 def test_figures_are_exact_where_bf16_is_the_default() -> None:
     """257 is no bf16 number; trainer.precision=bf16-true makes that the default."""
     cfg = RLOOConfig(n_answers=257, rewards={"length": {"kind": "length", "free": 1, "most": 7}})
-    sampler, model = Given(cfg, [Rollout(Asked([1, 2], []), [3], [0.0])] * 257), redrawn(config(), 0)
+    sampler, model = Given(cfg, [Rollout(Question([1, 2], []), [3], [0.0])] * 257), redrawn(config(), 0)
     torch.set_default_dtype(torch.bfloat16)
     try:
         sums = RLOO(cfg, sampler, Start(lambda: model), 0, 0)(model, Batch(*torch.zeros(2, 1, 1, dtype=torch.int64)), 0, 0)
@@ -163,7 +163,7 @@ def test_in_step_the_number_of_forwards_depends_on_no_prompt() -> None:
     drawer, counted = Drawer(BytesConfig().build(), 3, in_step=True), set[int]()
     for lengths in ([3, 9], [5, 5], [70, 4], [700, 300]):
         forwards.clear()
-        drawer.draw(model, [Asked([7] * length, []) for length in lengths], 20)
+        drawer.draw(model, [Question([7] * length, []) for length in lengths], 20)
         counted.add(len(forwards))
     assert counted == {2 * 3}
 
@@ -181,7 +181,7 @@ def test_equal_rewards_teach_nothing_however_their_sum_is_rounded(weights: tuple
     rewards = {"a": any_ | {"weight": weights[0]}, "b": any_ | {"weight": weights[1]}, "c": none}
     model, asked = redrawn(config(), 0), Batch(*torch.zeros(2, 1, 1, dtype=torch.int64))
     for kind, cfg in ((RLOO, RLOOConfig(n_answers=3, rewards=rewards)), (GRPO, GRPOConfig(n_answers=3, rewards=rewards))):
-        sampler = Given(cfg, [Rollout(Asked([1, 2], []), [3 + n], [0.0]) for n in range(3)])
+        sampler = Given(cfg, [Rollout(Question([1, 2], []), [3 + n], [0.0]) for n in range(3)])
         sums = kind(cfg, sampler, Start(lambda: model), 0, 0)(model, asked, 0, 0)
         assert sums.metrics["frac_reward_zero_std"].tolist() == [1, 1]
         assert not any(each.any() for each in torch.autograd.grad(sums.total, [*model.parameters()]))
@@ -261,7 +261,7 @@ def test_answers_in_a_checkpoint_are_those_of_any_split_into_micro_batches() -> 
     """Seen to fail: behind the end of narrower rows labels of token 0."""
     cfg, model = GRPOConfig(n_answers=4, updates=2, rewards={"length": {"kind": "length", "free": 1, "most": 7}}), redrawn(config(), 0)
     rollouts = given_rollouts(cfg)
-    rollouts[4:8] = [replace(one, asked=Asked([5] * 30, [])) for one in rollouts[4:8]]
+    rollouts[4:8] = [replace(one, question=Question([5] * 30, [])) for one in rollouts[4:8]]
 
     def answered(part: list[Rollout]) -> Judged:
         asked = Batch(*torch.zeros(2, len(part) // 4, 1, dtype=torch.int64))

@@ -55,7 +55,7 @@ def family_for(cfg: ModelConfig, wanted: str | None = None, among: Collection[st
     where = f"family={wanted} cannot hold this model: there" if wanted else f"no family can hold this model: in {nearest}, the nearest,"
     if not homeless[nearest][0].startswith("model."):
         raise ConfigError(f"{where} {homeless[nearest][0]}.")
-    other = ", or export with mtp=drop" if any(option.startswith("model.mtp.") for option in homeless[nearest]) else ""
+    other = ", or export with mtp=drop" if any(option.startswith("model.mtp") for option in homeless[nearest]) else ""
     raise ConfigError(f"{where} {', and '.join(homeless[nearest][:5])}. Train with that{other}.")
 
 

@@ -151,8 +151,9 @@ class _Carried:
                     self._fill(self._there(f"{prefix}.{name}"), module, name, p, heads.get(id(module)))
 
     def _there(self, name: str) -> str:
-        """Returns a parameter's name with the number of the old layer that this one begins as."""
-        return re.sub(r"^blocks\.(\d+)\.", lambda found: f"blocks.{self.layers[int(found[1])]}.", name)
+        """Returns a parameter's name with the number of the old layer that this one begins as; vectors of distances, which all layers
+        have, stay in the first."""
+        return re.sub(r"^blocks\.(\d+)\.(?!attention\.table(_norm)?\.)", lambda found: f"blocks.{self.layers[int(found[1])]}.", name)
 
     @torch.no_grad()
     def _fill(self, name: str, module: nn.Module, local: str, p: nn.Parameter, head_dim: int | None) -> None:

@@ -102,6 +102,16 @@ def test_layers_are_repeated_left_out_and_reordered(save: Save) -> None:
     assert made(folder, layers=[0, 1, 2])[0].apart == 0.0
 
 
+@pytest.mark.parametrize("layers", [[1], [2, 0, 1], [1, 2]])
+def test_the_vectors_of_distances_stay_with_the_first_layer(save: Save, layers: list[int]) -> None:
+    """All layers have them. Seen to fail: they were drawn where another layer became the first, and what all had learned was lost."""
+    distances = {"n_buckets": 4, "max_distance": 8}
+    found, new, old = made(save("a", 1, attention={"n_heads": 4, "disentangled": distances}, position={"kind": "none"}), layers=layers)
+    for name in ("table.weight", "table_norm.weight"):
+        assert torch.equal(new[f"blocks.0.attention.{name}"], old[f"blocks.0.attention.{name}"])
+    assert torch.equal(new["blocks.0.attention.q.weight"], old[f"blocks.{layers[0]}.attention.q.weight"]) and not found.drawn
+
+
 @pytest.mark.parametrize(
     "ffn", [{"gated": False, "bias": True}, {"kind": "moe", "n_experts": 4, "top_k": 2, "expert": {"hidden": 16, "bias": True}}]
 )

@@ -51,6 +51,10 @@ class RecordConfig(Slot):
     def passages(self, documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[Passage]:
         """Returns the passages that the turns of each document become."""
 
+    def n_ids(self, tokenizer: Tokenizer) -> int:
+        """Returns the number that all ids of passages are below."""
+        return tokenizer.vocab_size
+
     def specials(self) -> tuple[str, ...]:
         """Returns the special tokens that the passages contain, which a tokenizer made here must have."""
         return ()

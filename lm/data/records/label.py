@@ -63,6 +63,10 @@ class LabelRecord(RecordConfig):
             found += [field] if name in ("1", "true") else []
         return found
 
+    def n_ids(self, tokenizer: Tokenizer) -> int:
+        """Returns that of tokens, or of bytes, which labels are."""
+        return max(tokenizer.vocab_size, 256)
+
     def passages(self, documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[Passage]:
         """Yields the beginning and the text, the second text, if any, then the label's bytes, which are the same whatever the tokenizer
         makes of its name."""

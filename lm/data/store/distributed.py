@@ -10,7 +10,7 @@ from lm.data.config import DataConfig, SourceConfig
 from lm.data.sources.base import SPLITS, Source, Split
 from lm.data.store.cache import Log, cache_root
 from lm.data.store.finished import finish_tokens
-from lm.data.store.prepare import build_tokens, find_tokenizer, require_documents, token_folder
+from lm.data.store.prepare import build_tokens, find_tokenizer, n_ids, require_documents, token_folder
 from lm.data.store.shards import ShardWriter, TokenStore, read_index
 from lm.data.store.shared import fetched, shared_once
 from lm.data.store.squeezed import Squeezed, kept
@@ -31,14 +31,14 @@ def prepare_part(data: DataConfig, tokenizer: TokenizerConfig, part: int, parts:
 
 def merge(data: DataConfig, tokenizer: TokenizerConfig, parts: int, *, log: Log, specials: Sequence[str] = ()) -> Path:
     """Merges the parts into the whole and returns its folder; the parts are kept. Raises ConfigError naming missing parts."""
-    folder, _, _, found = whole(data, tokenizer, log, specials)
+    folder, cfg, _, found = whole(data, tokenizer, log, specials)
     folders = [part_folder(folder, part, parts) for part in range(1, parts + 1)]
     missing = [] if fetched(folder, log, data.remote) else [path.name for path in folders if not fetched(path, log, data.remote)]
     if missing:
         raise ConfigError(
             f"merge={parts}: of {parts} parts {len(missing)} are missing in {folder.parent} ({', '.join(missing[:3])}). Prepare them first."
         )
-    return shared_once(folder, lambda half: _join(folders, found, half, data.test_frac), log, data.remote)
+    return shared_once(folder, lambda half: _join(folders, n_ids(cfg, found), half, data.test_frac), log, data.remote)
 
 
 def whole(data: DataConfig, given: TokenizerConfig, log: Log, specials: Sequence[str]) -> tuple[Path, SourceConfig, Source, Tokenizer]:
@@ -57,7 +57,7 @@ def part_folder(folder: Path, part: int, parts: int) -> Path:
     return folder.with_name(f"{folder.name}.part-{part}-of-{parts}")
 
 
-def _join(folders: list[Path], tokenizer: Tokenizer, half: Path, test_frac: float) -> None:
+def _join(folders: list[Path], below: int, half: Path, test_frac: float) -> None:
     indices = [read_index(folder) for folder in folders]
     documents: dict[str, int] = {split: sum(index["splits"][split]["n_documents"] for index in indices) for split in SPLITS}
     require_documents(documents, f"the {len(folders)} parts", sum(index["skipped"] for index in indices), test_frac)
@@ -66,9 +66,9 @@ def _join(folders: list[Path], tokenizer: Tokenizer, half: Path, test_frac: floa
     splits: Tree = {}
     with progress("Joining", total) as told:
         for split in SPLITS:
-            writer = ShardWriter(half, split, tokenizer.vocab_size)
+            writer = ShardWriter(half, split, below)
             for folder in folders:
-                done += _append(writer, folder, split, tokenizer.vocab_size)
+                done += _append(writer, folder, split, below)
                 told(done)
             splits[split] = writer.close()
     squeezed = Squeezed()
@@ -78,10 +78,10 @@ def _join(folders: list[Path], tokenizer: Tokenizer, half: Path, test_frac: floa
     finish_tokens(half, {**first, "splits": splits, **_totals(indices), **squeezed.close()})
 
 
-def _append(writer: ShardWriter, folder: Path, split: Split, vocab_size: int) -> int:
+def _append(writer: ShardWriter, folder: Path, split: Split, below: int) -> int:
     store = TokenStore(folder, split)
     writer.starts_at(np.asarray(store.starts), np.asarray(store.parts))
-    for tokens in store.checked(vocab_size):
+    for tokens in store.checked(below):
         writer.add(tokens)
     writer.n_bytes += store.n_bytes
     return store.n_bytes

@@ -107,7 +107,7 @@ def prepare(
             build_tokens(cfg, source, tokenizer, half, once or log)
 
         shared_once(folder, build, once or log, data.remote, resume=True)
-        parts[name] = _opened(folder, tokenizer, data.verify, seed)
+        parts[name] = _opened(folder, n_ids(cfg, tokenizer), data.verify, seed)
         for remark in sources[name].remarks:
             log(remark)
         _report(f"{name} " if name else "", parts[name].index, sources[name].held_out(), log)
@@ -224,13 +224,18 @@ def require_documents(documents: Mapping[str, int], looked_at: str, n_skipped: i
         )
 
 
-def _opened(folder: Path, tokenizer: Tokenizer, how: Literal["sample", "full"], seed: int) -> Part:
+def n_ids(data: SourceConfig, tokenizer: Tokenizer) -> int:
+    """Returns the number that all ids of this source's tokens are below."""
+    return tokenizer.vocab_size if data.records is None else data.records.n_ids(tokenizer)
+
+
+def _opened(folder: Path, below: int, how: Literal["sample", "full"], seed: int) -> Part:
     stores = {split: TokenStore(folder, split) for split in SPLITS}
     for store in stores.values():
         if how == "full":
-            store.verify(tokenizer.vocab_size)
+            store.verify(below)
         else:
-            store.sample(tokenizer.vocab_size, seed)
+            store.sample(below, seed)
     return Part(folder, stores, read_index(folder))
 
 

@@ -15,6 +15,8 @@ _HEAD = {
 }
 """Tensors of the head -> of that of files with legacy=false, the published ones."""
 
+_NORM, _VECTORS = r"(deberta\.)?encoder\.LayerNorm\.(weight|bias)", r"(deberta\.)?encoder\.rel_embeddings\.weight"
+
 
 class DebertaV2(Bert):
     """BERT whose scores have terms of distances, and whose embedding has positions in some models alone."""
@@ -34,8 +36,10 @@ class DebertaV2(Bert):
     fixed_there = {"pooler_hidden_act": "gelu"}
 
     def ignores(self, hf: Tree) -> tuple[str, ...]:
-        """A model without distances may have the norm of their vectors."""
-        return self.ignored if hf.get("relative_attention", False) else (*self.ignored, r"deberta\.encoder\.LayerNorm\.(weight|bias)")
+        """A model without distances may have the norm of their vectors, and one whose scores name no terms these themselves."""
+        if hf.get("relative_attention", False):
+            return self.ignored
+        return (*self.ignored, _NORM) if _terms(hf) else (*self.ignored, _NORM, _VECTORS)
 
     def read(self, hf: Tree) -> Tree:
         there = {"conv_kernel_size": (0, "a convolution"), "embedding_size": (hf["hidden_size"], "an embedding of that width")}

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer as RawTokenizer
+from tokenizers import models
 
 from lm.cli.compose.compose import compose_config
 from lm.data.config import DataConfig
@@ -17,8 +19,10 @@ from lm.data.rows.base import Rows
 from lm.data.rows.build import build_rows
 from lm.data.rows.reading import Reading
 from lm.data.sources.base import Split
+from lm.data.store.distributed import merge, prepare_part
 from lm.data.store.prepare import prepare
-from lm.data.tokenizer.config import BytesConfig
+from lm.data.store.shards import TokenStore
+from lm.data.tokenizer.config import BytesConfig, TokenizerFileConfig
 from lm.errors import ConfigError
 from lm.generation.evaluate import Evaluator, OneRank
 from lm.losses.measure import Choices
@@ -82,6 +86,21 @@ def test_a_label_is_at_the_last_token_in_a_decoder_and_at_the_first_in_an_encode
     documents = found.documents(np.arange(len(found)))
     assert documents is not None and documents.shape == batch.labels.shape
     assert sorted(documents[batch.labels.numpy() != IGNORED].tolist()) == [*range(found.n_labels)]
+
+
+def test_labels_are_read_beside_a_tokenizer_of_fewer_tokens_than_there_are_bytes(rows: Callable[..., Rows], tmp_path: Path) -> None:
+    """As of proteins. Seen to fail: the bytes of labels were held for damage of the token cache, which was to be deleted."""
+    raw = RawTokenizer(models.BPE({"x": 0, "[CLS]": 1, "[SEP]": 2}, []))
+    raw.save(str(tmp_path / "tokenizer.json"))
+    small = TokenizerFileConfig(path=str(tmp_path), bos="[CLS]", eos="[SEP]")
+    for verify in ("sample", "full"):
+        found = rows(TEXTS, encoder(), tokenizer=small, verify=verify)
+        assert found.n_labels >= 55 and int(found.batch(np.arange(len(found))).tokens.max()) < 3
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps(record) + "\n" for record in TEXTS))
+    data = TextConfig(files=[str(tmp_path / f"{n}.jsonl") for n in "ab"], cache_dir=str(tmp_path / "parts"), record=LabelRecord())
+    for part in (1, 2):
+        prepare_part(data, small, part, 2, log=print)
+    assert TokenStore(merge(data, small, 2, log=print), "train").n_documents > 2 * 50
 
 
 @pytest.mark.parametrize("packing", ["fit", "none"])

@@ -10,18 +10,19 @@ from safetensors.torch import load_file, save_file
 
 import lm
 from lm.data.rows.labelled import with_labels
-from lm.errors import ConfigError
+from lm.errors import CheckpointError, ConfigError
 from lm.hf.io.check import compare
 from lm.hf.io.family import families, resolved
 from lm.hf.io.files import SINGLE
 from lm.hf.io.reading import CONFIG, read_hf
 from lm.hf.io.writing import family_for, write_hf
 from lm.hf.options.keys import unheard
+from lm.nn.batch import Batch
 from lm.testing.models import random_model
 
 transformers = pytest.importorskip("transformers")
 
-from tests.hf.harness import VOCAB, cases, change, ours_of, redraw, verify  # noqa: E402
+from tests.hf.harness import VOCAB, cases, change, ours_of, redraw, tokens, verify  # noqa: E402
 
 BASE: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 100,
@@ -57,6 +58,27 @@ def test_a_published_file_imports(tmp_path: Path) -> None:
     found = ours_of(read_hf(tmp_path)).state_dict()
     assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
     assert "head.dense.weight" in found
+
+
+@pytest.mark.parametrize("cls", ["DebertaV2ForMaskedLM", "DebertaV2Model"])
+@pytest.mark.parametrize("terms", [["p2c", "c2p"], []])
+def test_vectors_of_distances_that_nothing_reads_are_left_out(terms: list[str], cls: str, tmp_path: Path) -> None:
+    """A file without relative_attention may have their norm, and one whose scores name no terms, where it is set to false, all of them."""
+    made = BASE | {"pos_att_type": terms, "relative_attention": not terms, "position_biased_input": True}
+    getattr(transformers, cls)(transformers.DebertaV2Config(**made)).save_pretrained(tmp_path)
+    change(tmp_path, relative_attention=False)
+    ours, ids = ours_of(read_hf(tmp_path)), tokens(2, 9, seed=3)
+    theirs = getattr(transformers, cls).from_pretrained(tmp_path).double().eval()
+    with torch.no_grad():
+        found = ours(Batch(ids), read=lambda hidden, head, ctx: hidden) if cls.endswith("Model") else ours(Batch(ids))
+        torch.testing.assert_close(found, theirs(ids)[0])
+
+
+def test_vectors_of_distances_that_scores_name_are_not_left_out(tmp_path: Path) -> None:
+    transformers.DebertaV2ForMaskedLM(transformers.DebertaV2Config(**BASE)).save_pretrained(tmp_path)
+    change(tmp_path, relative_attention=False)
+    with pytest.raises(CheckpointError, match=r"1 tensors are not known \(deberta.encoder.rel_embeddings.weight\)"):
+        read_hf(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from lm.ablation.runs import Asked, _file
 from lm.ablation.study import AskedStudy, Study, new_study, read_study
 from lm.cli.compose.compose import compose_config
 from lm.cli.verbs.compare import _of_study
-from lm.cli.views.study import plan
+from lm.cli.views.study import plan_text
 from lm.errors import CheckpointError, ConfigError
 from lm.schema import Tree, flatten, from_tree
 from lm.storage.atomic import atomic_folder
@@ -206,9 +206,9 @@ def test_where_all_are_given_up_the_baseline_gets_no_more_seeds_either(study: Ne
 @pytest.mark.slow
 def test_differences_are_told_in_tokens_once_the_baseline_ran_at_other_lengths(study: NewStudy) -> None:
     made = study(seeds=3, exchange=True, variants={ffn: [f"model/ffn={ffn}", "trainer.max_steps=8"] for ffn in ("swiglu", "gelu")})
-    assert "+ 2 x 3 of swiglu at 0.5 and 2 times its tokens" in plan(made, {})
+    assert "+ 2 x 3 of swiglu at 0.5 and 2 times its tokens" in plan_text(made, {})
     took = {"swiglu": Tried(2.0, 0.5, 3.0), "gelu": Tried(1.0, 0.5, 3.0)}  # 3 x (8 + 4 - 3 + 16 - 5) steps of swiglu, 3 x 8 of gelu
-    assert "all steps take 2 min 24 s, 12 starts 36.0 s" in plan(made, took)
+    assert "all steps take 2 min 24 s, 12 starts 36.0 s" in plan_text(made, took)
     rounds = []
     for ends in ({"swiglu": 4.0, "gelu": 3.95}, {"swiglu@0.5": 4.1, "swiglu@2": 3.9}):
         rounds.append([(job.name, job.trunk) for job in made.missing()])

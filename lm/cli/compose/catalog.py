@@ -108,12 +108,12 @@ def plugin_kinds() -> dict[str, dict[str, str]]:
 
 
 @cache
-def _plugin_kinds(conf: Path, further: Path | None, loaded: tuple[plugins.Plugin, ...]) -> dict[str, dict[str, str]]:
+def _plugin_kinds(root: Path, own: Path | None, loaded: tuple[plugins.Plugin, ...]) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     for plugin in loaded:
         for cls in plugin.kinds:
             kind, group = str(cls.model_fields["kind"].default), cls.group
-            file = _files(conf, further).get(group or "", {}).get(kind)
+            file = _files(root, own).get(group or "", {}).get(kind)
             if file is not None and read(file).get("kind") != kind:
                 raise ConfigError(f"{plugin.origin}: its kind {kind!r} is named like lm's option {group}={kind}. Rename it.")
             if group is not None and file is None:

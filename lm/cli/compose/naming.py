@@ -32,8 +32,8 @@ def run_name(given: Sequence[Given]) -> str:
 
     It has no '=' and no ',', so that `init_from=runs/...` needs no quotes.
     """
-    base, spoken = _base(given)
-    return _name(base, [item for item in given if item.key not in spoken and not below(item.key, WHERE_AND_HOW)])
+    base, covered = _base(given)
+    return _name(base, [item for item in given if item.key not in covered and not below(item.key, WHERE_AND_HOW)])
 
 
 def job_names(jobs: Sequence[Sequence[str]]) -> list[str]:
@@ -68,7 +68,7 @@ def variant_names(jobs: Sequence[Sequence[str]]) -> dict[str, list[str]]:
     return {name: [job[at] for at in varied] for name, job in zip(named, jobs, strict=True)}
 
 
-def spoken(overrides: Sequence[str]) -> str:
+def name_of(overrides: Sequence[str]) -> str:
     """Returns a name made of overrides, keys with values. Raises ConfigError for an override that parse() refuses."""
     return cut(_name("", parse(overrides)), _LONGEST_VARIANT)
 
@@ -80,6 +80,7 @@ def cut(name: str, longest: int, mark: str = "") -> str:
 
 
 def _placed(job: Sequence[str], varied: Sequence[int], mark: str = "") -> list[str]:
+    """Returns one job as `told_apart` does.  varied: places of the overrides that differ between jobs.  mark: as in `_name`."""
     try:
         given = parse(job)
     except ConfigError:
@@ -99,18 +100,21 @@ def _placed(job: Sequence[str], varied: Sequence[int], mark: str = "") -> list[s
 
 def short(path: str) -> str:
     """Returns the shortest ending of a dotted path that no other key has: 'lr' of optim.lr, 'norm.eps' of model.norm.eps."""
-    known, parts = known_keys(), path.split(".")
+    keys, parts = known_keys(), path.split(".")
+    if path not in keys:
+        return path
     endings = [".".join(parts[-n:]) for n in range(1, len(parts))]
-    return next((end for end in endings if path in known and sum(f".{other}".endswith(f".{end}") for other in known) == 1), path)
+    return next((end for end in endings if sum(f".{other}".endswith(f".{end}") for other in keys) == 1), path)
 
 
 def known_keys() -> frozenset[str]:
     """Returns the dotted paths of all keys of all kinds, and of their sections."""
-    return _known(known.root(), tuple(plugins.loaded()))
+    return _keys_of(known.root(), tuple(plugins.loaded()))
 
 
 @cache
-def _known(cls: type[Config], loaded: tuple[plugins.Plugin, ...]) -> frozenset[str]:
+def _keys_of(cls: type[Config], loaded: tuple[plugins.Plugin, ...]) -> frozenset[str]:
+    """Returns the dotted paths of all keys of a class.  loaded: not read, but other plugins give the same class other kinds."""
     return frozenset(_paths(cls, "", ()))
 
 
@@ -121,6 +125,7 @@ def _field(path: str) -> FieldInfo:
 
 
 def _paths(cls: type[Config], prefix: str, above: tuple[type[Config], ...]) -> Iterator[str]:
+    """Yields the keys of a class and of all kinds below it.  above: classes that hold it, in which it would not end."""
     for key, field in cls.model_fields.items():
         yield f"{prefix}{key}"
         for inner in set(variants(field.annotation).values()) - {*above}:

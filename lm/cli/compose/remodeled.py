@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from lm.cli.compose import catalog
 from lm.cli.compose.compose import apply, leave_out
-from lm.cli.compose.layers import Layer, merged
+from lm.cli.compose.layers import SPOKEN, Layer, merged
 from lm.cli.compose.overrides import parse
 from lm.errors import ConfigError
 from lm.schema import Tree, flatten
@@ -48,7 +48,7 @@ def remodeled(model: Tree, source: str, overrides: Sequence[str]) -> Tree:
         layers.insert(0, option)
     now = merged(layers)["model"]["ffn"] | {item.key.removeprefix("model.ffn."): item.value for item in given if not item.is_group}
     layers.append(Layer("feed-forward", source, _as_experts(model["ffn"], now)))
-    spoken = Layer("command line", "", {})
+    spoken = Layer(SPOKEN, "", {})
     for item in sorted((item for item in given if not item.is_group), key=lambda item: not item.key.endswith(".kind")):
         apply(item, layers, spoken)
     tree: Tree = merged([*layers, spoken])["model"]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from lm.cli.compose.arguments import overrides_of
 from lm.cli.compose.compose import compose
-from lm.cli.compose.layers import Composition, Layer
+from lm.cli.compose.layers import SPOKEN, Composition, Layer
 from lm.cli.compose.quoting import path_of
 from lm.errors import ConfigError
 from lm.printing import note
@@ -69,10 +69,10 @@ def take_examined(args: Sequence[str], own_keys: Sequence[str], model: Path) -> 
     by_length, by_rows = ([layer.label for layer, _ in composition.stated(f"data.{key}")][-1:] for key in ("seq_len", "val_rows"))
     found = _told(composition, Examined)
     data = found.data
-    if by_length == ["command line"] != by_rows and data.val_rows is not None:
+    if by_length == [SPOKEN] != by_rows and data.val_rows is not None:
         note(f"data.val_rows={data.val_rows} is left aside: all held-out text is read, the same at every data.seq_len")
         data = data.replace(val_rows=None)
-    if by_length not in (["run"], ["command line"]):
+    if by_length not in (["run"], [SPOKEN]):
         usual = read_config(model).get("model", {}).get("max_seq_len") if run is None else flatten(run.config()).get("data.seq_len")
         data = data.replace(seq_len=usual) if type(usual) is int else data
     return found.replace(data=data)

@@ -1,7 +1,7 @@
 """Parses the value of `sizes=`: widths, presets or overrides."""
 
 from lm.cli.compose import catalog
-from lm.cli.compose.naming import spoken
+from lm.cli.compose.naming import name_of
 from lm.cli.compose.quoting import pieces
 from lm.errors import ConfigError
 from lm.schema import Tree, flatten
@@ -18,7 +18,7 @@ def sizes(text: str, model: Tree) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for item in pieces(text):
         own = _overrides(item, model)
-        name = spoken(own) if "=" in item else item
+        name = name_of(own) if "=" in item else item
         if name in found:
             raise ConfigError(f"sizes: {item} is given twice. Leave one of them out.")
         found[name] = own

@@ -145,7 +145,7 @@ class Ablate(Verb):
         from lm.ablation.probe import tried
         from lm.ablation.running.jobs import run_missing
         from lm.ablation.study import AskedStudy, read_study
-        from lm.cli.views.study import plan
+        from lm.cli.views.study import plan_text
 
         again = frozen is not None and bool(self.model_fields_set & {"name", "dir"})
         folder = frozen if frozen is not None and not again else self._folder(name)
@@ -163,7 +163,7 @@ class Ablate(Verb):
         for line in ledger.asked_before(study) if begun is None else ():
             note(line)
         if doing == "plan":
-            answer(plan(study, tried(folder, dict(study.variants), study.threads) if self.check else {}))
+            answer(plan_text(study, tried(folder, dict(study.variants), study.threads) if self.check else {}))
             return
         if doing == "run":
             run_missing(study, self._place())
@@ -237,7 +237,7 @@ class Ablate(Verb):
         from lm.ablation.scaling.page import write_report
         from lm.ablation.scaling.report import tables
         from lm.ablation.scaling.runs import AskedLadder, Ladder, begun_ladder, new_ladder
-        from lm.cli.views.ladder import plan
+        from lm.cli.views.ladder import plan_text
 
         asking, folder = Asking(self.count, self.flops, self.at), self._folder(name)
         begun = AskedLadder.read(folder)
@@ -251,7 +251,7 @@ class Ablate(Verb):
         ladder.asked.agree(folder)
         asking.refuse_far(ladder.places(self.count))
         if doing == "plan":
-            answer(plan(ladder, self.count))
+            answer(plan_text(ladder, self.count))
             return
         if doing == "run":
             run_missing(ladder, self._place())
@@ -295,6 +295,6 @@ class Ablate(Verb):
         shared = cls.model_fields.keys() & self.model_fields_set - {"sizes"}  # which is a text here
         given = {key: getattr(self, key) for key in sorted(shared)}
         said = {key: value for key, value in given.items() if value is not None or type(None) in members(cls.model_fields[key].annotation)}
-        known = {"threads": begun.threads, "seeds": begun.seeds} if begun else {"threads": self._threads()}
-        config = from_tree(cls, {**known, **asked, **said}, self.study or "ablate")
+        usual = {"threads": begun.threads, "seeds": begun.seeds} if begun else {"threads": self._threads()}
+        config = from_tree(cls, {**usual, **asked, **said}, self.study or "ablate")
         return config.replace(seeds=max(begun.seeds, config.seeds)) if begun and self.seeds is None else config

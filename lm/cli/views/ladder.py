@@ -7,7 +7,7 @@ from lm.ablation.tuning import FACTORS
 from lm.units import counted, si, table
 
 
-def plan(ladder: Ladder, count: Count) -> str:
+def plan_text(ladder: Ladder, count: Count) -> str:
     """Returns a table of the runs and their cost."""
     head = "non-embedding parameters (N)" if count == "non_embedding" else "parameters (N)"
     rows = [("size", head, *(f"tokens x {times:g}" for times in ladder.config.tokens), "6 N D of the longest")]

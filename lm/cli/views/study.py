@@ -12,7 +12,7 @@ from lm.schema import flatten
 from lm.units import counted, duration, fitted, si
 
 
-def plan(study: Study, tried: Mapping[str, Tried]) -> str:
+def plan_text(study: Study, tried: Mapping[str, Tried]) -> str:
     """Returns a table of the variants' runs and their cost.  tried: what a step of each takes here; {} where that is not known."""
     base = size(study.variants[study.config.baseline])
     rows = [("variant", "parameters", "against the baseline", "tokens a run", "FLOPs a run", str(study.config.moved or ""))]

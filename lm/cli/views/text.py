@@ -1,4 +1,4 @@
-"""Settings in words (type, range, default, description), and notes."""
+"""Settings in words: type, range, default, value, description."""
 
 import json
 from typing import Any, Literal, get_args, get_origin

@@ -23,6 +23,7 @@ class DebertaV2(Bert):
 
     name = "deberta-v2"
     architecture = "DebertaV2ForMaskedLM"
+    rare = True
     ignored = (r"deberta\.embeddings\.position_ids", r"cls\.predictions\.decoder\.bias", r"mask_predictions\..*")
     older_endings: ClassVar[dict[str, str]] = {ours: f"lm_predictions.lm_head.{theirs}" for ours, theirs in _HEAD.items()}
     fields = {**Bert.fields, "norm.eps": ("layer_norm_eps", 1e-7)}

@@ -41,7 +41,7 @@ def _before_labels(model: ModelConfig) -> HeadConfig:
     if not body and (head.transform in (None, "tanh", "relu") or not head.transform_bias or not head.transform_norm):
         return head
     electra = model.embed.factorized is not None and model.residual.kind == "plain"
-    deberta = getattr(model.attention, "disentangled", None) is not None
+    deberta = getattr(model.attention, "disentangled", None) is not None or model.position.kind == "none"
     act = "gelu" if electra or deberta else "relu" if model.embed.segments is None else "tanh"  # DistilBERT has none, BERT and ALBERT have
     return head.replace(transform=act, transform_norm=False)
 

@@ -15,7 +15,7 @@ from lm.adapters.adapter import LoRAConfig
 from lm.errors import ConfigError
 from lm.hf.io.family import Family, Pair, resolved
 from lm.hf.io.transforms import Halves, Stack
-from lm.hf.io.whole import PREFIX, to_modules
+from lm.hf.io.whole import OF_LABELS, PREFIX, to_modules
 from lm.nn.model_config import ModelConfig
 from lm.nn.transformer import build_model
 from lm.schema import Tree
@@ -58,9 +58,9 @@ def write_peft(
         require_finite(name, tensor, "export", "Use another checkpoint")
     folder.mkdir(exist_ok=True)
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    saved = sorted({key.removeprefix(PREFIX).rpartition(".")[0] for key in whole}) or None
-    config = _config(cfg, adapter, found, [path for pair in pairs for path in pair.theirs], base)
-    write_json(folder / CONFIG, config | {"modules_to_save": saved})
+    saved = sorted({key.removeprefix(PREFIX).rpartition(".")[0] for key in whole})
+    config = _config(adapter, found, [path for pair in pairs for path in pair.theirs], base)
+    write_json(folder / CONFIG, config | {"task_type": _task(cfg, saved), "modules_to_save": saved or None})
 
 
 def highest_rank(folder: Path) -> int:
@@ -137,12 +137,15 @@ def _tensors(found: Mapping[str, Low]) -> Iterator[tuple[str, Tensor]]:
             yield f"{PREFIX}{where}.lora_magnitude_vector", each.m.contiguous()
 
 
-def _task(cfg: ModelConfig) -> str | None:
-    """Returns what peft takes the model for: as one that generates it asks for what a classifier does not have."""
-    return "SEQ_CLS" if cfg.head.labels is not None else _TASKS.get(cfg.kind)
+def _task(cfg: ModelConfig, saved: list[str]) -> str | None:
+    """Returns what peft takes the model for: as one that generates it asks for what a classifier does not have, and as a classifier for
+    a head among the modules that are `saved` whole."""
+    if cfg.head.labels is None:
+        return _TASKS.get(cfg.kind)
+    return "SEQ_CLS" if any(path.partition(".")[0] in OF_LABELS for path in saved) else None
 
 
-def _config(cfg: ModelConfig, adapter: LoRAConfig, found: Mapping[str, Low], known: list[str], base: str) -> Tree:
+def _config(adapter: LoRAConfig, found: Mapping[str, Low], known: list[str], base: str) -> Tree:
     """Returns adapter_config.json.  known: paths of all matrices there; where all matrices of one name have an adapter, target_modules has
     this name alone."""
     parameters = sorted(path for path, each in found.items() if each.a.ndim == 3 or path.endswith(".weight"))
@@ -152,7 +155,6 @@ def _config(cfg: ModelConfig, adapter: LoRAConfig, found: Mapping[str, Low], kno
     times = {path: rank / adapter.rank for path, rank in ranks.items()}
     return {
         "peft_type": "LORA",
-        "task_type": _task(cfg),
         "base_model_name_or_path": base,
         "r": adapter.rank,
         "lora_alpha": adapter.alpha,

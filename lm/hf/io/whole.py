@@ -19,7 +19,7 @@ PREFIX = "base_model.model."
 _ROWS = ".token_adapter.trainable_tokens_delta"
 _LOW_ROWS = ".lora_embedding_"
 _EMBED, _HEAD = "embed.weight", "head.weight"
-_HEADS = ("classifier", "score")
+OF_LABELS = ("classifier", "score")
 """Names of a classifier's head: peft's modules_to_save has both of them, and a model one."""
 
 
@@ -80,11 +80,11 @@ def from_modules(
         raise ConfigError(f"{folder}: it adapts {low}, and lm's adapters have no form for embeddings. Merge it with peft.")
     pairs = [*pairs_of(family, cfg)] if rest else []
     if unknown := (rows.keys() | whole.keys()) - {path for pair in pairs for path in pair.theirs}:
-        headless = cfg.head.labels is None and any(_in_module(path, name) for path in unknown for name in _HEADS)
+        headless = cfg.head.labels is None and any(_in_module(path, name) for path in unknown for name in OF_LABELS)
         made = "AutoModelForSequenceClassification.from_pretrained(..., num_labels=...), save that, and import it"
         remedy = f"It tells texts apart, and the base predicts tokens: make a base by {made}" if headless else "Give the base that it is of"
         raise ConfigError(f"{folder}: it has trained {min(unknown)}, which is no weight of the base. {remedy}.")
-    named = [name for name in config.get("modules_to_save") or () if name not in _HEADS or _has(family, cfg, name)]
+    named = [name for name in config.get("modules_to_save") or () if name not in OF_LABELS or _has(family, cfg, name)]
     if missing := [name for name in named if not any(_in_module(path, name) for path in whole)]:
         raise ConfigError(f"{folder}: modules_to_save names {missing[0]}, and no tensor is of that. Restore the file.")
     found: dict[str, Tensor] = {}

@@ -34,7 +34,7 @@ def test_a_forward_in_training_has_the_flops_of_the_formula(more: Tree) -> None:
     assert found.get_total_flops() == count(cfg, cfg.max_seq_len).forward_flops_per_token * ids.numel()
 
 
-@pytest.mark.parametrize("terms", ["both", "query", "key"])
+@pytest.mark.parametrize("terms", ["query_and_key", "query", "key"])
 def test_keys_and_queries_of_distances_are_made_once_for_all_tokens(terms: str) -> None:
     """Which the formula, of one token, leaves out."""
     cfg = config(attention={"n_heads": 4, "n_kv_heads": 2, "disentangled": {"n_buckets": 5, "terms": terms}}, position={"kind": "none"})
@@ -42,6 +42,6 @@ def test_keys_and_queries_of_distances_are_made_once_for_all_tokens(terms: str) 
     ids = torch.zeros(2, cfg.max_seq_len, dtype=torch.int64)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as found, torch.no_grad():
         build_model(cfg, seed=0).train()(Batch(ids), read=causal_reader(ids))
-    widths = {"both": cfg.d_model + cfg.d_model // 2, "query": cfg.d_model // 2, "key": cfg.d_model}
+    widths = {"query_and_key": cfg.d_model + cfg.d_model // 2, "query": cfg.d_model // 2, "key": cfg.d_model}
     once = cfg.n_layers * 2 * 10 * cfg.d_model * widths[terms]
     assert found.get_total_flops() - once == count(cfg, cfg.max_seq_len).forward_flops_per_token * ids.numel()

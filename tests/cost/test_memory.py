@@ -190,7 +190,7 @@ def test_attention_without_a_fused_kernel_keeps_the_weights_of_all_pairs(option:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
-@pytest.mark.parametrize("terms", ["both", "query", "key"])
+@pytest.mark.parametrize("terms", ["query_and_key", "query", "key"])
 def test_scores_of_distances_keep_the_weights_of_all_pairs_and_what_they_are_made_of(terms: str, precision: Precision) -> None:
     """Which vector is between which tokens is left out, int64 once for all layers, and under autocast q, k and v in float32."""
     found, held = [], []

@@ -76,7 +76,7 @@ ATTENTIONS: list[dict[str, Any]] = [
     },
     {"n_heads": 4, "n_kv_heads": 2, "values": "keys", "shared_layers": 1, "out_gate": "head"},
     {"n_heads": 4, "n_kv_heads": 2, "window": 9, "qk_norm": "head", "indexer": {"n_heads": 3, "head_dim": 10, "top_k": 4}},
-    MLA | {"q_rank": 12, "indexer": {"n_heads": 5, "head_dim": 8, "top_k": 3}},
+    MLA | {"q_rank": 12, "indexer": {"n_heads": 5, "head_dim": 8, "top_k": 6}},
 ]  # fmt: skip
 FFNS: list[dict[str, Any]] = [
     {"kind": "mlp", "activation": activation, "gated": gated, "bias": bias, "hidden": 40}

@@ -65,7 +65,7 @@ class DebertaV2(Bert):
         return {
             "n_buckets": n if n > 0 else most,
             "max_distance": most if n > 0 else None,
-            "terms": "both" if len(terms) > 1 else {"c2p": "query", "p2c": "key"}[terms[0]],
+            "terms": "query_and_key" if len(terms) > 1 else {"c2p": "query", "p2c": "key"}[terms[0]],
             "projections": "shared" if hf.get("share_att_key", False) else "own",
             "norm": "layer_norm" in (each.strip() for each in hf.get("norm_rel_ebd", "none").lower().split("|")),
         }
@@ -76,7 +76,7 @@ class DebertaV2(Bert):
             n, most = distances["n_buckets"], distances["max_distance"]
             told: Tree = {
                 "relative_attention": True,
-                "pos_att_type": {"query": ["c2p"], "key": ["p2c"], "both": ["p2c", "c2p"]}[distances["terms"]],
+                "pos_att_type": {"query": ["c2p"], "key": ["p2c"], "query_and_key": ["p2c", "c2p"]}[distances["terms"]],
                 "position_buckets": -1 if most is None else n,
                 "max_relative_positions": n if most is None else most,
                 "share_att_key": distances["projections"] == "shared",

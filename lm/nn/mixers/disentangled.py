@@ -2,6 +2,7 @@
 
 from typing import Literal, Self
 
+import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
@@ -26,7 +27,7 @@ class DisentangledConfig(Config):
     """Vectors of distances to earlier tokens, and as many to later ones."""
     max_distance: int | None = Field(512, gt=2)
     """Half the vectors are of one distance each, the others of ever more up to this one. null: all are of one, the last of all beyond."""
-    terms: Literal["both", "query", "key"] = "both"
+    terms: Literal["query_and_key", "query", "key"] = "query_and_key"
     """Which read distances: queries (c2p), keys (p2c), or both."""
     projections: Literal["shared", "own"] = "shared"
     """What makes keys and queries of the vectors: the layer's matrices for tokens, or further ones of its own."""
@@ -42,7 +43,7 @@ class DisentangledConfig(Config):
 
     def has(self, term: Literal["query", "key"]) -> bool:
         """Returns whether scores have this term."""
-        return self.terms in ("both", term)
+        return term in self.terms
 
     def flops(self, width: int) -> int:
         """Counts the scores of all vectors.  width: of the queries of all heads."""
@@ -78,7 +79,8 @@ class DisentangledGQA(GQA):
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         if self.layer == 0:
-            ctx.shared[_TABLE] = (self.table_norm(self.table.weight)[None],)  # (1, n, d)
+            rows = torch.arange(self.table.num_embeddings, device=x.device)
+            ctx.shared[_TABLE] = (self.table_norm(self.table(rows))[None],)  # (1, n, d)
         q, k, v = self.projected(x, ctx)
         k, v = self.kept(k, v, ctx)
         mask, (table,) = ctx.keys(self.layer), ctx.shared[_TABLE]

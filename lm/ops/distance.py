@@ -41,7 +41,8 @@ def signed_buckets(distance: Tensor, n: int, max_distance: int | None) -> Tensor
     """
     if max_distance is not None:
         exact, back = n // 2, distance.abs()
-        last = torch.full((), (max_distance - 1) / exact, device=distance.device)  # float32 as `growth`, which is a whole number there
-        growth = torch.log(back.clamp_min(exact) / exact) / torch.log(last) * (exact - 1)
+        far = back.clamp_min(exact).float() / exact  # whatever the default dtype is
+        last = far.new_full((), (max_distance - 1) / exact)  # of the same dtype, so that `growth` is a whole number there
+        growth = torch.log(far) / torch.log(last) * (exact - 1)
         distance = torch.where(back <= exact, distance, distance.sign() * (exact + growth.ceil().long()))
     return (distance + n).clamp(0, 2 * n - 1)

@@ -176,44 +176,40 @@ def test_what_some_layers_alone_have_is_kept(given: str, option: str, preset: st
     assert found[1] - found[0] == pytest.approx(held[1] - held[0], rel=0.06) != 0
 
 
+def added_by(preset: str, option: str, precision: Precision) -> tuple[int, int]:
+    """What an option of attention adds to the activations of long rows: by the formula, and in bytes that autograd keeps."""
+    found, held = [], []
+    for changes in ("", f"model.attention.{option}"):
+        model = build_model(composed(f"model={preset}", FUSED[preset], LONG, changes).model, seed=0).train()
+        found.append(memory(model, replace(ROW, precision=precision)).activations)
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
+            held.append(kept_bytes(model, setting=ROW))
+    return found[1] - found[0], held[1] - held[0]
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
 @pytest.mark.parametrize("option", ["forget=true", "softcap=30", "dropout=0.1", "softcap=9 model.attention.dropout=0.1"])
 def test_attention_without_a_fused_kernel_keeps_the_weights_of_all_pairs(option: str, precision: Precision) -> None:
     """Some numbers of a token's own are left out: those of the gates, and under autocast queries, keys and values in float32."""
-    found, held = [], []
-    for changes in ("", f"model.attention.{option}"):
-        model = build_model(composed("model=gpt2", FUSED["gpt2"], LONG, changes).model, seed=0).train()
-        found.append(memory(model, replace(ROW, precision=precision)).activations)
-        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
-            held.append(kept_bytes(model, setting=ROW))
-    assert found[1] - found[0] == pytest.approx(held[1] - held[0], rel=0.03 if precision == "fp32" else 0.12)
+    found, held = added_by("gpt2", option, precision)
+    assert found == pytest.approx(held, rel=0.03 if precision == "fp32" else 0.12)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
 @pytest.mark.parametrize("terms", ["query_and_key", "query", "key"])
 def test_scores_of_distances_keep_the_weights_of_all_pairs_and_what_they_are_made_of(terms: str, precision: Precision) -> None:
     """Which vector is between which tokens is left out, int64 once for all layers, and under autocast q, k and v in float32."""
-    found, held = [], []
-    for changes in ("", f"model.attention.disentangled.n_buckets=40 model.attention.disentangled.terms={terms}"):
-        model = build_model(composed("model=gpt2", FUSED["gpt2"], LONG, changes).model, seed=0).train()
-        found.append(memory(model, replace(ROW, precision=precision)).activations)
-        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
-            held.append(kept_bytes(model, setting=ROW))
+    found, held = added_by("gpt2", f"disentangled.n_buckets=40 model.attention.disentangled.terms={terms}", precision)
     rows = 8 * ROW.seq_len**2
-    assert found[1] - found[0] == pytest.approx(held[1] - held[0] - rows, rel=0.03 if precision == "fp32" else 0.12)
+    assert found == pytest.approx(held - rows, rel=0.03 if precision == "fp32" else 0.12)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
 @pytest.mark.parametrize("preset", ["gpt2", "deepseek_tiny"])
 def test_an_indexer_keeps_the_scores_of_its_heads(preset: str, precision: Precision) -> None:
     """The mask that all layers share is left out, and under autocast the queries and keys of indexers in float32."""
-    found, held = [], []
-    for changes in ("", f"model.attention.{INDEXER}"):
-        model = build_model(composed(f"model={preset}", FUSED[preset], LONG, changes).model, seed=0).train()
-        found.append(memory(model, replace(ROW, precision=precision)).activations)
-        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
-            held.append(kept_bytes(model, setting=ROW))
-    assert found[1] - found[0] == pytest.approx(held[1] - held[0], rel=0.05 if precision == "fp32" else 0.12)
+    found, held = added_by(preset, INDEXER, precision)
+    assert found == pytest.approx(held, rel=0.05 if precision == "fp32" else 0.12)
 
 
 @pytest.mark.parametrize("preset", ["gpt2", "bart_base", "granite_3_1_2b"])

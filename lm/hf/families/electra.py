@@ -17,7 +17,8 @@ class Electra(Bert):
 
     name = "electra"
     architecture = "ElectraForMaskedLM"
-    ignored = (r"electra\.embeddings\.position_ids", r"generator_predictions\.dense_prediction\.(weight|bias)")
+    ignored = (r"electra\.embeddings\.position_ids", r"generator_predictions\.dense_prediction\.(weight|bias)",
+               r"discriminator_predictions\..*")  # fmt: skip
     older_endings = {}
     fields = {**Bert.fields, "vocab_size": ("vocab_size", 30522)}
     further = (*Bert.further, "embedding_size")

@@ -43,7 +43,7 @@ def _without_head(family: Family) -> Family:
         "fields": without(body.fields, "head.*"),
         "idle": (*body.idle, *(key for ours, key, _ in family.places() if ours.startswith("head."))),
         "fixed": without(body.fixed, "head.*") | _NO_HEAD,
-        "ignored": (*body.ignored, r"pooler\.(dense\.)?(weight|bias)", r"embeddings\.position_ids", r"discriminator_predictions\..*"),
+        "ignored": (*body.ignored, r"pooler\.(dense\.)?(weight|bias)", r"embeddings\.position_ids"),
         "beneath": _UNDER_ANOTHER.get(family.name, ""),
         "unwritten": (_NARROW,),
         "zero_if_missing": (_NARROW,),

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from lm.errors import ConfigError
-from lm.nn.batch import Batch
 from lm.nn.context import Context
 from lm.nn.mixers.disentangled import DisentangledGQA
 from lm.nn.mixers.gqa import GQAConfig
@@ -15,7 +14,6 @@ from lm.nn.model_config import model_config
 from lm.nn.norm import LayerNormConfig
 from lm.ops.attention.mask import Mask, arange_positions
 from lm.ops.distance import signed_buckets
-from lm.ops.recompute import Recompute
 from lm.testing.invariants import check_model, check_rows_of_the_cache
 from lm.testing.models import BASE, redraw, same, tokens
 from tests.nn.models import config, redrawn
@@ -104,6 +102,18 @@ def test_rows_of_the_table_are_those_of_deberta() -> None:
     assert signed_buckets(torch.tensor([-9, -4, -3, 0, 3, 4]), 4, None).tolist() == [0, 0, 1, 4, 7, 7]
 
 
+def test_rows_are_the_same_where_bf16_is_the_default() -> None:
+    """As with trainer.precision=bf16-true. Seen to fail: one distance in eight had another vector."""
+    distance = torch.arange(-600, 601)
+    expected = signed_buckets(distance, 256, 512)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert torch.equal(signed_buckets(distance, 256, 512), expected)
+    finally:
+        torch.set_default_dtype(before)
+
+
 @pytest.mark.usefixtures("doubles")
 @pytest.mark.parametrize("kind", ["none", "learned"])
 @pytest.mark.parametrize("attention", [{}, {"n_kv_heads": 1, "window": 5, "global_every": 2}, {"softcap": 5.0, "gpt_oss_sinks": True}])
@@ -111,17 +121,6 @@ def test_what_holds_of_all_models_holds(attention: dict[str, Any], kind: str) ->
     cfg = config(attention={"n_heads": 4, "disentangled": FAR} | attention, position={"kind": kind})
     check_model(cfg)
     check_rows_of_the_cache(cfg)
-
-
-@pytest.mark.usefixtures("doubles")
-@pytest.mark.parametrize("how", [Recompute("block"), Recompute("selective")], ids=str)
-def test_blocks_that_are_run_again_for_the_backward_give_the_same_gradients(how: Recompute) -> None:
-    cfg = config(attention={"n_heads": 4, "n_kv_heads": 2, "disentangled": FAR}, position={"kind": "none"})
-    model, ids = redrawn(cfg).train(), tokens(2, 17)
-    expected = torch.autograd.grad(model(Batch(ids)).square().sum(), [*model.parameters()])
-    model.recomputes(how)
-    found = torch.autograd.grad(model(Batch(ids)).square().sum(), [*model.parameters()])
-    torch.testing.assert_close(found, expected, atol=0, rtol=0)
 
 
 def test_the_first_layer_has_the_vectors_of_all() -> None:

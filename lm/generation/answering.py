@@ -13,6 +13,7 @@ from lm.data.records.messages import tools_of
 from lm.data.records.preference import PreferenceRecord
 from lm.data.records.rated import RatedRecord
 from lm.data.sources.base import ASSISTANT, Turn
+from lm.data.tokenizer.gap import Gap
 from lm.errors import ConfigError
 from lm.generation.decode import room
 from lm.generation.lines import add_line, digest, gone_on_with, read_lines
@@ -26,22 +27,22 @@ _AT_ONCE = 1024  # prompts whose rows exist at once
 
 @dataclass(frozen=True)
 class Prompt:
-    """A line of a file of prompts: its object, what is asked (a text, or the turns so far), and the place for errors."""
+    """A line of a file of prompts: its object, what is asked (a text, a gap in one, or the turns so far), and the place for errors."""
 
     line: Tree
-    asked: str | list[Turn]
+    asked: str | Gap | list[Turn]
     where: str
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """Returns what the lines of a file ask, each a JSON object with the field `prompt` or `messages`; what else is in it goes along into
-    the answers. Raises ConfigError for a line that is none, and where lines have not all the same field."""
+    """Returns what the lines of a file ask, each a JSON object with the field `prompt`, which may have a `suffix` beside it, or `messages`;
+    what else is in it goes along into the answers. Raises ConfigError for a line that is none, and where not all lines have the same."""
     prompts = [_prompt(line, where) for line, where in read_lines(path, "prompts")]
     if not prompts:
         raise ConfigError(f'{path}: it holds no prompt. Write a line such as {{"prompt": "def main("}} for each.')
     for prompt in prompts:
-        if isinstance(prompt.asked, str) != isinstance(prompts[0].asked, str):
-            raise ConfigError(f"{prompt.where}: prompts and messages are in one file. Keep them in files of their own.")
+        if type(prompt.asked) is not type(prompts[0].asked):
+            raise ConfigError(f"{prompt.where}: it asks otherwise than line 1. Keep prompts, those with suffix, and messages apart.")
     return prompts
 
 
@@ -52,9 +53,10 @@ def _prompt(line: Any, where: str) -> Prompt:
         raise ConfigError(f"{where}: it has the field {ANSWERS} already, which is written here. Rename it.")
     if "messages" in line:
         return Prompt(line, turns_of(line, where), where)
-    if not isinstance(line["prompt"], str):
-        raise ConfigError(f"{where}: prompt is no string. Fix the line.")
-    return Prompt(line, line["prompt"], where)
+    prompt, suffix = line["prompt"], line.get("suffix")
+    if not isinstance(prompt, str) or not isinstance(suffix, str | None):
+        raise ConfigError(f"{where}: {'suffix' if isinstance(prompt, str) else 'prompt'} is no string. Fix the line.")
+    return Prompt(line, prompt if suffix is None else Gap(prompt, suffix), where)
 
 
 def turns_of(line: Tree, where: str) -> list[Turn]:

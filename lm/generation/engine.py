@@ -32,6 +32,8 @@ class Request:
 
     rows: list[Row]
     cfg: SamplingConfig
+    ends: Collection[int] = ()
+    """A row ends at one of these tokens, which is not part of it."""
     scores: int | None = None
     """How many likeliest tokens are told at each place of the prompt, beside log p of its own tokens. None: nothing of the prompt is."""
     scored: list[Logprob] = field(default_factory=list)
@@ -83,8 +85,8 @@ class Engine:
     token."""
 
     def __init__(self, model: LM, vocabulary: Vocabulary, most_rows: int, chunk: int = 512) -> None:
-        """most_rows: rows decoded together at most.  chunk: prompt tokens prefilled in one step, so that running rows do not wait for a
-        long prompt."""
+        """vocabulary: whose ends are not looked at, since a request has its own.  most_rows: rows decoded together at most.  chunk: prompt
+        tokens prefilled in one step, so that running rows do not wait for a long prompt."""
         self._model, self._vocabulary, self._most_rows, self._chunk = model.eval(), vocabulary, most_rows, chunk
         self._waiting: deque[Request] = deque()
         self._prompt: _Prompt | None = None  # of the first waiting request, where a part of it has been prefilled
@@ -209,7 +211,7 @@ class Engine:
 
     def _went_on(self, sample: Sample, token: int, logprob: Logprob | None) -> Event:
         """Appends a drawn token to the sample, unless it is an end; returns the event."""
-        if token in self._vocabulary.ends:
+        if token in sample.request.ends:
             return self._ended(sample, "stop", logprob)
         sample.row.new.append(token)
         sample.over = len(sample.row.new) >= sample.row.limit

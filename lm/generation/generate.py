@@ -6,6 +6,7 @@ from typing import Any, overload
 import numpy as np
 
 from lm.data.sources.base import Turn
+from lm.data.tokenizer.gap import Gap
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.generation.answering import turns_of
@@ -29,16 +30,25 @@ def generate(model: LM, tokenizer: Tokenizer, prompt: Sequence[Messages], **opti
 @overload
 def generate(model: LM, tokenizer: Tokenizer, prompt: list[str], *, chat: bool = False, **options: Any) -> list[str]: ...
 def generate(
-    model: LM, tokenizer: Tokenizer, prompt: Any, *, chat: bool = False, continue_final_message: bool = False, **options: Any
+    model: LM,
+    tokenizer: Tokenizer,
+    prompt: Any,
+    *,
+    suffix: str | None = None,
+    chat: bool = False,
+    continue_final_message: bool = False,
+    **options: Any,
 ) -> str | list[str]:
     """Returns the text that follows the prompt, or each of several; from an encoder-decoder, its answer to the prompt as a source; and to
     the messages of a chat, or of several chats, the assistant's next answer, under the tokenizer's chat template.
 
-    chat: the prompt is a user's message, and the template is put around it.  continue_final_message: the last of the messages, the
-    assistant's, is gone on with instead.  options: the fields of GenerateConfig (max_tokens, temperature, seed, stop, ...); with n=4 a list
-    of four texts of each prompt in turn; beams with a grammar that allows fewer give fewer, so ask one prompt at a time there.
+    suffix: text behind; what fills the gap between a prompt and it is returned, by a model of objective=fim, or another that has learned to
+    fill in the middle.  chat: the prompt is a user's message, and the template is put around it.  continue_final_message: the last of the
+    messages, the assistant's, is gone on with instead.  options: the fields of GenerateConfig (max_tokens, temperature, seed, stop, ...);
+    with n=4 a list of four texts of each prompt in turn; beams with a grammar that allows fewer give fewer, so ask one prompt at a time
+    there.
     """
-    found = complete(model, tokenizer, prompt, chat=chat, continue_final_message=continue_final_message, **options)
+    found = complete(model, tokenizer, prompt, suffix=suffix, chat=chat, continue_final_message=continue_final_message, **options)
     texts = [completion.text for completion in found]
     return texts[0] if _is_one(prompt) and "n" not in options else texts
 
@@ -49,6 +59,7 @@ def complete(
     tokenizer: Tokenizer,
     prompt: str | list[str] | Messages | Sequence[Messages],
     *,
+    suffix: str | None = None,
     chat: bool = False,
     continue_final_message: bool = False,
     **options: Any,
@@ -62,10 +73,16 @@ def complete(
     except TypeError as error:
         raise ConfigError(f"options: {error}. Give numbers, texts, lists and dicts.") from None
     asked = _asked(prompt)
-    chats = bool(asked) and not isinstance(asked[0], str)
+    chats = any(not isinstance(each, str) for each in asked)
     if continue_final_message and not chats:
         raise ConfigError("continue_final_message: it is of the messages of a chat. Give them as the prompt, or leave it out.")
     writer = Writer(model, tokenizer, cfg, drafter_of(model, tokenizer, cfg))
+    if suffix is not None:
+        if chat or chats:
+            raise ConfigError("suffix: a chat has none. Give a text as the prompt, or leave it out.")
+        if not isinstance(suffix, str):
+            raise ConfigError(f"suffix: {suffix!r:.80} is no text. Give the text behind the gap.")
+        return writer.in_gaps().complete([Gap(str(each), suffix) for each in asked])
     return (writer.in_chat(continue_final_message) if chat or chats else writer).complete(asked)
 
 

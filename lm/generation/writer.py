@@ -7,6 +7,7 @@ from typing import Literal, Self
 
 from lm.data.sources.base import Turn
 from lm.data.tokenizer.chat import ChatTemplate
+from lm.data.tokenizer.gap import Gap, gap_ends, gap_ids
 from lm.data.tokenizer.source import source_of
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
@@ -20,6 +21,7 @@ from lm.generation.sampling import Logprob
 from lm.generation.text import Continuation, chat_template, ends_of, ids_of, primed, require_fit, special_named
 from lm.nn.transformer import LM
 
+Asked = str | Gap | Sequence[Turn]
 OnText = Callable[[int, str], None]
 OnDone = Callable[[int, list["Completion"]], None]
 
@@ -55,6 +57,8 @@ class Writer:
     """Writes each prompt, a user's message or all turns so far. None: the model reads it as it is."""
     goes_on: bool = True
     """What is written goes on with the prompt's text, in a chat with the last message's. False: it is a text of its own, as an answer."""
+    fills: bool = False
+    """Each prompt is a gap in a text, and what is written ends where the gap does."""
 
     def __post_init__(self) -> None:
         require_fit(self.tokenizer, self.model.vocab_size)
@@ -64,30 +68,38 @@ class Writer:
         instead. Raises ConfigError where there is no template."""
         return replace(self, chat=chat_template(self.tokenizer), goes_on=goes_on)
 
+    def in_gaps(self) -> Self:
+        """Returns a writer of what fills gaps. Raises ConfigError for a model that is no decoder, or has no tokens to be asked with."""
+        if self.model.cfg.kind != "decoder":
+            raise ConfigError(f"suffix: a gap is filled by a decoder, and the model is an {self.model.cfg.kind}. Leave it out.")
+        gap_ids(self.tokenizer, Gap("", ""))
+        return replace(self, fills=True)
+
     @cached_property
     def vocabulary(self) -> Vocabulary:
         """The tokenizer's tokens, the grammar of cfg's json_schema, regex or grammar, and cfg.first_token. Raises ConfigError as `Grammar`
         does, such as where no text matches, and for a first token that there is not."""
         ends, first = ends_of(self.tokenizer), self.cfg.first_token
+        ends += [token for token in gap_ends(self.tokenizer) if token not in ends] if self.fills else []
         if first is not None and self.model.cfg.kind != "encoder_decoder":
             raise ConfigError("first_token: it is of an encoder-decoder's answers, and the model is a decoder. Leave it out.")
         grammar = Grammar(self.tokenizer, self.cfg, ends) if self.cfg.form is not None else None
         given = None if first is None else special_named(self.tokenizer, first, "first_token")
         return Vocabulary(self.tokenizer.vocab_size, ends, self.tokenizer.pad, grammar, given)
 
-    def ids(self, prompt: str | Sequence[Turn]) -> list[int]:
+    def ids(self, prompt: Asked) -> list[int]:
         """Returns the token ids that the model reads for a prompt. In a chat: those of what the template writes up to where the answer
         begins, or goes on. Else for a decoder: the text as it begins a document of training, with bos where the tokenizer adds it; for an
-        empty text bos, or else eos. For an encoder-decoder: the text as a source.
+        empty text bos, or else eos. For an encoder-decoder: the text as a source. For a gap: what is around it, and the request to fill it.
 
         Raises ConfigError for a text that is not valid Unicode, and for an empty prompt where there is neither bos nor eos.
         """
+        if isinstance(prompt, Gap):
+            _require_unicode(prompt.prefix, "prompt")
+            _require_unicode(prompt.suffix, "suffix")
+            return gap_ids(self.tokenizer, prompt)
         turns = [Turn("user", prompt)] if isinstance(prompt, str) else prompt
-        text = turns[-1].text
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise ConfigError(f"prompt: character {error.start} ({text[error.start]!r}) is not valid Unicode. Give it as UTF-8.") from None
+        _require_unicode(text := turns[-1].text, "prompt")
         if self.chat is not None:
             return ids_of(self.tokenizer, self.chat.question(turns, self.goes_on))
         if self.model.cfg.kind == "encoder_decoder":
@@ -105,7 +117,7 @@ class Writer:
         """Returns the text of a row that has no new tokens yet."""
         return Continuation(primed(self.tokenizer, row.begin if self.goes_on else []), self.cfg.stops)
 
-    def complete(self, prompts: Sequence[str | Sequence[Turn]], on_text: OnText | None = None) -> list[Completion]:
+    def complete(self, prompts: Sequence[Asked], on_text: OnText | None = None) -> list[Completion]:
         """Returns cfg.n completions of each prompt in turn, and calls on_text(row, text) with each piece of text as soon as it is certain:
         whole characters, no part of a stop string. With beam search each text is passed whole, when all beams have ended.
 
@@ -172,3 +184,10 @@ class Writer:
         full = not text.stopped and len(row.new) == row.limit
         slid = row.position > self.model.max_seq_len  # the last token is not fed back
         return Completion(text.text, row.new, full and row.limit < self.cfg.max_tokens, slid, "length" if full else "stop", row.logprobs)
+
+
+def _require_unicode(text: str, key: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{key}: character {error.start} ({text[error.start]!r}) is not valid Unicode. Give it as UTF-8.") from None

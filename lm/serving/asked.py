@@ -9,6 +9,7 @@ import numpy as np
 
 from lm.data.rows.reading import Read, Reading
 from lm.data.tokenizer.chat import ChatTemplate
+from lm.data.tokenizer.gap import Gap
 from lm.data.tokenizer.stream import Stream
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
@@ -94,7 +95,7 @@ class Reader:
         prompts = _several(body.prompt, "prompt")
         if len(prompts) > _SAMPLES:  # before time is spent on them
             raise ConfigError(f"prompt: {len(prompts)} prompts are too many for a request; at most {_SAMPLES}. Ask for fewer.")
-        encoded = [self.writer.ids(prompt) if isinstance(prompt, str) else self._checked(prompt, "prompt") for prompt in prompts]
+        encoded = self._encoded(prompts) if body.suffix is None else self._in_gaps(prompts, body)
         if body.echo and self.writer.model.cfg.kind == "encoder_decoder":
             raise ConfigError("echo: the prompt of an encoder-decoder is a source, which its answer does not go on. Leave it out.")
         only_read = body.echo and tree.get("max_tokens") == 0
@@ -172,6 +173,19 @@ class Reader:
             raise ConfigError(f"tool_choice: {body.function!r} is none of the tools. {did_you_mean(str(body.function), names)}")
         return {"grammar": grammar_of(self._marks, body.tools or [], body.function, body.parallel_tool_calls is False)}
 
+    def _encoded(self, prompts: list[str] | list[Ids]) -> list[Ids]:
+        return [self.writer.ids(prompt) if isinstance(prompt, str) else self._checked(prompt, "prompt") for prompt in prompts]
+
+    def _in_gaps(self, prompts: list[str] | list[Ids], body: CompletionBody) -> list[Ids]:
+        """Returns the ids of prompts whose gaps to the body's suffix are to be filled. Raises ConfigError."""
+        if body.echo:
+            raise ConfigError("echo: with a suffix, the model reads more than the prompt's text. Leave one of them out.")
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        if len(texts) < len(prompts):
+            raise ConfigError("suffix: it goes with a prompt that is text, and token ids are given. Give the text, or write the ids whole.")
+        writer = self.writer.in_gaps()
+        return [writer.ids(Gap(text, body.suffix or "")) for text in texts]
+
     def _text(self, prompt: str | Ids) -> str:
         """Returns the text of a prompt, without a character at the end that new tokens may complete."""
         return prompt if isinstance(prompt, str) else "".join(map(Stream(self.writer.tokenizer).push, prompt))
@@ -216,10 +230,13 @@ class Reader:
         if longest + cfg.max_tokens > self._most_tokens:
             given = f"{longest} tokens of prompt and max_tokens={cfg.max_tokens}"
             raise Refusal(400, f"prompt: {given} are over {self._most_tokens} together. Shorten one.", "context_length_exceeded")
-        writer = replace(self.writer, cfg=cfg, goes_on=isinstance(body, CompletionBody) or body.continue_final_message)
+        if isinstance(body, CompletionBody):
+            writer = replace(self.writer, cfg=cfg, goes_on=True, fills=body.suffix is not None)
+        else:
+            writer = replace(self.writer, cfg=cfg, goes_on=body.continue_final_message)
         self._trial.require(cfg)
         rows = writer.rows(prompts)
-        requests = [Request(rows[start : start + cfg.n], cfg) for start in range(0, len(rows), cfg.n)]
+        requests = [Request(rows[start : start + cfg.n], cfg, writer.vocabulary.ends) for start in range(0, len(rows), cfg.n)]
         return Asked(body, writer, requests, echoes, sum(map(len, prompts)), marks)
 
 

@@ -60,6 +60,8 @@ class CompletionBody(Body):
 
     prompt: MaybeEmpty | Ids | list[MaybeEmpty] | list[Ids] = ""
     """Text to continue, or its token ids, or several of either."""
+    suffix: MaybeEmpty | None = None
+    """Text behind: what is written fills the gap between the prompt and it. null: none."""
     echo: bool = False
     """The prompt is part of the text, and of the logprobs."""
 

@@ -17,6 +17,8 @@ from tokenizers import Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as RawTokenizer
 
 import lm
+from lm.data.kinds import BytesConfig
+from lm.data.tokenizer.gap import SENTINELS
 from lm.data.tokenizer.tokenizer import Specials, Tokenizer, load_tokenizer
 from lm.generation.config import SamplingConfig
 from lm.generation.writer import Writer
@@ -25,6 +27,7 @@ from lm.nn.transformer import DecoderLM
 from lm.schema import Tree, from_tree
 from lm.serving.worker import Worker
 from tests.generation.test_answers import encoder_decoder
+from tests.nn.models import config, redrawn
 from tests.serving.conftest import Serve
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -110,6 +113,17 @@ def test_logprobs_of_an_echoed_prompt_are_those_of_one_forward(client: httpx.Cli
         )
         assert len(found["tokens"]) == len(prompt) + 1 == len(found["text_offset"])
         assert choice["text"].startswith(tokenizer.decode(prompt))
+
+
+def test_a_suffix_asks_for_what_fills_the_gap(serve: Serve) -> None:
+    """As `lm.generate`, several prompts too."""
+    tokenizer = BytesConfig().build(extra=SENTINELS)
+    model, sampling = redrawn(config(vocab_size=tokenizer.vocab_size, max_seq_len=256)), {"max_tokens": 9, "seed": 3}
+    with serve(model, tokenizer) as client:
+        found = choices(client, COMPLETIONS, {"prompt": ["def f(", "größe"], "suffix": " end", **sampling})
+        assert [one["text"] for one in found] == lm.generate(model, tokenizer, ["def f(", "größe"], suffix=" end", **sampling)
+        (plain,) = choices(client, COMPLETIONS, {"prompt": "def f(", **sampling})
+        assert plain["text"] == lm.generate(model, tokenizer, "def f(", **sampling) != found[0]["text"]
 
 
 def test_text_offsets_are_places_in_the_text(client: httpx.Client) -> None:
@@ -216,6 +230,9 @@ ASK: Tree = {"messages": [{"role": "user", "content": "?"}]}
         (COMPLETIONS, {"prompt": "a", "logit_bias": {"300": 1}}, 400, "300"),
         (COMPLETIONS, {"prompt": "a", "logit_bias": {"x": 1}}, 400, "logit_bias"),
         (COMPLETIONS, {"prompt": "a", "stop": ["a"] * 17}, 400, "17 texts are over 16"),
+        (COMPLETIONS, {"prompt": "a", "suffix": "b"}, 400, "suffix: the tokenizer has not all of <|fim_prefix|>"),
+        (COMPLETIONS, {"prompt": "a", "suffix": "b", "echo": True}, 400, "echo: with a suffix"),
+        (COMPLETIONS, {"prompt": [1], "suffix": "b"}, 400, "suffix: it goes with a prompt that is text"),
         (COMPLETIONS, {"prompt": "a", "model": "gpt-4"}, 404, "'gpt-4' is not served here"),
         (COMPLETIONS, b'{"prompt": "' + b"a" * (1 << 20) + b'"}', 413, "over 1024 KiB"),
         (CHAT, {"messages": []}, 400, "messages: [] is empty"),

@@ -35,7 +35,8 @@ class Generate(Decoding, GenerateConfig):
     One prompt is continued as you watch; several are decoded together, each
     with the result that it has alone. To an encoder-decoder the prompt is the
     source, with chat=true a user's message to a model fine-tuned on chats, and
-    the answer alone is printed. beams=4 searches for the likeliest text instead
+    the answer alone is printed. With suffix=TEXT the gap between prompt and it is
+    filled, by a model of objective=fim. beams=4 searches for the likeliest text instead
     of drawing one, and n=3 prints the best three. Values are taken literally: a
     prompt or a stop text may hold '=', quotes, commas and line breaks.
 
@@ -53,13 +54,16 @@ class Generate(Decoding, GenerateConfig):
         "chat": "apply_chat_template chat_template instruct",
         "prompt": "input inputs text",
         "prompts": "file input_file prompt_file prompts_file",
+        "suffix": "input_suffix",
     }
 
     prompt: MaybeEmpty | list[MaybeEmpty] | None = None
     """Text to continue, or the source of an encoder-decoder; may be given several times. Empty: a new document. null: standard input."""
+    suffix: MaybeEmpty | None = None
+    """Text behind: what is written fills the gap between the prompt and it (fill in the middle). null: none."""
     prompts: str | None = None
-    """File of JSON lines, each with `prompt` or `messages`. The lines go to `out` with `answers` added, in what format=json prints of a
-    sample. null: none."""
+    """File of JSON lines, each with `prompt` (and `suffix`) or `messages`. The lines go to `out` with `answers` added, in what format=json
+    prints of a sample. null: none."""
     out: str | None = None
     """With prompts: file of the answers, which is there when it is complete."""
     overwrite: bool = False
@@ -98,7 +102,7 @@ class Generate(Decoding, GenerateConfig):
         writer = Writer(model, tokenizer, self, drafter)
         if files is not None:
             self._answer_all(prompts, files[1], folder_hash(folder), writer)
-        elif self.prompt is None and (self.chat or (self.chat is None and tokenizer.chat_template is not None)):
+        elif self.prompt is None and self.suffix is None and (self.chat or (self.chat is None and tokenizer.chat_template is not None)):
             with quiet():  # else progress would be printed over the user's input
                 self._converse(writer)
         else:
@@ -115,8 +119,8 @@ class Generate(Decoding, GenerateConfig):
             raise ConfigError(_NO_MESSAGES)
         if self.prompts is not None and self.out is None:
             raise ConfigError("prompts: the answers need a file. Write out=FILE.")
-        if self.prompts is not None and (self.prompt is not None or self.format != "text"):
-            raise ConfigError("prompt, format: prompts=FILE has prompts and a format of its own. Leave them out.")
+        if self.prompts is not None and (self.prompt is not None or self.suffix is not None or self.format != "text"):
+            raise ConfigError("prompt, suffix, format: prompts=FILE has them, and a format of its own. Leave them out.")
         if self.prompts is None or self.out is None:
             return None
         return Path(os.path.expanduser(self.prompts)), Path(os.path.expanduser(self.out))
@@ -125,13 +129,14 @@ class Generate(Decoding, GenerateConfig):
         from lm.generation.answering import answer_all
 
         self.require(writer.tokenizer.vocab_size)
-        if messages := not isinstance(prompts[0].asked, str):
+        first = prompts[0].asked
+        if isinstance(first, list):
             self._require_template(writer.tokenizer)
+            writer = writer.in_chat(self.continue_final_message)
         elif self.continue_final_message:
             raise ConfigError(_NO_MESSAGES)
         else:
-            self._note_template(writer.tokenizer)
-        writer = writer.in_chat(self.continue_final_message) if messages or self.chat else writer
+            writer = self._writer_of(writer, gaps=not isinstance(first, str))
         sampling = self.model_dump(mode="json", include=set(SamplingConfig.model_fields))
         asked = {"from": of, "chat": writer.chat is not None, **self.model_dump(include={"dtype", "cache", "merge"}), **sampling}
         asked |= {"continue_final_message": True} if self.continue_final_message else {}
@@ -152,6 +157,16 @@ class Generate(Decoding, GenerateConfig):
         speed = n_tokens / (time.monotonic() - began)
         note(f"{self.out}: {counted(len(prompts), 'prompt')} answered, {n:,} now, {n_tokens:,} tokens, {speed:,.0f} tokens/s.")
 
+    def _writer_of(self, writer: "Writer", gaps: bool) -> "Writer":
+        """Returns a writer of texts, of what fills gaps in them, or of answers to them. Raises ConfigError where it can write none."""
+        if gaps and self.chat:
+            raise ConfigError("suffix: a chat has none. Leave out chat=true, or the suffix.")
+        if gaps:
+            return writer.in_gaps()
+        if self.chat is None and writer.tokenizer.chat_template is not None:
+            note("prompt: continued as it stands. chat=true asks it as a user's message, in the model's chat template.")
+        return writer.in_chat() if self.chat else writer
+
     def _require_template(self, tokenizer: "Tokenizer") -> None:
         if self.chat is False:
             raise ConfigError("chat=false: messages are asked in a chat template. Leave it out, or write prompts.")
@@ -159,28 +174,32 @@ class Generate(Decoding, GenerateConfig):
             raise ConfigError("messages: the model's tokenizer has no chat template. Write prompts, or use a model fine-tuned on chats.")
 
     def _complete(self, writer: "Writer") -> None:
+        from lm.data.tokenizer.gap import Gap
+
         prompts = [_standard_input()] if self.prompt is None else [self.prompt] if isinstance(self.prompt, str) else self.prompt
-        answers = self.chat or writer.model.cfg.kind == "encoder_decoder"
-        writer = writer.in_chat() if self.chat else writer
-        encoded = [writer.ids(prompt) for prompt in prompts]
+        writer = self._writer_of(writer, gaps=self.suffix is not None)
+        encoded = [writer.ids(prompt if self.suffix is None else Gap(prompt, self.suffix)) for prompt in prompts]
         writer.rows(encoded)  # raises for too long a prompt, say, before anything is printed
-        self._note_beginnings(prompts, writer.tokenizer)
+        self._note_blanks(prompts, writer.tokenizer)
+        answers = self.chat or writer.model.cfg.kind == "encoder_decoder"
+        behind = self.suffix or ""
         if len(prompts) * self.n == 1 and self.beams == 1 and self.format == "text":
             raw("" if answers else prompts[0])
             with quiet():
                 found = writer.continued(encoded, lambda row, piece: raw(piece))
-            raw("\n")
+            raw(f"{behind}\n")
             self._note_completions(found, writer)
             return
         each: dict[int, list[Completion]] = {}  # of each prompt; fewer than n where beams find fewer texts of a grammar
         writer.continued(encoded, on_done=each.__setitem__)
         pairs = [(prompt, one) for i, prompt in enumerate(prompts) for one in each[i]]
         if self.format == "json":
-            answer(json.dumps([{"prompt": prompt, **asdict(one)} for prompt, one in pairs]))
+            given = {} if self.suffix is None else {"suffix": self.suffix}
+            answer(json.dumps([{"prompt": prompt, **given, **asdict(one)} for prompt, one in pairs]))
             return
         for number, (prompt, one) in enumerate(pairs, 1):
             raw(f"--- {number} of {len(pairs)} ---\n" if len(pairs) > 1 else "")
-            raw(f"{'' if answers else prompt}{one.text}\n")
+            raw(f"{'' if answers else prompt}{one.text}{behind}\n")
         self._note_completions([one for _, one in pairs], writer)
 
     def _note_completions(self, found: "Sequence[Completion]", writer: "Writer") -> None:
@@ -213,18 +232,12 @@ class Generate(Decoding, GenerateConfig):
                 raw("\n")
                 self._note_limits(found, writer.model.max_seq_len)
 
-    def _note_beginnings(self, prompts: Sequence[str], tokenizer: "Tokenizer") -> None:
-        """Prints notes on prompts that are probably not meant as they are: without a chat template, or ending in a space."""
-        self._note_template(tokenizer)
+    def _note_blanks(self, prompts: Sequence[str], tokenizer: "Tokenizer") -> None:
+        """Prints notes on prompts that end in a space, which is probably not meant."""
         for prompt in prompts:
             ids = tokenizer.encode(prompt)
             if not self.chat and prompt.endswith(" ") and prompt.strip() and tokenizer.encode(f"{prompt}a")[: len(ids)] != ids:
                 note(f"prompt: {prompt[-20:]!r} ends in a space, which belongs to the next token in what the model has read. Leave it out.")
-
-    def _note_template(self, tokenizer: "Tokenizer") -> None:
-        """Prints a note where texts are continued that may be meant as messages."""
-        if self.chat is None and tokenizer.chat_template is not None:
-            note("prompt: continued as it stands. chat=true asks it as a user's message, in the model's chat template.")
 
     def _note_limits(self, found: "Completion", context: int, which: str = "") -> None:
         if found.slid:

@@ -11,16 +11,11 @@ from lm.data.layout.windows import Packing
 from lm.data.order import Ids, uniforms
 from lm.data.rows.base import LikelihoodConfig, Material, Rows
 from lm.data.rows.packed import PackedRows
+from lm.data.tokenizer.gap import SENTINELS, sentinels
 from lm.data.tokenizer.tokenizer import Tokenizer
-from lm.errors import ConfigError
 from lm.nn.batch import Batch
 
-_NAMES = {
-    "prefix": ("<|fim_prefix|>", "<fim_prefix>", "<fim-prefix>"),
-    "suffix": ("<|fim_suffix|>", "<fim_suffix>", "<fim-suffix>"),
-    "middle": ("<|fim_middle|>", "<fim_middle>", "<fim-middle>"),
-}
-_ADDED = len(_NAMES)
+_ADDED = len(SENTINELS)
 
 
 class FIMConfig(LikelihoodConfig):
@@ -36,7 +31,7 @@ class FIMConfig(LikelihoodConfig):
     """Part of those in which the suffix comes before the prefix (SPM)."""
 
     def specials(self) -> tuple[str, ...]:
-        return ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+        return SENTINELS
 
     def rows(self, of: Material) -> Rows:
         return FIMRows(self, of.packing(ahead=1), of.tokenizer, of.seed)
@@ -50,11 +45,7 @@ class FIMRows(PackedRows):
     """
 
     def __init__(self, cfg: FIMConfig, packing: Packing, tokenizer: Tokenizer, seed: int) -> None:
-        found = {key: tokenizer.special(names) for key, names in _NAMES.items()}
-        for key, token in found.items():
-            if token is None:
-                raise ConfigError(f"objective=fim: the tokenizer has no token {' or '.join(_NAMES[key])}. Add it by tokenizer.specials.")
-        self._sentinels = np.array([found["prefix"], found["suffix"], found["middle"]], np.int64)
+        self._sentinels = np.array(sentinels(tokenizer, "objective=fim", "Add them by tokenizer.specials."), np.int64)
         super().__init__(packing, tokenizer, seed)
         self._cfg, self._tokenizer = cfg, tokenizer
 

@@ -13,11 +13,12 @@ Part = int | str
 def together(tokenizer: Tokenizer, parts: Sequence[Part]) -> NDArray[np.int64]:
     """Returns (3, n): ids, and for each the numbers of the first and the last part from which its text comes.
 
-    parts: texts, and ids of special tokens. The whole text is encoded with special tokens read out of it, as transformers does: some of
-    these take in blanks beside them, and no extra space goes before each part's text, as some tokenizers add. Where a text part spells a
-    special token, it must stay text: then each stretch between special tokens is encoded alone.
+    parts: texts, and ids of special tokens, or of others that were added to a vocabulary. The whole text is encoded with special tokens
+    read out of it, as transformers does: some of these take in blanks beside them, and no extra space goes before each part's text, as some
+    tokenizers add. Where a text part spells a special token, it must stay text, and an id of another added one must stay that: then each
+    stretch between them is encoded alone.
     """
-    texts = [tokenizer.special_names[part] if isinstance(part, int) else part for part in parts]
+    texts = [tokenizer.added_names[part] if isinstance(part, int) else part for part in parts]
     whole, edges = "".join(texts), np.cumsum([len(text) for text in texts])
     places = tokenizer.places(whole, specials=True) if tokenizer.split_specials(whole) == _joined(parts) else None
     if places is None or _specials(tokenizer, places[0]) != _specials(tokenizer, parts):  # the library may find others in a normalized text
@@ -47,7 +48,7 @@ def _apart(tokenizer: Tokenizer, parts: Sequence[Part]) -> NDArray[np.int64]:
     """As `Tokenizer.places`, with each text between special tokens encoded by itself."""
     found, at = [np.empty((3, 0), np.int64)], 0
     for part in _joined(parts):
-        length = len(tokenizer.special_names[part] if isinstance(part, int) else part)
+        length = len(tokenizer.added_names[part] if isinstance(part, int) else part)
         here = np.array([[part], [0], [length]]) if isinstance(part, int) else tokenizer.places(part, specials=False)
         found.append(here + np.array([[0], [at], [at]]))
         at += length

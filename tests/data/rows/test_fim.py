@@ -12,6 +12,8 @@ from lm.data.order import Ids
 from lm.data.rows.fim import FIMRows, rearranged
 from lm.data.rows.prefix import PrefixRows
 from lm.data.store.shards import TokenStore
+from lm.data.tokenizer.gap import SENTINELS as NAMES
+from lm.data.tokenizer.gap import Gap, gap_ids
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.nn.batch import IGNORED, Batch
@@ -107,6 +109,16 @@ def test_documents_are_moved_and_put_suffix_first_as_often_as_said(make_store: M
     assert first / moved == pytest.approx(0.3 + 0.7 * empty, abs=0.02)
 
 
+def test_a_gap_is_asked_for_as_rows_have_it(make_store: MakeStore, tokenizer: Tokenizer) -> None:
+    store = make_store([[*tokenizer.prefix, *b"def f(x): return x", *tokenizer.suffix]])
+    rows = FIMRows(FIMConfig(rate=1, suffix_first=0), Windows(store, 16, True, ahead=1), tokenizer, seed=1)
+    tokens = rows.batch(np.arange(1)).tokens[0].tolist()
+    names = {i: name for i, name in tokenizer.special_names.items() if name in NAMES}
+    pre, suf, mid = (next(at for at, token in enumerate(tokens) if names.get(token) == name) for name in NAMES)
+    gap = Gap(tokenizer.decode(tokens[pre:suf]), tokenizer.decode(tokens[suf:mid]))
+    assert gap.prefix and gap.suffix and gap_ids(tokenizer, gap) == tokens[: mid + 1]
+
+
 def test_without_moving_rows_are_those_of_next_token_prediction(make_store: MakeStore, tokenizer: Tokenizer) -> None:
     packing = Windows(make_store(documents(tokenizer, 50), vocab_size=300), 64, True, ahead=1)
     batch = FIMRows(FIMConfig(rate=0.0), packing, tokenizer, seed=1).batch(np.arange(len(packing)))
@@ -117,7 +129,8 @@ def test_without_moving_rows_are_those_of_next_token_prediction(make_store: Make
 
 
 def test_a_tokenizer_without_fim_tokens_is_refused(make_store: MakeStore, byte_tokenizer: Tokenizer) -> None:
-    with pytest.raises(ConfigError, match=r"objective=fim: the tokenizer has no token <\|fim_prefix\|>"):
+    says = r"objective=fim: the tokenizer has not all of <\|fim_prefix\|>, .* Add them by tokenizer\.specials\."
+    with pytest.raises(ConfigError, match=says):
         FIMRows(FIMConfig(), Windows(make_store([[1] * 40]), 8, True, 1), byte_tokenizer, 0)
 
 

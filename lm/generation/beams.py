@@ -12,7 +12,7 @@ from lm.generation.config import SamplingConfig
 from lm.generation.decode import begin, decoding, room
 from lm.generation.grammar import Matcher
 from lm.generation.loop import ROWS, Vocabulary, finite
-from lm.generation.prefill import chunks, new_cache, prompt_batch
+from lm.generation.prefill import asked_batch, chunks, new_cache
 from lm.generation.sampling import History, adjusted
 from lm.nn.batch import Batch
 from lm.nn.head import last_position
@@ -110,7 +110,7 @@ def search(
 
 
 def _run(model: LM, searches: list[_Search], cfg: SamplingConfig, vocabulary: Vocabulary) -> None:
-    batch = prompt_batch(searches, vocabulary.pad, model.embed.weight.device)
+    batch = asked_batch(model, searches, vocabulary.pad)
     cache = new_cache(model, batch.tokens.shape, max(search.limit for search in searches))
     *_, logits = (model(piece, read=last_position, cache=cache) for piece in chunks(batch, cfg.prefill_chunk))
     while True:

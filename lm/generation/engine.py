@@ -13,7 +13,7 @@ from torch import Tensor
 from lm.generation.config import SamplingConfig
 from lm.generation.decode import decoding
 from lm.generation.loop import Row, Vocabulary
-from lm.generation.prefill import chunks, prompt_batch
+from lm.generation.prefill import asked_batch, chunks
 from lm.generation.sampling import Logprob, choose, logprobs
 from lm.nn.batch import Batch
 from lm.nn.context import Context
@@ -70,7 +70,7 @@ class _Prompt:
     def __init__(self, request: Request, model: LM, pad: int, chunk: int) -> None:
         row = request.rows[0]
         self.request, self.cache = request, model.new_cache(1, len(row.begin), horizon=model.max_seq_len)
-        self.unread = deque(chunks(prompt_batch([row], pad, model.embed.weight.device), chunk))
+        self.unread = deque(chunks(asked_batch(model, [row], pad), chunk))
         self.reader: Reader = last_position if request.scores is None else _Scores(row.begin, request)
 
     @property

@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,10 @@ from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
 from lm.generation.decode import begin, decoding
-from lm.generation.prefill import prompt_batch
+from lm.generation.prefill import prompt_batch, sees_whole
 from lm.generation.text import chat_template, ids_of
 from lm.generation.writer import Writer
+from lm.nn.batch import Batch
 from lm.nn.context import Context
 from lm.nn.head import Head
 from lm.nn.transformer import LM
@@ -51,7 +52,7 @@ class _Pair:
 
 class Harness(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
     """A model behind lm-eval's interface. It truncates as lm-eval's `--model hf`, and gives the numbers that this gives for the exported
-    folder.
+    folder, unless the model sees a context from all sides (objective=prefix), as it does here.
 
     Where a text alone is scored (rolling), a decoder's begins with bos once; an encoder-decoder's source is bos, or else eos.
     """
@@ -120,10 +121,17 @@ class Harness(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         with decoding(self._model):
             for at in range(0, len(order), self._rows):
                 some = order[at : at + self._rows]
-                batch = prompt_batch([pairs[i] for i in some], self._tokenizer.pad, self._model.embed.weight.device)
+                batch = self._batch([pairs[i] for i in some])
                 reader = _Scores([pairs[i].labels for i in some])
                 found |= zip(some, self._model(batch, read=reader), strict=True)
         return [found[i] for i in range(len(pairs))]
+
+    def _batch(self, pairs: Sequence[_Pair]) -> Batch:
+        batch = prompt_batch(pairs, self._tokenizer.pad, device := self._model.embed.weight.device)
+        if not sees_whole(self._model) or batch.positions is None:
+            return batch
+        contexts = torch.tensor([[len(pair.begin) + 1 - len(pair.labels)] for pair in pairs], device=device)
+        return replace(batch, prefix=(batch.positions >= 0) & (batch.positions < contexts))
 
     def _pair(self, context: list[int], continuation: list[int]) -> _Pair:
         if not continuation:

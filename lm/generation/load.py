@@ -67,7 +67,7 @@ def load(
         adapted.adapter.apply(model)
     copy_weights(model.named_parameters(), weights, str(folder))
     hold_bases(model)
-    model.cache_form = cache
+    model.cache_form, model.asked_as = cache, tree.get("asked_as") or "text"
     return model.eval() if dtype is None else prepare(model, dtype, compile), tokenizer
 
 
@@ -109,7 +109,8 @@ def save(model: LM, tokenizer: Tokenizer, out: str | os.PathLike[str], *, overwr
             raise ConfigError(f"{where}: {found} was put there, and a folder holds weights and config, which makes"
                               f" {kinds.get(name, 'nothing')} of them. Make it a kind of a plugin, or torch.save the model.")  # fmt: skip
     require_fit(tokenizer, model.vocab_size)
-    target, extra = require_free(out, overwrite), {"tokenizer_hash": tokenizer.hash, "plugins": used(model.cfg)}
+    extra = {"tokenizer_hash": tokenizer.hash, "plugins": used(model.cfg), "asked_as": model.asked_as}
+    target = require_free(out, overwrite)
     save_model(target, model.cfg.tree(), weights, tokenizer.save, extra, overwrite)
     return target
 

@@ -32,7 +32,7 @@ def prefill(model: LM, rows: Sequence[Begun], pad: int, n_new: int, chunk: int, 
     first: dict[tuple[int, ...], int] = {}
     which = [first.setdefault((*row.source, *row.begin), len(first)) for row in rows]
     different = dict(zip(which, rows, strict=True))
-    batch = prompt_batch([*different.values()], pad, model.embed.weight.device)
+    batch = asked_batch(model, [*different.values()], pad)
     cache = new_cache(model, batch.tokens.shape, n_new, ahead)
     found = [model(piece, read=first_read, cache=cache) for piece in chunks(batch, chunk)]
     assert batch.positions is not None
@@ -46,8 +46,11 @@ def prefill(model: LM, rows: Sequence[Begun], pad: int, n_new: int, chunk: int, 
 
 def chunks(batch: Batch, chunk: int) -> Iterator[Batch]:
     """Yields the batch in pieces from left to right: `chunk` tokens of a single row, or of many rows about `chunk` together, but no fewer
-    than min(chunk, 64) of each. The first piece holds the whole source."""
+    than min(chunk, 64) of each. The first piece holds the whole source. A prompt that is seen from all sides is one piece."""
     assert batch.positions is not None
+    if batch.prefix is not None:
+        yield batch
+        return
     width = min(chunk, max(_LEAST, chunk // len(batch.tokens)))
     for tokens, positions in zip(batch.tokens.split(width, 1), batch.positions.split(width, 1), strict=True):
         yield replace(batch, tokens=tokens, positions=positions)
@@ -69,6 +72,17 @@ def prompt_batch(rows: Sequence[Begun], pad: int, device: torch.device) -> Batch
         return batch
     source_tokens, source_positions = left_padded([row.source for row in rows], pad, device)
     return replace(batch, source_tokens=source_tokens, source_positions=source_positions)
+
+
+def asked_batch(model: LM, rows: Sequence[Begun], pad: int) -> Batch:
+    """As `prompt_batch`, for a model that sees prompts as its objective has had them: a decoder maybe from all sides."""
+    batch = prompt_batch(rows, pad, model.embed.weight.device)
+    return replace(batch, prefix=batch.positions >= 0) if sees_whole(model) and batch.positions is not None else batch
+
+
+def sees_whole(model: LM) -> bool:
+    """Whether the model sees a prompt from all sides, as a prefix."""
+    return model.cfg.kind == "decoder" and model.asked_as in ("prefix", "spans", "modes")
 
 
 def uneven(rows: Sequence[Sequence[int]]) -> bool:

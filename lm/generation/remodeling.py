@@ -20,7 +20,7 @@ from lm.nn.parts import RECURRENT
 from lm.nn.transformer import LM, build_model
 from lm.plugins import used
 from lm.storage.adapted import read_merged
-from lm.storage.model_folder import copy_weights, resolve_model, save_model
+from lm.storage.model_folder import IMPORTED, copy_weights, resolve_model, save_model
 from lm.storage.out import require_free
 from lm.units import counted
 
@@ -93,7 +93,7 @@ def remodel(
     apart = _apart(before, dict(own), built, probed)
     tokenizer = load_tokenizer(folder)
     told = {"parent": str(model), "layers": None if layers is None else [*layers], "silent": silent, "seed": seed}
-    extra = {key: tree[key] for key in ("sampling", "card", "prompts") if tree.get(key) is not None}
+    extra = {key: tree[key] for key in IMPORTED if key != "family" and tree.get(key) is not None}
     extra |= {"remodeled": told, "tokenizer_hash": tokenizer.hash, "plugins": used(cfg)}
     like = {name: own["embed.weight"].dtype for name, _ in built.named_parameters()} | dict.fromkeys(built.self_updated(), torch.float32)
     weights = {name: p.detach().to(own[name].dtype if name in own else like[name]) for name, p in built.named_parameters()}

@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from lm.data.sources.base import Turn
 from lm.data.tokenizer.chat import ChatTemplate
-from lm.data.tokenizer.gap import Gap, gap_ends, gap_ids
+from lm.data.tokenizer.gap import EXTREME, Gap, gap_ends, gap_ids, mode_ids, span_ids
 from lm.data.tokenizer.source import source_of
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
@@ -69,11 +69,21 @@ class Writer:
         return replace(self, chat=chat_template(self.tokenizer), goes_on=goes_on)
 
     def in_gaps(self) -> Self:
-        """Returns a writer of what fills gaps. Raises ConfigError for a model that is no decoder, or has no tokens to be asked with."""
-        if self.model.cfg.kind != "decoder":
-            raise ConfigError(f"suffix: a gap is filled by a decoder, and the model is an {self.model.cfg.kind}. Leave it out.")
-        gap_ids(self.tokenizer, Gap("", ""))
+        """Returns a writer of what fills gaps. Raises ConfigError for a model that continues nothing, or has no tokens to be asked with."""
+        begin(self.model, [0])
+        self._gap(Gap("", ""))
         return replace(self, fills=True)
+
+    @property
+    def answers(self) -> bool:
+        """Whether what is written is a text of its own, and no part of the prompt's."""
+        return self.chat is not None or self._reads_source
+
+    @property
+    def _reads_source(self) -> bool:
+        if self.chat is not None or self.fills or self.model.asked_as == "modes":
+            return False
+        return self.model.cfg.kind == "encoder_decoder" or self.model.asked_as == "source"
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
@@ -90,24 +100,33 @@ class Writer:
     def ids(self, prompt: Asked) -> list[int]:
         """Returns the token ids that the model reads for a prompt. In a chat: those of what the template writes up to where the answer
         begins, or goes on. Else for a decoder: the text as it begins a document of training, with bos where the tokenizer adds it; for an
-        empty text bos, or else eos. For an encoder-decoder: the text as a source. For a gap: what is around it, and the request to fill it.
+        empty text bos, or else eos. For an encoder-decoder, or a decoder that has learned pairs (objective=seq2seq): the text as a source;
+        for a model of objective=ul2 the text behind the token of its mode. For a gap: what is around it, and the request to fill it.
 
         Raises ConfigError for a text that is not valid Unicode, and for an empty prompt where there is neither bos nor eos.
         """
         if isinstance(prompt, Gap):
             _require_unicode(prompt.prefix, "prompt")
             _require_unicode(prompt.suffix, "suffix")
-            return gap_ids(self.tokenizer, prompt)
+            return self._gap(prompt)
         turns = [Turn("user", prompt)] if isinstance(prompt, str) else prompt
         _require_unicode(text := turns[-1].text, "prompt")
         if self.chat is not None:
             return ids_of(self.tokenizer, self.chat.question(turns, self.goes_on))
-        if self.model.cfg.kind == "encoder_decoder":
+        if self.model.asked_as == "modes":
+            return mode_ids(self.tokenizer, text)
+        if self._reads_source:
             return source_of(self.tokenizer, text)
         ids = [*self.tokenizer.prefix, *self.tokenizer.encode(text)] or self.tokenizer.suffix
         if not ids:
             raise ConfigError("prompt: it is empty, and the tokenizer has neither bos nor eos to start from. Give some text.")
         return ids
+
+    def _gap(self, gap: Gap) -> list[int]:
+        encodes, asked_as = self.model.cfg.kind == "encoder_decoder", self.model.asked_as
+        if encodes or asked_as in ("spans", "modes"):
+            return span_ids(self.tokenizer, gap, EXTREME if asked_as == "modes" else None, ended=encodes)
+        return gap_ids(self.tokenizer, gap)
 
     def rows(self, encoded: Sequence[Sequence[int]], keys: Sequence[bytes] | None = None) -> list[Row]:
         """As `rows_of`."""
@@ -115,7 +134,8 @@ class Writer:
 
     def text_of(self, row: Row) -> Continuation:
         """Returns the text of a row that has no new tokens yet."""
-        return Continuation(primed(self.tokenizer, row.begin if self.goes_on else []), self.cfg.stops)
+        before = (row.source or row.begin) if self.goes_on and not self._reads_source else []
+        return Continuation(primed(self.tokenizer, before), self.cfg.stops)
 
     def complete(self, prompts: Sequence[Asked], on_text: OnText | None = None) -> list[Completion]:
         """Returns cfg.n completions of each prompt in turn, and calls on_text(row, text) with each piece of text as soon as it is certain:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -11,6 +11,9 @@ from torch.nn import functional as F
 from lm.errors import ConfigError, expect
 from lm.ops.ranks.ulysses import UNSHARDED, RowSharding, ShardedRows
 
+AskedAs = Literal["text", "prefix", "source", "spans", "modes"]
+"""What a prompt is to a model, as its objective has it: a text to go on with; one that is seen from all sides (prefix); a source, which is
+answered; a text whose gaps have sentinels, in a decoder seen from all sides (spans); the same, behind the token of a mode (UL2)."""
 IGNORED = -100  # the label of a place where nothing is predicted; no other label is negative
 
 

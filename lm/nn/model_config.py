@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -28,6 +28,8 @@ from lm.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from lm.nn.stack import Stack
+
+ModelKind = Literal["decoder", "encoder", "encoder_decoder"]
 
 
 class ModelConfig(Slot):

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from lm.errors import ConfigError, ResourceError, expect
-from lm.nn.batch import Batch
+from lm.nn.batch import AskedAs, Batch
 from lm.nn.block import SequentialConfig
 from lm.nn.context import Context, Reported
 from lm.nn.device_memory import require_memory
@@ -111,6 +111,7 @@ class LM(Stack):
         self.head = Head(cfg.head, cfg.norm, cfg.d_model, self.vocab_size, cfg.narrowed())
         self.mtp, self.runs_mtp = nn.ModuleList(), True  # blocks that predict further tokens, in drafts and, where this is set, in training
         self.cache_form: str | None = None  # how a cache stores a token: bf16, int8; None: in the model's dtype
+        self.asked_as: AskedAs = "text"  # how decoding puts a prompt to it
         self.fast_path: Callable[[Tensor, Context], Tensor | None] | None = None  # runs blocks and last norm faster, or gives None
         self.tie()
 
@@ -280,8 +281,7 @@ class EncoderDecoderLM(LM):
 
 
 def build_model(cfg: ModelConfig, seed: int | None = None, device: torch.device | str = "cpu") -> LM:
-    """The model of this config, built on the meta device first; weights drawn from `seed`, or left empty (None) to be loaded.
-    Raises ResourceError where its weights are more than the device can hold."""
+    """The model of this config, its weights drawn from `seed`, or empty (None). Raises ResourceError where the device cannot hold them."""
     expect("cfg", cfg, ModelConfig, "Give that of a model, such as lm.config('nano').model")
     try:
         with torch.device("meta"):

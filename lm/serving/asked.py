@@ -96,8 +96,8 @@ class Reader:
         if len(prompts) > _SAMPLES:  # before time is spent on them
             raise ConfigError(f"prompt: {len(prompts)} prompts are too many for a request; at most {_SAMPLES}. Ask for fewer.")
         encoded = self._encoded(prompts) if body.suffix is None else self._in_gaps(prompts, body)
-        if body.echo and self.writer.model.cfg.kind == "encoder_decoder":
-            raise ConfigError("echo: the prompt of an encoder-decoder is a source, which its answer does not go on. Leave it out.")
+        if body.echo and self.writer.answers:
+            raise ConfigError("echo: the prompt is a source to this model, which its answer does not go on. Leave it out.")
         only_read = body.echo and tree.get("max_tokens") == 0
         cfg = self._sampling(tree | ({"max_tokens": 1} if only_read else {}))
         asked = self._asked(body, tree, cfg, encoded, [self._text(prompt) if body.echo else "" for prompt in prompts])

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 LATEST = "latest"
-IMPORTED = ("family", "sampling", "card", "prompts")
+IMPORTED = ("family", "sampling", "card", "prompts", "asked_as")
 """Keys of config.json that stay with what is trained of a model, and say how it is exported, and read."""
 _OURS = ("runs", "models", "checkpoints")  # folders that lm, or its documentation, makes
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")

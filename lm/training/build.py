@@ -29,6 +29,7 @@ def build_module(cfg: TrainConfig, data: Prepared, reader: CheckpointReader | No
     device = device_kind(cfg.trainer.device, cfg.launch.devices)
     require_memory(estimate(cfg, model_cfg).on_device(cfg.strategy.offload), device, "a step, by formula,")
     model = build_model(model_cfg, device="meta" if strategy.meta or cfg.adapter is not None else "cpu")
+    model.asked_as = cfg.objective.asked_as
     if cfg.adapter is not None:
         cfg.adapter.apply(model)
     if cfg.trainer.precision == "bf16-true":

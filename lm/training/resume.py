@@ -118,9 +118,10 @@ def teacher_hash(cfg: TrainConfig, meta: Tree | None) -> str | None:
 
 def imported(cfg: TrainConfig, meta: Tree | None) -> Tree:
     """Returns what is kept of the import that the model began as, for its export: IMPORTED, null where there is none; prompts are those of
-    the data, if any, and null where its sources differ in them.  meta: as in `parent_hash`."""
+    the data, if any, and null where its sources differ in them; asked_as is the objective's.  meta: as in `parent_hash`."""
     known = meta if meta is not None else read_config(resolve_model(cfg.init_from)) if cfg.init_from is not None else {}
-    return {key: known.get(key) for key in IMPORTED} | ({"prompts": own or None} if (own := cfg.data.prompts()) is not None else {})
+    prompts = {"prompts": own or None} if (own := cfg.data.prompts()) is not None else {}
+    return {key: known.get(key) for key in IMPORTED} | prompts | {"asked_as": cfg.objective.asked_as}
 
 
 def require_same_data(folder: RunFolder, cfg: TrainConfig, meta: Tree, data: Prepared) -> None:

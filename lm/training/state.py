@@ -12,6 +12,7 @@ from lm.data.rows.build import Splits
 from lm.data.store.prepare import Prepared
 from lm.errors import CheckpointError, ConfigError
 from lm.generation.evaluate import EvalRanks
+from lm.nn.batch import AskedAs
 from lm.schema import Config, Tree
 from lm.storage.checkpoint import META, CheckpointReader, checkpoints, step_folder
 from lm.storage.reading import checked
@@ -76,6 +77,7 @@ class Saved(Config):
     sampling: Tree | None = None
     card: Tree | None = None
     prompts: dict[str, str] | None = None
+    asked_as: AskedAs | None = None
     version: str
     plugins: dict[str, str]
     adapter: Tree | None = None

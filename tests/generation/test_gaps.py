@@ -158,5 +158,5 @@ def test_a_model_that_fills_no_gaps_is_told(model: DecoderLM, tokenizer: Tokeniz
         library.generate(model, tokenizer, "a", suffix="b", chat=True)
     with pytest.raises(ConfigError, match=r"suffix: 3 is no text\."):
         library.generate(model, tokenizer, "a", suffix=3)
-    with pytest.raises(ConfigError, match="filled by a decoder, and the model is an encoder_decoder"):
+    with pytest.raises(ConfigError, match="the tokenizer has no token <extra_id_0>, by which a gap is asked for"):
         library.generate(encoder_decoder(vocab_size=tokenizer.vocab_size), tokenizer, "a", suffix="b")

@@ -181,7 +181,7 @@ class Generate(Decoding, GenerateConfig):
         encoded = [writer.ids(prompt if self.suffix is None else Gap(prompt, self.suffix)) for prompt in prompts]
         writer.rows(encoded)  # raises for too long a prompt, say, before anything is printed
         self._note_blanks(prompts, writer.tokenizer)
-        answers = self.chat or writer.model.cfg.kind == "encoder_decoder"
+        answers = writer.answers
         behind = self.suffix or ""
         if len(prompts) * self.n == 1 and self.beams == 1 and self.format == "text":
             raw("" if answers else prompts[0])

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +16,10 @@ from lm.data.order import Ids, rows_at, widest
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.losses.measure import Answers, Measure, Start
-from lm.nn.batch import Batch
+from lm.nn.batch import AskedAs, Batch
 from lm.nn.head import HeadConfig
-from lm.nn.model_config import ModelConfig
+from lm.nn.model_config import ModelConfig, ModelKind
 from lm.schema import Slot, Tree
-
-ModelKind = Literal["decoder", "encoder", "encoder_decoder"]
 
 
 class Rows(ABC):
@@ -115,6 +113,7 @@ class ObjectiveConfig(Slot, group="objective"):
     """What every objective shares."""
 
     models: ClassVar[tuple[ModelKind, ...]] = ("decoder",)
+    asked_as: ClassVar[AskedAs] = "text"
     shapes: ClassVar[tuple[str, ...]] = ("text",)
     takes_texts: ClassVar[bool] = False
     """Whether a mixture of its records may have sources of plain texts."""

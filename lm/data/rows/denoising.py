@@ -13,6 +13,7 @@ from lm.data.rows.base import LikelihoodConfig, Material, Rows
 from lm.data.rows.seq2seq import seq2seq_batch
 from lm.data.rows.spans import Chance, corrupted, counts, most_raw, noise_mask
 from lm.data.store.shards import TokenStore
+from lm.data.tokenizer.gap import CONTINUES, EXTREME, SPAN
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.nn.batch import Batch
@@ -39,7 +40,7 @@ class DenoisingConfig(LikelihoodConfig):
     """How many tokens <extra_id_0> ... there are to stand for spans."""
 
     def specials(self) -> tuple[str, ...]:
-        return (*(f"<extra_id_{n}>" for n in range(self.sentinels)), *dict.fromkeys(d.mode for d in self.denoisers() if d.mode))
+        return (*(f"{SPAN}{n}>" for n in range(self.sentinels)), *dict.fromkeys(d.mode for d in self.denoisers() if d.mode))
 
     @abstractmethod
     def denoisers(self) -> list[Denoiser]:
@@ -51,6 +52,8 @@ class DenoisingConfig(LikelihoodConfig):
 
 class SpansConfig(DenoisingConfig):
     """Predict spans that were taken out of a text. Raffel et al. 2019, arXiv:1910.10683, section 3.1.4."""
+
+    asked_as = "spans"
 
     kind: Literal["spans"] = "spans"
     noise_frac: float = Field(0.15, gt=0, lt=1)
@@ -67,6 +70,8 @@ class SpansConfig(DenoisingConfig):
 class UL2Config(DenoisingConfig):
     """Span corruption of seven kinds, each announced by a mode token. Tay et al. 2022, arXiv:2205.05131, table 1."""
 
+    asked_as = "modes"
+
     kind: Literal["ul2"] = "ul2"
     sentinels: int = Field(256, gt=0, le=MOST)
     """How many tokens <extra_id_0> ... there are to stand for spans."""
@@ -74,8 +79,8 @@ class UL2Config(DenoisingConfig):
     def denoisers(self) -> list[Denoiser]:
         """Returns UL2's seven denoisers: two regular, one sequential (takes a quarter out on average) and four extreme ones."""
         regular = [Denoiser("<|R|>", 0.15, 3.0), Denoiser("<|R|>", 0.15, 8.0)]
-        extreme = [Denoiser("<|X|>", 0.5, 3.0), Denoiser("<|X|>", 0.5, 8.0), Denoiser("<|X|>", 0.15, 64.0), Denoiser("<|X|>", 0.5, 64.0)]
-        return [*regular, Denoiser("<|S|>", 0.25, None), *extreme]
+        extreme = [Denoiser(EXTREME, 0.5, 3.0), Denoiser(EXTREME, 0.5, 8.0), Denoiser(EXTREME, 0.15, 64.0), Denoiser(EXTREME, 0.5, 64.0)]
+        return [*regular, Denoiser(CONTINUES, 0.25, None), *extreme]
 
 
 _Noised = tuple[Ids, Ids]  # (input tokens, target tokens)
@@ -112,7 +117,7 @@ class DenoisingRows(Rows):
             )
         _require(tokenizer, cfg, needed)
         self._modes = [_ids(tokenizer, [d.mode] if d.mode else []) for d in self._denoisers]
-        self._sentinels = _ids(tokenizer, [f"<extra_id_{n}>" for n in range(cfg.sentinels)])
+        self._sentinels = _ids(tokenizer, [f"{SPAN}{n}>" for n in range(cfg.sentinels)])
         self._windows = Windows(store, raw, mask_documents=True, ahead=0, short=short)
         self.n_labels = store.n_tokens
         self.bytes_per_label = store.n_bytes / self.n_labels

@@ -17,6 +17,7 @@ class PrefixConfig(LikelihoodConfig):
     """Predict the rest of each document from a beginning of random length that is seen from all sides. Raffel et al. 2019, section 3.2."""
 
     packings = ("split", "fit")
+    asked_as = "prefix"
 
     kind: Literal["prefix"] = "prefix"
 

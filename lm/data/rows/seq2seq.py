@@ -38,6 +38,7 @@ class Seq2SeqConfig(ScheduledSamplingConfig):
     usual_for = ("encoder_decoder",)
     shapes = ("pair",)
     packings = ("none",)
+    asked_as = "source"
 
     kind: Literal["seq2seq"] = "seq2seq"
     target_len: int | None = Field(None, gt=1, le=MOST)

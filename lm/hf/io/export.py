@@ -12,6 +12,7 @@ from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import CheckpointError, ConfigError, expect
 from lm.generation.embed import require_embeds
 from lm.generation.load import load
+from lm.generation.prefill import sees_whole
 from lm.hf.gguf.vocabulary import normalises, unnamed_ends
 from lm.hf.gguf.writing import FILE, TYPES, architecture_for, require_gguf, write_gguf
 from lm.hf.io import card
@@ -74,6 +75,8 @@ def export(
     found, tokenizer = load(model, "cpu")
     _without_mtp(found, mtp, say)
     settle(found, say)
+    if sees_whole(found):
+        say("prompts: this model sees them from all sides, as its objective has had them, and other programs read them from left to right")
     if format == "gguf":
         return _as_gguf(model, folder, found, tokenizer, family, dtype, overwrite, say)
     source = resolve_model(str(model))

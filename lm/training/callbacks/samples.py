@@ -74,10 +74,10 @@ class Samples(RunCallback):
         if asked := _questions(module):
             writer = replace(self._writer(module), goes_on=False)
             found += [(writer.tokenizer.decode(ids), new.text) for ids, new in zip(asked, writer.continued(asked), strict=True)]
-        apart = module.model.cfg.kind == "encoder_decoder"
+        writer = self._writer(module)
         for prompt in _prompts(module):
-            [new] = self._writer(module).complete([prompt])
-            found.append((prompt, new.text) if apart else (prompt + new.text,))
+            [new] = writer.complete([prompt])
+            found.append((prompt, new.text) if writer.answers else (prompt + new.text,))
         return found
 
     def _filling(self, module: TrainModule) -> Filling:

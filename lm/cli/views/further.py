@@ -33,7 +33,7 @@ def next_commands(run: RunFolder) -> list[str]:
         says = "sample it" if kind == "decoder" else "try it"
         talks = bool(tokenizer.get("chat_template"))
         lines = [f"talk to it: lm generate {given}" if talks else f"{says}: lm generate {given} prompt={in_shell(prompt)}"]
-    if objective == "fim":
+    if objective in ("fim", "spans", "ul2"):
         lines.append(f"fill a gap: lm generate {given} prompt=TEXT suffix=TEXT")
     beside = shlex.quote(str(run.path.parent))
     return [*lines, f"further: lm eval {given} | lm compare {beside} | lm export {given} format=hf out=FOLDER"]
